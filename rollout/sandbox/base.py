@@ -1,0 +1,67 @@
+"""`Sandbox`: where an agent's commands run. Backends are siblings of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed (could not start, died, lost its connection): infrastructure, never the policy."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use. Sizes in bytes, times in seconds."""
+
+    cpu_seconds: int = 60  # per command
+    wall_seconds: float = 30.0  # per command
+    memory_bytes: int = 1 << 30  # address space of each process
+    file_bytes: int = 64 << 20  # largest file a process may write
+    disk_bytes: int = 256 << 20  # private tmpfs, where the backend has one
+    processes: int = 64
+    output_bytes: int = 64 << 10  # kept of one command's output
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """One command's outcome. `output` is stdout and stderr as the command interleaved them."""
+
+    exit_code: int | None  # None: killed at its time limit
+    output: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False  # `output` then holds a marker that says how many bytes are missing
+
+
+class Sandbox(Protocol):
+    """One fresh machine-in-a-box with the task's repository at its working directory.
+
+    Use as an async context manager: leaving it, by whatever way, leaves no process and no file behind.
+    Paths are relative to the repository. Every method raises `SandboxError` when the sandbox itself fails.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
+        """Run a shell command in a forked sub-shell: its cwd and environment do not outlive it."""
+        ...
+
+    async def read_file(self, path: str) -> bytes:
+        """The file's bytes. Raises `FileNotFoundError` or `IsADirectoryError` where that is what is wrong."""
+        ...
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write the file, making its parent folders."""
+        ...
+
+    async def snapshot(self) -> Mapping[str, bytes]:
+        """Every regular file of the repository, by relative path; caches such as `__pycache__` are left out."""
+        ...
+
+    async def diff(self) -> str:
+        """The unified diff from the files the sandbox started with to what it holds now."""
+        ...

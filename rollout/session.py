@@ -1,0 +1,116 @@
+"""`Session`: the token-exact record of every model call of one episode.
+
+A session is a tree: each node holds tokens that were either sampled by the policy (with the log-probability that the
+server returned) or supplied as context. A client that only ever appends makes one chain; one that rewrites its history
+forks. `segments()` turns each leaf into one training sequence in which every sampled token of the session is trained
+exactly once: the first segment that contains a node trains it, later siblings carry it as context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One training sequence. All four lists have length T; `tokens[:prompt_length]` is the first prompt.
+
+    `loss_mask[i]` is 1 where the policy sampled `tokens[i]` and this segment trains it; `log_probs[i]` is then the
+    server's log-probability at sampling time, else 0.0.
+    """
+
+    tokens: list[int]
+    loss_mask: list[int]
+    log_probs: list[float]
+    prompt_length: int
+    weight_versions: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)  # nodes are compared by identity: they are places in a tree
+class Node:
+    """A run of tokens of one origin, after everything on the path from the root."""
+
+    tokens: list[int]
+    log_probs: list[float] | None  # None: context, not sampled
+    parent: Node | None
+    weight_version: str | None = None
+    children: list[Node] = field(default_factory=list)
+
+    def path(self) -> list[Node]:
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class Session:
+    """Records one episode's model calls; `head` is where the next tokens go unless another node is named."""
+
+    def __init__(self) -> None:
+        self.roots: list[Node] = []
+        self.head: Node | None = None
+        self._leaves: list[Node] = []
+
+    def add_context(self, tokens: Sequence[int], *, parent: Node | None = None) -> Node:
+        """Append tokens that the policy did not sample (prompt, tool result); they are never trained on."""
+        return self._add(Node(list(tokens), None, parent or self.head))
+
+    def add_sampled(
+        self, tokens: Sequence[int], log_probs: Sequence[float], *, weight_version: str | None = None
+    ) -> Node:
+        """Append tokens that the policy sampled, with the server's log-probability of each."""
+        if len(tokens) != len(log_probs):
+            raise ValueError(f"{len(tokens)} sampled tokens came with {len(log_probs)} log-probabilities")
+        if self.head is None:
+            raise ValueError("sampled tokens need a prompt before them")
+        return self._add(Node(list(tokens), list(log_probs), self.head, weight_version))
+
+    def fork(self, node: Node | None) -> None:
+        """Make `node` the head, so that what follows branches off there; None starts a new root."""
+        self.head = node
+
+    def context(self) -> list[int]:
+        """All tokens on the path to the head: what the policy sees next."""
+        return [token for node in self.head.path() for token in node.tokens] if self.head else []
+
+    def segments(self) -> tuple[Segment, ...]:
+        """One segment per leaf that still has sampled tokens to train, in order of creation."""
+        trained: set[int] = set()
+        segments = []
+        for leaf in self._leaves:
+            segment = _segment(leaf.path(), trained)
+            if any(segment.loss_mask):
+                segments.append(segment)
+        return tuple(segments)
+
+    def _add(self, node: Node) -> Node:
+        siblings = node.parent.children if node.parent else self.roots
+        siblings.append(node)
+        if node.parent in self._leaves:
+            self._leaves.remove(node.parent)
+        self._leaves.append(node)
+        self.head = node
+        return node
+
+
+def _segment(path: list[Node], trained: set[int]) -> Segment:
+    tokens: list[int] = []
+    mask: list[int] = []
+    log_probs: list[float] = []
+    prompt_length: int | None = None
+    versions: dict[str, None] = {}
+    for node in path:
+        train = node.log_probs is not None and id(node) not in trained
+        if node.log_probs is not None and prompt_length is None:
+            prompt_length = len(tokens)
+        tokens += node.tokens
+        mask += [int(train)] * len(node.tokens)
+        log_probs += node.log_probs if train and node.log_probs is not None else [0.0] * len(node.tokens)
+        if train:
+            trained.add(id(node))
+            if node.weight_version is not None:
+                versions[node.weight_version] = None
+    return Segment(tokens, mask, log_probs, len(tokens) if prompt_length is None else prompt_length, tuple(versions))

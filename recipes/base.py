@@ -1,0 +1,234 @@
+"""`Recipe`: everything that names a run, as frozen dataclasses. A recipe is complete: nothing is read from the environment.
+
+Every field is reached from the command line by its dotted key: `rollout.max_turns=6`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recipes.checks import RecipeError, check
+
+__all__ = [
+    "Algorithm",
+    "Cluster",
+    "Data",
+    "Model",
+    "Optimizer",
+    "Parallel",
+    "Recipe",
+    "RecipeError",
+    "Reward",
+    "Rollout",
+    "Run",
+    "Serving",
+]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The policy.
+
+    checkpoint: folder in Hugging Face format, or `embedded:seed`, the seed policy that comes with this package.
+    tool_format: how the policy writes its tool calls, `hermes` or `qwen3_coder`.
+    """
+
+    checkpoint: str
+    tool_format: str = "hermes"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines. Zero GPUs per node is a machine that trains on its CPU.
+
+    nodes: machines.
+    gpus_per_node: GPUs of each.
+    threads: CPU threads of each of the two processes (trainer and server); part of the recipe, because the order of
+        floating-point sums depends on it.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the trainer spreads one model: tensor, pipeline, context, expert and expert-tensor parallel sizes.
+
+    max_tokens_per_gpu: tokens of one micro-batch (packing budget).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    max_tokens_per_gpu: int = 8192
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The server that samples from the policy.
+
+    router_ip, router_port: a running SGLang router or server; empty and 0 start one for this run.
+    concurrency: episodes in flight at once, per server.
+    deterministic: give each request its own sampling seed, so that a run is a function of its recipe.
+    """
+
+    router_ip: str = ""
+    router_port: int = 0
+    concurrency: int = 128
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How episodes are played. `batch_size` x `samples_per_task` episodes make one rollout.
+
+    batch_size: tasks of one rollout.
+    samples_per_task: episodes of each task (GRPO's group).
+    over_sampling: tasks sampled for one rollout before the group filter; 0 means `batch_size`.
+    max_turns: model calls of one episode.
+    max_response: tokens of one model call.
+    max_context: tokens of one episode, its prompt included.
+    time_budget: seconds of one episode.
+    max_attempts: tries of an episode that infrastructure broke.
+    temperature, top_p, top_k: sampling; top_k = -1 is no limit.
+    agent: who acts (`native`).
+    sandbox: where commands run (`local`).
+    sandbox_concurrency: sandboxes open at once.
+    system_prompt: first message of every episode.
+    generate, log: dotted paths of the plug-ins that play and log episodes.
+    """
+
+    batch_size: int
+    samples_per_task: int
+    max_turns: int
+    max_response: int
+    max_context: int
+    over_sampling: int = 0
+    time_budget: float = 120.0
+    max_attempts: int = 3
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    agent: str = "native"
+    sandbox: str = "local"
+    sandbox_concurrency: int = 16
+    system_prompt: str = ""
+    generate: str = "rollout.slime_plugin.generate"
+    log: str = "rollout.slime_plugin.log_rollout"
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What an episode earns.
+
+    mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass).
+    function: dotted path of the reward plug-in.
+    """
+
+    mode: str = "plus_minus"
+    function: str = "rewards.slime_plugin.reward"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which tasks.
+
+    train: task sets to train on, e.g. `embedded:train` or `path/to/tasks.jsonl`.
+    eval: name -> task set; `heldout` and `unseen` are the ones that the summary reports by name.
+    eval_samples_per_task: episodes of each evaluation task.
+    shuffle: reorder the training tasks in each epoch, from the run's seed.
+    source: dotted path of the data-source class.
+    """
+
+    train: list[str]
+    eval: dict[str, str] = field(default_factory=dict)
+    eval_samples_per_task: int = 1
+    shuffle: bool = True
+    source: str = "data_sources.slime_plugin.TaskDataSource"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The policy-gradient loss.
+
+    clip_low, clip_high: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
+    kl_coef, kl_type: weight and estimator of the KL penalty to the starting policy; weight 0 leaves it out.
+    entropy_coef: weight of the entropy bonus.
+    tis, tis_clip: truncated importance sampling between server and trainer, and its upper bound.
+    normalize_rewards: subtract the group's mean.
+    std_normalization: divide by the group's standard deviation too.
+    steps_per_rollout: optimizer steps on each rollout.
+    post_process: dotted path of the plug-in that turns rewards into advantages.
+    group_filter: dotted path of the plug-in that drops groups; empty keeps all.
+    """
+
+    estimator: str = "grpo"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_type: str = "low_var_kl"
+    entropy_coef: float = 0.0
+    tis: bool = False
+    tis_clip: float = 2.0
+    normalize_rewards: bool = True
+    std_normalization: bool = True
+    steps_per_rollout: int = 1
+    post_process: str = "rewards.slime_plugin.post_process"
+    group_filter: str = "rewards.slime_plugin.keep_group"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW. `clip_grad` bounds the global gradient norm; 0 leaves it alone."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution.
+
+    name: folder under `dir`; empty makes one from recipe, seed and time.
+    dir: folder of all runs.
+    seed: of task order, sampling and everything else that is random.
+    num_rollouts: length of the run.
+    eval_interval: rollouts between evaluations; 0 evaluates before and after only.
+    """
+
+    num_rollouts: int
+    name: str = ""
+    dir: str = "runs"
+    seed: int = 0
+    eval_interval: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A complete run: `name` finds it, `hardware` says in words what it wants."""
+
+    name: str
+    description: str
+    hardware: str
+    model: Model
+    rollout: Rollout
+    data: Data
+    optimizer: Optimizer
+    run: Run
+    cluster: Cluster = field(default_factory=Cluster)
+    parallel: Parallel = field(default_factory=Parallel)
+    serving: Serving = field(default_factory=Serving)
+    reward: Reward = field(default_factory=Reward)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+
+    def validate(self) -> None:
+        """Raise `RecipeError` for the first field that can't run."""
+        check(self)

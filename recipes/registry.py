@@ -1,0 +1,39 @@
+"""Short name -> module of a recipe. Any importable module with a `recipe()` works without being listed here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.util import find_spec
+
+from recipes.base import Recipe, RecipeError
+
+RECIPES: dict[str, str] = {"tiny_cpu": "recipes.tiny_cpu"}
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of a short name or of a dotted module path. Raises `RecipeError` where there is none."""
+    module = RECIPES.get(name, name)
+    if not _importable(module):
+        nearest = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+        raise RecipeError(
+            f"there is no recipe {name!r}{hint} Available: {', '.join(RECIPES)}. "
+            "A dotted module path or the path of a recipe.yaml works too."
+        )
+    build = getattr(importlib.import_module(module), "recipe", None)
+    if not callable(build):
+        raise RecipeError(f"module {module!r} has no function recipe() that returns a recipes.base.Recipe")
+    made = build()
+    if not isinstance(made, Recipe):
+        raise RecipeError(f"{module}.recipe() must return a recipes.base.Recipe, not {type(made).__name__}")
+    return made
+
+
+def _importable(module: str) -> bool:
+    if not all(part.isidentifier() for part in module.split(".")):
+        return False
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False

@@ -1,0 +1,46 @@
+"""A 1.3 M-parameter agent learns to repair small Python repositories, on a laptop without a GPU.
+
+    slime-swe train recipe=tiny_cpu
+
+What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
+
+- no KL penalty, no reference model: the reward is a test suite, which a policy can't please without repairing the code;
+- clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink, which keeps exploration;
+- groups in which every episode, or none, solved the task are dropped: they carry no gradient;
+- the baseline is over trajectories, whatever the number of training sequences that each became;
+- two optimizer steps on each rollout: on a CPU sampling costs more than training.
+"""
+
+from __future__ import annotations
+
+from recipes.base import Algorithm, Cluster, Data, Model, Optimizer, Parallel, Recipe, Reward, Rollout, Run, Serving
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        name="tiny_cpu",
+        description="Qwen2-style seed policy of 1.3 M parameters on generated one-bug repositories",
+        hardware="2 CPU cores, 4 GiB memory, no GPU",
+        model=Model(checkpoint="embedded:seed", tool_format="hermes"),
+        cluster=Cluster(nodes=1, gpus_per_node=0, threads=1),
+        parallel=Parallel(max_tokens_per_gpu=8192),
+        serving=Serving(concurrency=128, deterministic=True),
+        rollout=Rollout(
+            batch_size=16,
+            samples_per_task=8,
+            max_turns=8,
+            max_response=96,
+            max_context=640,
+            time_budget=60.0,
+            sandbox_concurrency=32,
+        ),
+        reward=Reward(mode="plus_minus"),
+        data=Data(
+            train=["embedded:train"],
+            eval={"heldout": "embedded:heldout", "unseen": "embedded:unseen"},
+            eval_samples_per_task=1,
+        ),
+        algorithm=Algorithm(clip_low=0.2, clip_high=0.28, std_normalization=False, steps_per_rollout=2),
+        optimizer=Optimizer(lr=4e-4, beta1=0.9, beta2=0.95, weight_decay=0.0, clip_grad=1.0),
+        run=Run(num_rollouts=40, seed=0),
+    )

@@ -16,9 +16,9 @@ def load_recipe(name: str) -> Recipe:
     module = RECIPES.get(name, name)
     if not _importable(module):
         nearest = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+        hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
         raise RecipeError(
-            f"there is no recipe {name!r}{hint} Available: {', '.join(RECIPES)}. "
+            f"there is no recipe {name!r}: {hint}Available: {', '.join(RECIPES)}. "
             "A dotted module path or the path of a recipe.yaml works too."
         )
     build = getattr(importlib.import_module(module), "recipe", None)

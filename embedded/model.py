@@ -1,0 +1,225 @@
+"""Qwen2, as small as it can be: the one forward pass that the trainer and the server share.
+
+Parameter names are those of `transformers`' `Qwen2ForCausalLM`, so a checkpoint of either loads in the other.
+Shapes: T tokens of all packed sequences, H hidden, N query heads, K key/value heads, D head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embedded.weights import CheckpointError, read_config, read_tensors, write_checkpoint
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture, read from a Hugging Face `config.json`; `raw` is that file, kept to be written back."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> ModelConfig:
+        """Read `directory/config.json`; raises CheckpointError for anything that this forward pass does not compute."""
+        return cls.from_dict(read_config(directory))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        _refuse_unsupported(raw, rope)
+        try:
+            return cls(
+                vocab_size=int(raw["vocab_size"]),
+                hidden_size=int(raw["hidden_size"]),
+                intermediate_size=int(raw["intermediate_size"]),
+                num_hidden_layers=int(raw["num_hidden_layers"]),
+                num_attention_heads=int(raw["num_attention_heads"]),
+                num_key_value_heads=int(raw.get("num_key_value_heads") or raw["num_attention_heads"]),
+                head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
+                max_position_embeddings=int(raw.get("max_position_embeddings", 32768)),
+                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+                rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+                raw=dict(raw),
+            )
+        except KeyError as error:
+            raise CheckpointError(f"config.json lacks {error.args[0]!r}, which a Qwen2 model needs") from error
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    for name, given, allowed in (
+        ("model_type", raw.get("model_type"), "qwen2"),
+        ("rope type", kind, "default"),
+        ("use_sliding_window", raw.get("use_sliding_window", False), False),
+        ("hidden_act", raw.get("hidden_act", "silu"), "silu"),
+    ):
+        if given != allowed:
+            raise CheckpointError(f"config.json has {name} {given!r}; the embedded engine computes only {allowed!r}")
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query)
+        self.k_proj = nn.Linear(config.hidden_size, key)
+        self.v_proj = nn.Linear(config.hidden_size, key)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+
+    def forward(self, x_TxH: Tensor, rope: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
+        heads = (-1, self.head_dim)
+        q_TxNxD = rotate(self.q_proj(x_TxH).unflatten(-1, heads), *rope)
+        k_TxKxD = rotate(self.k_proj(x_TxH).unflatten(-1, heads), *rope)
+        v_TxKxD = self.v_proj(x_TxH).unflatten(-1, heads)
+        out_TxH: Tensor = self.o_proj(packed_attention(q_TxNxD, k_TxKxD, v_TxKxD, lengths).flatten(-2))
+        return out_TxH
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_TxH: Tensor, rope: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
+        x_TxH = x_TxH + self.self_attn(self.input_layernorm(x_TxH), rope, lengths)
+        x_TxH += self.mlp(self.post_attention_layernorm(x_TxH))
+        return x_TxH
+
+
+class Backbone(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Qwen2(nn.Module):
+    """A Qwen2 causal language model for packed sequences; no padding enters any matrix product."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @classmethod
+    def load(cls, directory: str | Path, dtype: torch.dtype = torch.float32) -> Qwen2:
+        """Read a Hugging Face checkpoint directory; raises CheckpointError where names or shapes don't fit."""
+        with torch.device("meta"):
+            model = cls(ModelConfig.load(directory))
+        model.to_empty(device="cpu").to(dtype)
+        model.load_tensors(read_tensors(directory))
+        return model
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy `tensors` (Hugging Face names) into the parameters; nothing is changed unless all of them fit."""
+        own = dict(self.named_parameters())
+        given = {name: t for name, t in tensors.items() if name != "lm_head.weight" or name in own}
+        if own.keys() != given.keys():
+            raise CheckpointError(f"checkpoint and model differ in tensors: {sorted(own.keys() ^ given.keys())[:6]}")
+        for name, parameter in own.items():
+            if parameter.shape != given[name].shape:
+                raise CheckpointError(f"{name} is {tuple(given[name].shape)}, config says {tuple(parameter.shape)}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(given[name])
+
+    def save(self, directory: str | Path) -> None:
+        """Write `model.safetensors` and `config.json`, each atomically; tokenizer files are left alone."""
+        dtype = str(next(self.parameters()).dtype).removeprefix("torch.")
+        config = {k: v for k, v in self.config.raw.items() if k != "torch_dtype"} | {"dtype": dtype}
+        write_checkpoint(directory, dict(self.named_parameters()), config)
+
+    def forward_packed(self, tokens_T: Tensor, positions_T: Tensor, cu_seqlens: Tensor | list[int]) -> Tensor:
+        """Hidden states [T, H], after the final norm, of sequences laid end to end.
+
+        `cu_seqlens` (length sequences + 1) holds where each starts, and T last; attention is causal within each.
+        """
+        offsets = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+        lengths = [end - start for start, end in pairwise(offsets)]
+        rope = rope_tables(positions_T, self.config, self.model.embed_tokens.weight.dtype)
+        x_TxH = self.model.embed_tokens(tokens_T)
+        for layer in self.model.layers:
+            x_TxH = layer(x_TxH, rope, lengths)
+        hidden_TxH: Tensor = self.model.norm(x_TxH)
+        return hidden_TxH
+
+    def logits(self, hidden_TxH: Tensor) -> Tensor:
+        """Unscaled logits [T, V] of hidden states [T, H]; pass only the rows that are needed."""
+        return F.linear(hidden_TxH, self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output projection [V, H]: the embedding where they are tied."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+
+def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864), in float32 as upstream does."""
+    exponents = torch.arange(0, config.head_dim, 2, device=positions_T.device, dtype=torch.float32) / config.head_dim
+    angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_TxNxD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (i, i + D/2) of every head by its position's angle."""
+    first, second = x_TxNxD.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def packed_attention(q_TxNxD: Tensor, k_TxKxD: Tensor, v_TxKxD: Tensor, lengths: list[int]) -> Tensor:
+    """Causal attention within each of the sequences of `lengths`; [T, N, D]."""
+    outputs = [
+        F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+        for q, k, v in zip(
+            *(torch.split(x.transpose(0, 1), lengths, 1) for x in (q_TxNxD, k_TxKxD, v_TxKxD)), strict=True
+        )
+    ]
+    return torch.cat(outputs)

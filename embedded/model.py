@@ -127,7 +127,7 @@ class Layer(nn.Module):
 
     def forward(self, x_TxH: Tensor, rope: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
         x_TxH = x_TxH + self.self_attn(self.input_layernorm(x_TxH), rope, lengths)
-        x_TxH += self.mlp(self.post_attention_layernorm(x_TxH))
+        x_TxH = x_TxH + self.mlp(self.post_attention_layernorm(x_TxH))
         return x_TxH
 
 

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Lint, type-check and test, in an environment of their own (.venv-test). Arguments go to pytest.
+#   bash tests/run.sh [-k NAME] [-m 'not slow'] ...
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/environment.sh
+source "$root/launch/environment.sh"
+
+make_environment "$root" "$root/.venv-test" embedded,dev
+cd "$root"
+bin=$root/.venv-test/bin
+
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+"$bin/shellcheck" -x launch/*.sh tests/run.sh .ci/run
+"$bin/mypy"
+exec "$bin/python" -m pytest -q -rs "$@"

@@ -1,0 +1,99 @@
+"""What the trainer is given: SLiME's conversion of samples into training data, as plain lists."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_sources.sample import Sample
+
+PostProcess = Callable[[Namespace, list[Sample]], tuple[list[float], list[float]]]
+
+
+class TrainDataError(ValueError):
+    """A sample's fields contradict each other; the message names the sample and the fields."""
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """S samples in order of their index; lists of a sample have its response length R, `tokens` its whole length.
+
+    `loss_masks` are all zero where the sample is removed; `mask_sums` holds the trained tokens of the sample's whole
+    rollout, siblings included.
+    """
+
+    tokens: list[list[int]]
+    loss_masks: list[list[int]]
+    rollout_log_probs: list[list[float]]
+    advantages: list[float]
+    rollout_ids: list[int]
+    mask_sums: list[int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def to_train_data(args: Namespace, samples: Sequence[Sample], post_process: PostProcess) -> TrainData:
+    """Score the group advantages with the post-process hook and lay the samples out, sorted by index."""
+    ordered = sorted(samples, key=lambda sample: sample.index if sample.index is not None else -1)
+    raw, advantages = post_process(args, ordered)
+    if not len(raw) == len(advantages) == len(ordered):
+        raise TrainDataError(
+            f"the post-process hook returned {len(raw)} raw and {len(advantages)} normalized rewards "
+            f"for {len(ordered)} samples"
+        )
+    for sample in ordered:
+        _check(sample)
+    masks = [[0] * sample.response_length if sample.remove_sample else list(_mask(sample)) for sample in ordered]
+    rollout_ids = fill_rollout_ids([sample.rollout_id for sample in ordered])
+    trained: Counter[int] = Counter()
+    for rollout_id, mask in zip(rollout_ids, masks, strict=True):
+        trained[rollout_id] += sum(mask)
+    return TrainData(
+        tokens=[list(sample.tokens) for sample in ordered],
+        loss_masks=masks,
+        rollout_log_probs=[list(sample.rollout_log_probs or [0.0] * sample.response_length) for sample in ordered],
+        advantages=[float(value) for value in advantages],
+        rollout_ids=rollout_ids,
+        mask_sums=[trained[rollout_id] for rollout_id in rollout_ids],
+    )
+
+
+def fill_rollout_ids(given: Sequence[int | None]) -> list[int]:
+    """Give each sample that has no rollout id one of its own: the smallest number that is still free."""
+    used = {value for value in given if value is not None}
+    filled: list[int] = []
+    candidate = 0
+    for value in given:
+        if value is None:
+            while candidate in used:
+                candidate += 1
+            value = candidate
+            used.add(value)
+        filled.append(value)
+    return filled
+
+
+def _mask(sample: Sample) -> list[int]:
+    return sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
+
+
+def _check(sample: Sample) -> None:
+    mask = _mask(sample)
+    facts: list[tuple[bool, str, Any]] = [
+        (len(mask) == sample.response_length, "loss_mask length", len(mask)),
+        (len(sample.tokens) >= sample.response_length, "number of tokens", len(sample.tokens)),
+    ]
+    if any(mask) and not sample.remove_sample:
+        log_probs = sample.rollout_log_probs
+        count = len(log_probs) if log_probs is not None else None
+        facts.append((count == sample.response_length, "number of rollout_log_probs", count))
+        facts.append((len(sample.tokens) > sample.response_length, "number of tokens, prompt included,", len(sample.tokens)))
+    for holds, what, value in facts:
+        if not holds:
+            raise TrainDataError(
+                f"sample {sample.index}: {what} is {value}, which does not fit response_length {sample.response_length}"
+            )

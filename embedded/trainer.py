@@ -1,0 +1,163 @@
+"""`Trainer`: gradients from training data, one process, CPU or one GPU."""
+
+from __future__ import annotations
+
+import io
+import math
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
+from embedded.loss import Actions, LossConfig, LossError, policy_loss
+from embedded.model import Qwen2
+from embedded.optimizer import PolicyOptimizer
+from embedded.packing import PackingError, split_steps
+from embedded.train_data import TrainData
+
+
+class TrainingError(RuntimeError):
+    """Training diverged: the loss or a gradient is not a number."""
+
+
+class Trainer:
+    """Holds the policy and its optimizer; `train` makes the optimizer steps of one rollout.
+
+    A run is a function of its data and arguments: sequences are packed in a fixed order, and nothing is sampled.
+    """
+
+    def __init__(self, args: Namespace, model_dir: str | Path | None = None) -> None:
+        if args.max_tokens_per_gpu < args.rollout_max_context_len:
+            raise PackingError(
+                f"max_tokens_per_gpu={args.max_tokens_per_gpu} can't hold one episode of "
+                f"rollout_max_context_len={args.rollout_max_context_len} tokens: raise it"
+            )
+        self.config = LossConfig.from_args(args)
+        self.use_rollout_log_probs: bool = getattr(args, "use_rollout_logprobs", not args.use_tis)
+        if self.use_rollout_log_probs and args.use_tis:
+            raise LossError("use_rollout_logprobs and use_tis exclude each other: with the server's log-probabilities "
+                            "as the old policy there is no mismatch left to correct")  # fmt: skip
+        self.temperature: float = args.rollout_temperature
+        self.max_tokens: int = args.max_tokens_per_gpu
+        self.steps: int = args.num_steps_per_rollout
+        self.clip_grad: float = args.clip_grad
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = Qwen2.load(model_dir or args.hf_checkpoint).to(self.device)
+        self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
+        self.optimizer = PolicyOptimizer(self.model, args)
+
+    def train(self, data: TrainData) -> dict[str, float]:
+        """Take the rollout's optimizer steps; returns metrics, each the mean over the steps unless its name says else.
+
+        `logprob_diff_max` and `_mean` compare with the server's log-probabilities in the first step, where both have
+        the same weights. Raises `TrainingError` where a gradient is not finite; the policy is then left as it was.
+        """
+        old = data.rollout_log_probs if self.use_rollout_log_probs else self.recompute(data, self.model)
+        reference = self.recompute(data, self.reference) if self.reference is not None else None
+        steps = [self._step(data, samples, old, reference) for samples in split_steps(data.rollout_ids, self.steps)]
+        names = dict.fromkeys(name for step in steps for name in step)
+        means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
+        first = {name: steps[0][name] for name in ("logprob_diff_max", "logprob_diff_mean")}
+        totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
+        return means | first | totals | {"lr": self.optimizer.learning_rate()}
+
+    def recompute(self, data: TrainData, model: Qwen2) -> list[list[float]]:
+        """Log-probabilities of the trained tokens under `model`, in the layout of the server's."""
+        return recompute_log_probs(model, data, self.temperature, self.max_tokens)
+
+    def save_state(self) -> bytes:
+        """Everything but the weights that the next step depends on."""
+        buffer = io.BytesIO()
+        torch.save(self.optimizer.state_dict(), buffer)
+        return buffer.getvalue()
+
+    def load_state(self, state: bytes) -> None:
+        self.optimizer.load_state_dict(torch.load(io.BytesIO(state), map_location=self.device, weights_only=True))
+
+    def _step(
+        self,
+        data: TrainData,
+        samples: Sequence[int],
+        old: list[list[float]],
+        reference: list[list[float]] | None,
+    ) -> dict[str, float]:
+        rollouts = len({data.rollout_ids[sample] for sample in samples})
+        contributing = [sample for sample in samples if self._contributes(data, sample)]
+        self.model.zero_grad(set_to_none=False)
+        sums: list[dict[str, Tensor]] = []
+        for batch in micro_batches(data, contributing, self.max_tokens, self.device):
+            actions = self._actions(data, batch, rollouts, old, reference)
+            sums.append(self._accumulate(batch, actions))
+        norm = self._clip_gradients()
+        self.optimizer.step()
+        return _step_metrics(sums) | {"grad_norm": norm}
+
+    def _contributes(self, data: TrainData, sample: int) -> bool:
+        """A sample whose every token has zero gradient is left out of the forward pass, not of the denominators."""
+        return bool(data.advantages[sample]) or not self.config.is_pure_policy_gradient
+
+    def _accumulate(self, batch: MicroBatch, actions: Actions) -> dict[str, Tensor]:
+        log_probs_N, entropy_N = forward(self.model, batch, self.temperature)
+        loss, parts = policy_loss(log_probs_N, entropy_N, actions, self.config)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gap = (log_probs_N.detach() - actions.rollout).abs()
+        counts = {
+            "weight": actions.weight.sum(),
+            "trained_tokens": torch.tensor(len(gap)),
+            "input_tokens": torch.tensor(len(batch.tokens_T)),
+        }
+        return parts | counts | {"logprob_diff_max": gap.max(), "logprob_diff_sum": gap.sum()}
+
+    def _actions(
+        self,
+        data: TrainData,
+        batch: MicroBatch,
+        rollouts: int,
+        old: list[list[float]],
+        reference: list[list[float]] | None,
+    ) -> Actions:
+        def gather(values: list[list[float]]) -> Tensor:
+            return torch.tensor([values[s][place] for s, place in batch.source_N], device=self.device)
+
+        advantage = [data.advantages[sample] for sample, _ in batch.source_N]
+        weight = [1 / (data.mask_sums[sample] * rollouts) for sample, _ in batch.source_N]
+        return Actions(
+            old=gather(old),
+            rollout=gather(data.rollout_log_probs),
+            advantage=torch.tensor(advantage, device=self.device),
+            weight=torch.tensor(weight, device=self.device),
+            reference=gather(reference) if reference is not None else None,
+        )
+
+    def _clip_gradients(self) -> float:
+        limit = self.clip_grad if self.clip_grad > 0 else math.inf
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"the gradient norm is {norm} at optimizer step {self.optimizer.steps}: lower optimizer.lr, and resume "
+                "from the last checkpoint"
+            )
+        return norm
+
+    def _frozen(self, directory: str | Path) -> Qwen2:
+        return Qwen2.load(directory).to(self.device).requires_grad_(False)
+
+
+def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
+    """Losses as they are; what is a mean over tokens is divided by the weight of the tokens it was taken over."""
+    names = ("loss", "pg_loss", "entropy", "clip_fraction", "ratio", "kl_to_old", "kl_loss")
+    present = [name for name in names if (name in sums[0] if sums else name != "kl_loss")]
+    totals = {name: sum(float(part[name]) for part in sums) for name in present}
+    weight = sum(float(part["weight"]) for part in sums) or 1.0
+    tokens = sum(int(part["trained_tokens"]) for part in sums)
+    losses = ("loss", "pg_loss", "kl_loss")
+    return {name: value if name in losses else value / weight for name, value in totals.items()} | {
+        "logprob_diff_max": max((float(part["logprob_diff_max"]) for part in sums), default=0.0),
+        "logprob_diff_mean": sum(float(part["logprob_diff_sum"]) for part in sums) / max(tokens, 1),
+        "trained_tokens": tokens,
+        "input_tokens": sum(int(part["input_tokens"]) for part in sums),
+    }

@@ -1,0 +1,198 @@
+"""The trainer on a tiny checkpoint: exact gradients, exact resumption, and a policy that moves the right way."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from argparse import Namespace
+
+import pytest
+import torch
+
+from embedded.forward import input_length, micro_batches, recompute_log_probs
+from embedded.loss import LossError
+from embedded.model import Qwen2
+from embedded.packing import PackingError
+from embedded.train_data import TrainData
+from embedded.trainer import Trainer, TrainingError
+
+
+def make_args(checkpoint, **changes) -> Namespace:
+    values = dict(
+        hf_checkpoint=str(checkpoint), rollout_temperature=1.0, rollout_max_context_len=64, max_tokens_per_gpu=128,
+        eps_clip=0.2, eps_clip_high=0.28, use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_tis=False,
+        tis_clip=2.0, entropy_coef=0.0, lr=1e-3, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.01,
+        clip_grad=1.0, num_steps_per_rollout=1, num_rollout=10,
+    )  # fmt: skip
+    return Namespace(**(values | changes))
+
+
+def make_data(model: Qwen2, rollouts: int, seed: int = 0, temperature: float = 1.0) -> TrainData:
+    """Random tokens at random masks, with log-probabilities that are the model's own plus nothing."""
+    rng = random.Random(seed)
+    tokens, masks = [], []
+    for _ in range(rollouts):
+        prompt, response = rng.randint(1, 12), rng.randint(1, 40)
+        tokens.append([rng.randrange(model.config.vocab_size) for _ in range(prompt + response)])
+        masks.append([rng.randint(0, 1) for _ in range(response)])
+    zeros = [[0.0] * len(mask) for mask in masks]
+    sums = [sum(mask) for mask in masks]
+    advantages = [rng.choice([-1.0, 0.0, 0.5, 2.0]) for _ in range(rollouts)]
+    data = TrainData(tokens, masks, zeros, advantages, list(range(rollouts)), sums)
+    return dataclasses.replace(data, rollout_log_probs=recompute_log_probs(model, data, temperature, 128))
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint) -> Qwen2:
+    return Qwen2.load(tiny_checkpoint)
+
+
+def gradients(trainer: Trainer, data: TrainData) -> list[torch.Tensor]:
+    """What one optimizer step would be taken with, before clipping."""
+    trainer.clip_grad = 0
+    trainer.optimizer.step = lambda: None  # type: ignore[method-assign]
+    trainer.train(data)
+    return [parameter.grad.clone() for parameter in trainer.model.parameters()]
+
+
+def test_recomputed_log_probs_are_those_of_transformers(tiny_checkpoint, model):
+    from transformers import Qwen2ForCausalLM
+
+    upstream = Qwen2ForCausalLM.from_pretrained(tiny_checkpoint)
+    data = make_data(model, 6, temperature=0.7)
+    for tokens, mask, ours in zip(data.tokens, data.loss_masks, data.rollout_log_probs, strict=True):
+        with torch.no_grad():
+            theirs = torch.log_softmax(upstream(torch.tensor([tokens])).logits[0].double() / 0.7, -1)
+        prompt = len(tokens) - len(mask)
+        for place, trained in enumerate(mask):
+            expected = theirs[prompt + place - 1, tokens[prompt + place]].item() if trained else 0.0
+            assert ours[place] == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradients_agree_with_transformers_and_plain_autograd(tiny_checkpoint, model):
+    from transformers import Qwen2ForCausalLM
+
+    data = make_data(model, 7)
+    old = [[value + random.Random(i).uniform(-0.4, 0.4) for i, value in enumerate(row)] for row in data.rollout_log_probs]
+    data = dataclasses.replace(data, rollout_log_probs=old)
+    upstream = Qwen2ForCausalLM.from_pretrained(tiny_checkpoint).double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, (tokens, mask) in enumerate(zip(data.tokens, data.loss_masks, strict=True)):
+        log_probs = torch.log_softmax(upstream(torch.tensor([tokens])).logits[0], -1)
+        prompt = len(tokens) - len(mask)
+        for place in (place for place, trained in enumerate(mask) if trained):
+            ratio = (log_probs[prompt + place - 1, tokens[prompt + place]] - old[i][place]).exp()
+            gain = torch.minimum(ratio * data.advantages[i], ratio.clamp(0.8, 1.28) * data.advantages[i])
+            loss = loss - gain / (sum(mask) * len(data))
+    loss.backward()
+    trainer = Trainer(make_args(tiny_checkpoint))
+    ours = gradients(trainer, data)
+    theirs = dict(upstream.named_parameters())
+    for (name, _), grad in zip(trainer.model.named_parameters(), ours, strict=True):
+        torch.testing.assert_close(grad.double(), theirs[name].grad, atol=2e-6, rtol=2e-4)
+
+
+def test_packing_changes_no_gradient(tiny_checkpoint, model):
+    data = make_data(model, 12)
+    one = gradients(Trainer(make_args(tiny_checkpoint, max_tokens_per_gpu=4096)), data)
+    many = gradients(Trainer(make_args(tiny_checkpoint, max_tokens_per_gpu=64)), data)
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-7, rtol=1e-4)
+
+
+def test_a_rollout_counts_once_however_many_samples_it_became(tiny_checkpoint, model):
+    data = make_data(model, 3)
+    twice = TrainData(
+        tokens=[*data.tokens, data.tokens[0]],
+        loss_masks=[*data.loss_masks, data.loss_masks[0]],
+        rollout_log_probs=[*data.rollout_log_probs, data.rollout_log_probs[0]],
+        advantages=[*data.advantages, data.advantages[0]],
+        rollout_ids=[0, 1, 2, 0],
+        mask_sums=[2 * data.mask_sums[0], *data.mask_sums[1:], 2 * data.mask_sums[0]],
+    )
+    for a, b in zip(*(gradients(Trainer(make_args(tiny_checkpoint)), d) for d in (data, twice)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-7, rtol=1e-4)
+
+
+def test_masked_and_trailing_tokens_are_not_even_computed(model):
+    data = TrainData([[1, 2, 3, 4, 5, 6], [1, 2, 3]], [[1, 0, 1, 0], [0, 0]], [[0.0] * 4, [0.0] * 2], [1, 1], [0, 1], [2, 0])
+    assert [input_length(data, sample) for sample in (0, 1)] == [4, 0]
+    (batch,) = micro_batches(data, [0, 1], 64)
+    assert batch.tokens_T.tolist() == [1, 2, 3, 4]
+    assert (batch.row_N.tolist(), batch.target_N.tolist()) == ([1, 3], [3, 5])
+
+
+def test_samples_without_advantage_are_skipped_but_counted(tiny_checkpoint, model):
+    data = dataclasses.replace(make_data(model, 4), advantages=[1.0, 0.0, 0.0, -1.0])
+    kept = Trainer(make_args(tiny_checkpoint)).train(data)
+    full = Trainer(make_args(tiny_checkpoint, entropy_coef=1e-30)).train(data)
+    assert kept["trained_tokens"] < full["trained_tokens"] == sum(data.mask_sums)
+    assert kept["grad_norm"] == pytest.approx(full["grad_norm"], rel=1e-5)
+    nothing = Trainer(make_args(tiny_checkpoint)).train(dataclasses.replace(data, advantages=[0.0] * 4))
+    assert (nothing["grad_norm"], nothing["trained_tokens"]) == (0.0, 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_moves_probability_to_what_was_rewarded(tiny_checkpoint, model, optimizer):
+    data = dataclasses.replace(make_data(model, 6), advantages=[1.0, -1.0] * 3)
+    trainer = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2, optimizer=optimizer))
+    metrics = trainer.train(data)
+    after = trainer.recompute(data, trainer.model)
+    gains = [sum(b) - sum(a) for a, b in zip(data.rollout_log_probs, after, strict=True)]
+    assert sum(gains[0::2]) > 0 > sum(gains[1::2])
+    assert metrics["logprob_diff_max"] <= 1e-4  # the first step saw the weights that sampled
+    assert metrics["ratio"] == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {"use_tis": True}, {"optimizer": "muon"}])
+def test_a_resumed_trainer_goes_on_bit_for_bit(tiny_checkpoint, tmp_path, model, changes):
+    args = make_args(tiny_checkpoint, num_steps_per_rollout=2, lr_decay_style="linear", **changes)
+    data = make_data(model, 8)
+    straight = Trainer(args)
+    straight.train(data)
+    straight.model.save(tmp_path)
+    resumed = Trainer(args, tmp_path)
+    resumed.load_state(straight.save_state())
+    assert straight.train(data) == resumed.train(data)
+    for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_two_trainers_agree_bit_for_bit(tiny_checkpoint, model):
+    data = make_data(model, 16)
+    metrics = [Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=4)).train(data) for _ in range(2)]
+    assert metrics[0] == metrics[1]
+
+
+def test_the_learning_rate_decays_to_zero(tiny_checkpoint, model):
+    args = make_args(tiny_checkpoint, num_rollout=2, num_steps_per_rollout=2, lr_decay_style="linear", lr_warmup_iters=2)
+    trainer = Trainer(args)
+    rates = []
+    for _ in range(5):
+        rates.append(trainer.optimizer.learning_rate())
+        trainer.optimizer.steps += 1
+    assert rates == pytest.approx([0.5e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0])
+
+
+def test_a_gradient_that_is_not_a_number_leaves_the_policy_alone(tiny_checkpoint, model):
+    trainer = Trainer(make_args(tiny_checkpoint))
+    before = copy.deepcopy(trainer.model.state_dict())
+    data = dataclasses.replace(make_data(model, 2), advantages=[float("nan"), 1.0])
+    with pytest.raises(TrainingError, match="nan"):
+        trainer.train(data)
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"max_tokens_per_gpu": 10}, PackingError, "max_tokens_per_gpu=10"),
+        ({"optimizer": "sgdd"}, ValueError, "allowed: adamw, muon"),
+        ({"lr_decay_style": "cosine"}, ValueError, "allowed: constant, linear"),
+        ({"use_tis": True, "use_rollout_logprobs": True}, LossError, "exclude each other"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(tiny_checkpoint, changes, error, words):
+    with pytest.raises(error, match=words):
+        Trainer(make_args(tiny_checkpoint, **changes))

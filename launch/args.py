@@ -112,7 +112,10 @@ def _loss(recipe: Recipe) -> dict[str, Any]:
 def _optimizer(recipe: Recipe) -> dict[str, Any]:
     optimizer = recipe.optimizer
     return {
+        "optimizer": "adam" if optimizer.name == "adamw" else optimizer.name,
         "lr": optimizer.lr,
+        "lr_decay_style": optimizer.schedule,
+        "lr_warmup_iters": optimizer.warmup_steps,
         "adam_beta1": optimizer.beta1,
         "adam_beta2": optimizer.beta2,
         "adam_eps": optimizer.eps,

@@ -59,7 +59,9 @@ def _nearest(key: str, names: list[str]) -> list[str]:
     """Names like the whole key, or else names whose last word is like the key's."""
     last = key.rsplit(".", 1)[-1]
     whole = difflib.get_close_matches(key, names, n=3, cutoff=0.75)
-    return whole or [name for name in names if difflib.get_close_matches(last, [name.rsplit(".", 1)[-1]], cutoff=0.7)][:3]
+    return (
+        whole or [name for name in names if difflib.get_close_matches(last, [name.rsplit(".", 1)[-1]], cutoff=0.7)][:3]
+    )
 
 
 def _sections(names: list[str]) -> list[str]:

@@ -155,6 +155,7 @@ class Data:
 class Algorithm:
     """The policy-gradient loss.
 
+    estimator: of advantages; `grpo`.
     clip_low, clip_high: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
     kl_coef, kl_type: weight and estimator of the KL penalty to the starting policy; weight 0 leaves it out.
     entropy_coef: weight of the entropy bonus.
@@ -183,9 +184,20 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW. `clip_grad` bounds the global gradient norm; 0 leaves it alone."""
+    """How gradients change weights.
+
+    lr: learning rate, after the warm-up.
+    name: `adamw`, or `muon` for the hidden matrices with AdamW for the rest.
+    schedule: `constant`, or `linear` down to zero at the run's last step.
+    warmup_steps: optimizer steps of linear warm-up.
+    beta1, beta2, eps, weight_decay: AdamW's.
+    clip_grad: bound of the global gradient norm; 0 leaves it alone.
+    """
 
     lr: float
+    name: str = "adamw"
+    schedule: str = "constant"
+    warmup_steps: int = 0
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8

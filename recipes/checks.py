@@ -36,7 +36,9 @@ def one_of(key: str, *names: str) -> Iterator[Rule]:
 
 def dotted(*keys: str) -> Iterator[Rule]:
     path = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-    return ((key, lambda value: bool(path.fullmatch(value)), "a dotted path such as my_module.my_function") for key in keys)
+    return (
+        (key, lambda value: bool(path.fullmatch(value)), "a dotted path such as my_module.my_function") for key in keys
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -63,7 +65,9 @@ RULES: tuple[Rule, ...] = (
     *positive("algorithm.tis_clip", "optimizer.lr", "optimizer.eps"),
     *at_least(1, "algorithm.steps_per_rollout"),
     *between(0, 1, "optimizer.beta1", "optimizer.beta2"),
-    *at_least(0, "optimizer.weight_decay", "optimizer.clip_grad"),
+    *one_of("optimizer.name", "adamw", "muon"),
+    *one_of("optimizer.schedule", "constant", "linear"),
+    *at_least(0, "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_grad"),
     ("run.name", lambda value: re.fullmatch(r"[\w.+=-]*", value) and value not in (".", ".."), "a folder name"),
     ("run.dir", bool, "a folder"),
     *at_least(0, "run.num_rollouts", "run.eval_interval", "run.seed"),

@@ -1,0 +1,115 @@
+"""Overrides and recipe files: what is accepted, and what is said where they are wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+
+from launch.config import read_recipe, resolve, save_recipe
+from recipes.base import RecipeError
+from recipes.registry import load_recipe
+
+
+def test_overrides_are_typed():
+    recipe = resolve(
+        "tiny_cpu",
+        ["rollout.max_turns=5", "optimizer.lr=1", "data.train=[a,b]", "run.name=123", "serving.deterministic=false"],
+    )
+    assert recipe.rollout.max_turns == 5
+    assert recipe.optimizer.lr == 1.0 and isinstance(recipe.optimizer.lr, float)
+    assert recipe.data.train == ["a", "b"]
+    assert recipe.run.name == "123"
+    assert recipe.serving.deterministic is False
+
+
+def test_evaluation_sets_can_be_added_and_dropped():
+    recipe = resolve("tiny_cpu", ["data.eval.mine=my.jsonl", "~data.eval.unseen"])
+    assert recipe.data.eval == {"heldout": "embedded:heldout", "mine": "my.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.max_turn=3", "no key 'rollout.max_turn': did you mean rollout.max_turns"),
+        ("max_turns=3", "did you mean rollout.max_turns?"),
+        ("learning_rate=3", "the sections are model, rollout"),
+        ("+extra=1", "no key 'extra'"),
+        ("rollout=3", "rollout is a section"),
+        ("rollout.max_turns=many", "rollout.max_turns=many is not allowed: it must be a whole number"),
+        ("rollout.max_turns=1.5", "it must be a whole number"),
+        ("optimizer.lr=null", "optimizer.lr=null is not allowed: it must be a number"),
+        ("data.train=foo", "a list of texts"),
+        ("serving.deterministic=perhaps", "true or false"),
+        ("~rollout.max_turns", "can't be removed"),
+        ("rollout.max_turns", "write key=value"),
+        ("rollout.max_turns=1,2", "write key=value"),
+        ("run.name=${x}", "run.name=${x} is not allowed"),
+        ("optimizer.lr=-1", "more than 0"),
+    ],
+)
+def test_a_wrong_override_says_what_is_allowed(override, said):
+    with pytest.raises(RecipeError) as error:
+        resolve("tiny_cpu", [override])
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_of_hydra_outlives_a_resolution():
+    before = set(ConfigStore.instance().repo)
+    resolve("tiny_cpu", ["rollout.max_turns=5"])
+    with pytest.raises(RecipeError):
+        resolve("tiny_cpu", ["rollout.max_turns=x"])
+    assert set(ConfigStore.instance().repo) - before <= {"hydra", "_dummy_empty_config_.yaml"}
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_saved_recipe_reads_back_equal(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    recipe = resolve("tiny_cpu", ["optimizer.lr=1e-5", "rollout.system_prompt='Fix it: now, \"please\" ü'"])
+    save_recipe(recipe, path)
+    assert read_recipe(path) == recipe
+    assert resolve(str(path)) == recipe
+    assert resolve(str(path), ["run.seed=7"]).run.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"rollout: {max_turns: many}", "rollout.max_turns=many is not allowed"),
+        (b"rollout: {max_turn: 3}", "did you mean rollout.max_turns"),
+        (b"rollout: 3", "rollout is a section"),
+        (b"name: mine", "description is missing"),
+        (b"a: b: c", "is not YAML"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"", "must hold a mapping"),
+        (b"- 1", "must hold a mapping"),
+        (b"1: 2", "must hold a mapping"),
+    ],
+)
+def test_a_broken_recipe_file_is_named_with_what_is_wrong(tmp_path, content, said):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError) as error:
+        resolve(str(path))
+    assert str(path) in str(error.value)
+    assert said in str(error.value)
+
+
+def test_a_missing_recipe_file_is_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"can't read recipe .*nope.yaml: No such file"):
+        resolve(str(tmp_path / "nope.yaml"))
+    with pytest.raises(RecipeError, match="directory"):
+        resolve(f"{tmp_path}/")
+
+
+def test_a_recipe_file_without_optional_sections_takes_their_defaults(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "name: small\ndescription: d\nhardware: h\nmodel: {checkpoint: m}\n"
+        "rollout: {batch_size: 2, samples_per_task: 2, max_turns: 3, max_response: 10, max_context: 100}\n"
+        "data: {train: [a.jsonl]}\noptimizer: {lr: 1e-3}\nrun: {num_rollouts: 1}\n"
+    )
+    recipe = resolve(str(path))
+    assert recipe.optimizer.lr == 1e-3
+    assert recipe.algorithm == type(load_recipe("tiny_cpu").algorithm)()

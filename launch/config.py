@@ -126,7 +126,7 @@ def _schema() -> Any:
 
 
 def _unlocked(config: Any) -> Any:
-    """OmegaConf takes a frozen dataclass for a read-only config; overrides need it writable, and still of fixed keys."""
+    """OmegaConf makes a read-only config of a frozen dataclass; overrides need it writable, its keys still fixed."""
     OmegaConf.set_readonly(config, None)
     for key in config:
         child = config._get_node(key)

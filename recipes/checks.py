@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     *one_of("optimizer.name", "adamw", "muon"),
     *one_of("optimizer.schedule", "constant", "linear"),
     *at_least(0, "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_grad"),
-    ("run.name", lambda value: re.fullmatch(r"[\w.+=-]*", value) and value not in (".", ".."), "a folder name"),
+    ("run.name", lambda value: bool(re.fullmatch(r"[\w.+=-]*", value)) and value not in (".", ".."), "a folder name"),
     ("run.dir", bool, "a folder"),
     *at_least(0, "run.num_rollouts", "run.eval_interval", "run.seed"),
 )

@@ -52,8 +52,8 @@ def test_every_field_of_the_recipe_reaches_the_engine_or_is_named_here(recipe, t
     before = vars(to_args(recipe, tmp_path))
     read_elsewhere = {
         "name", "description", "hardware", "run.name", "run.dir",  # the launcher
-        "cluster.nodes", "cluster.gpus_per_node", "parallel.tp", "parallel.pp", "parallel.cp",  # the recipe's own checks
-        "parallel.ep", "parallel.etp",  # SLiME's command line
+        "cluster.nodes", "cluster.gpus_per_node", "parallel.tp", "parallel.pp", "parallel.cp",  # the recipe's checks
+        "parallel.ep", "parallel.etp",
     }  # fmt: skip
     for key, value in flatten(dataclasses.asdict(recipe)):
         if key in read_elsewhere or key == "model.checkpoint":

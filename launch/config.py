@@ -36,7 +36,11 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write the recipe as YAML that `read_recipe` takes back."""
-    path.write_text(yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(dump_recipe(recipe), encoding="utf-8")
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True, width=120)
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -1,6 +1,7 @@
 """`Recipe`: everything that names a run, as frozen dataclasses.
 
-A recipe is complete: nothing is read from the environment. Every field is reached from the command line by its dotted key: `rollout.max_turns=6`.
+A recipe is complete: nothing is read from the environment. Every field is reached from the command line by its dotted
+key: `rollout.max_turns=6`.
 """
 
 from __future__ import annotations

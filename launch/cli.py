@@ -1,0 +1,78 @@
+"""`slime-swe`: one console script; each sub-command is a sibling module in `launch/commands`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from launch.commands import episodes, evaluate, recipes, tasks, train
+
+COMMANDS = {"train": train, "eval": evaluate, "recipes": recipes, "tasks": tasks, "episodes": episodes}
+PACKAGES = frozenset({"data_sources", "rollout", "rewards", "embedded", "recipes", "launch"})
+
+USER_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that a user's own recipe, reward or task module is found by its dotted path
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of one sub-command; what users did wrong is said in one paragraph, without a traceback."""
+    options = parse(argv)
+    try:
+        return int(COMMANDS[options.command].run(options))
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `slime-swe episodes RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, RuntimeError) as error:
+        if type(error).__module__.partition(".")[0] not in PACKAGES:
+            raise  # not one of our own error classes: a bug, whose traceback is wanted
+        return _complain(str(error), USER_ERROR if isinstance(error, ValueError) else FAILURE)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _complain(f"{error.filename}: {error.strerror}", FAILURE)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Options of one sub-command. `key=value` words may stand before and after the flags."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    wrong = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        help_text, _, details = (module.__doc__ or "").partition("\n")
+        subparser = subparsers.add_parser(name, help=help_text, description=f"{help_text}{details}",
+                                          formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        subparser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+        module.add_arguments(subparser)
+    return parser
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"slime-swe: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Small pieces of text for people: sparklines, durations, rates with their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """At most `width` blocks; each is the mean of an equal run of `values`, scaled between the least and the greatest."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    columns = min(width, len(finite))
+    means = []
+    for column in range(columns):
+        run = finite[column * len(finite) // columns : (column + 1) * len(finite) // columns]
+        means.append(sum(run) / len(run))
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05` or `1:02:03`."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 1:
+        return f"{whole} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rate(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """`81.2 % (74.0–86.9)`; an em dash where there is no value."""
+    if value is None:
+        return "–"
+    bounds = f" ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})" if interval else ""
+    return f"{100 * value:.1f} %{bounds}"

@@ -1,0 +1,69 @@
+"""Run folders: never overwritten, found by name, resumed only with the same recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launch.config import read_recipe, resolve
+from launch.runs import RunError, create_run, find_run, require_same, with_name
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return resolve("tiny_cpu", [f"run.dir={tmp_path}/runs", "run.name=first"])
+
+
+def test_a_new_run_holds_its_recipe_and_is_found_by_name_and_by_path(recipe, tmp_path):
+    folder = create_run(recipe)
+    assert read_recipe(folder / "recipe.yaml") == recipe
+    assert find_run("first", str(tmp_path / "runs")) == folder
+    assert find_run(str(folder)) == folder
+
+
+def test_an_existing_run_is_never_overwritten(recipe):
+    create_run(recipe)
+    with pytest.raises(RunError, match="exists already: add --resume"):
+        create_run(recipe)
+
+
+def test_an_unknown_run_names_the_nearest(recipe, tmp_path):
+    create_run(recipe)
+    with pytest.raises(RunError, match="did you mean first"):
+        find_run("frist", str(tmp_path / "runs"))
+    with pytest.raises(RunError, match="there are: none"):
+        find_run("first", str(tmp_path / "empty"))
+    with pytest.raises(RunError, match="no run ''"):
+        find_run("", str(tmp_path / "runs"))
+
+
+def test_a_changed_recipe_is_refused_with_its_keys(recipe):
+    folder = create_run(recipe)
+    require_same(recipe, folder)
+    changed = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, lr=1.0))
+    with pytest.raises(RunError, match=r"optimizer.lr was 0.0004 and is 1.0"):
+        require_same(changed, folder)
+
+
+def test_a_moved_run_can_be_resumed(recipe, tmp_path):
+    folder = create_run(recipe)
+    folder.rename(tmp_path / "moved")
+    elsewhere = dataclasses.replace(recipe.run, dir=str(tmp_path), name="moved")
+    require_same(dataclasses.replace(recipe, run=elsewhere), find_run("moved", str(tmp_path)))
+
+
+def test_a_run_without_a_name_is_named_after_recipe_and_seed():
+    assert with_name(resolve("tiny_cpu", ["run.seed=7"])).run.name.startswith("tiny_cpu-seed7-")
+
+
+def test_a_folder_that_can_not_be_made_is_named(recipe):
+    nowhere = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, dir="/proc/nowhere"))
+    with pytest.raises(RunError, match="can't make the run folder /proc/nowhere/first: .*give another run.dir"):
+        create_run(nowhere)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(recipe, tmp_path):
+    (tmp_path / "runs").write_text("not a folder")
+    with pytest.raises(RunError, match="can't make the run folder .*give another run.dir"):
+        create_run(recipe)

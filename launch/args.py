@@ -54,7 +54,7 @@ def _hooks(recipe: Recipe) -> dict[str, Any]:
         "dynamic_sampling_filter_path": recipe.algorithm.group_filter or None,
         "data_source_path": recipe.data.source,
         "custom_rollout_log_function_path": recipe.rollout.log,
-        "custom_eval_rollout_log_function_path": None,
+        "custom_eval_rollout_log_function_path": recipe.rollout.log_evaluation,
     }
 
 

@@ -55,8 +55,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the trainer spreads one model: tensor, pipeline, context, expert and expert-tensor parallel sizes.
+    """How the trainer spreads one model. The embedded engine is one process and wants all five sizes at 1.
 
+    tp, pp, cp, ep, etp: tensor, pipeline, context, expert and expert-tensor parallel sizes.
     max_tokens_per_gpu: tokens of one micro-batch (packing budget).
     """
 
@@ -100,7 +101,7 @@ class Rollout:
     sandbox: where commands run (`local`).
     sandbox_concurrency: sandboxes open at once.
     system_prompt: first message of every episode.
-    generate, log: dotted paths of the plug-ins that play and log episodes.
+    generate, log, log_evaluation: dotted paths of the plug-ins that play and log episodes.
     """
 
     batch_size: int
@@ -120,6 +121,7 @@ class Rollout:
     system_prompt: str = ""
     generate: str = "rollout.slime_plugin.generate"
     log: str = "rollout.slime_plugin.log_rollout"
+    log_evaluation: str = "rollout.slime_plugin.log_evaluation"
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     *positive("rollout.time_budget", "rollout.temperature"),
     ("rollout.top_p", lambda value: 0 < value <= 1, "more than 0 and at most 1"),
     ("rollout.top_k", lambda value: value == -1 or value >= 1, "-1 (no limit) or at least 1"),
-    *dotted("rollout.generate", "rollout.log", "reward.function", "data.source", "algorithm.post_process"),
+    *dotted("rollout.generate", "rollout.log", "rollout.log_evaluation", "reward.function", "data.source", "algorithm.post_process"),
     *one_of("reward.mode", "plus_minus", "binary", "fraction"),
     ("data.train", bool, "at least one task set, such as embedded:train"),
     *at_least(1, "data.eval_samples_per_task"),

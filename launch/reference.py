@@ -1,0 +1,57 @@
+"""The table of all recipe keys, from the dataclasses and their docstrings: `python -m launch.reference`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from launch.keys import TYPE_NAMES, key_types
+from recipes.base import Recipe
+
+_FIELD = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
+
+
+def render() -> str:
+    """Markdown, one section for each part of a recipe."""
+    sections = []
+    for name, kind in get_type_hints(Recipe).items():
+        if dataclasses.is_dataclass(kind):
+            rows = "\n".join(_rows(name, kind))
+            sections.append(f"### `{name}`\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
+    return "\n".join(sections)
+
+
+def meanings(kind: Any) -> dict[str, str]:
+    """Field -> its line in the docstring, where a field's line may go on, indented, on the next."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (inspect.getdoc(kind) or "").splitlines():
+        start = _FIELD.match(line)
+        if start:
+            names = start.group(1).split(", ")
+            found |= dict.fromkeys(names, start.group(2))
+        elif line.startswith("    "):
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def _rows(section: str, kind: Any) -> Iterator[str]:
+    said, types = meanings(kind), key_types()
+    for field in dataclasses.fields(kind):
+        key = f"{section}.{field.name}"
+        type_name = TYPE_NAMES[types[key]].split(",")[0].removeprefix("a ")
+        yield f"| `{key}` | {type_name} | {_default(field)} | {said[field.name]} |"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "" if field.default_factory is dataclasses.MISSING else f"`{field.default_factory()}`"
+    shown = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+    return f"`{shown}`" if shown else "empty"
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,91 @@
+"""The key/value cache: a fixed number of slots, each the whole context of one session, reused by longest common prefix.
+
+Keys are stored transposed, [layer, slot, head, dimension, position], so that every matrix product of attention is in the
+row-major × row-major layout in which a row of the result does not depend on how many rows there are (`decoder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embedded.model import ModelConfig
+
+BLOCK = 64  # attention is summed over blocks of this many positions, in order
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+class KVCache:
+    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it."""
+
+    def __init__(self, config: ModelConfig, slots: int, max_length: int, device: torch.device) -> None:
+        self.slots = slots
+        self.max_length = max_length
+        # One position is scratch: rows that only pad a batch write there. The odd width keeps the rows of a key
+        # matrix off the same cache set.
+        self.width = round_up(max_length, BLOCK) + 16
+        self.scratch = self.width - 1
+        heads, dim = config.num_key_value_heads, config.head_dim
+        self.keys = torch.zeros(config.num_hidden_layers, slots, heads, dim, self.width, device=device)
+        self.values = torch.zeros(config.num_hidden_layers, slots, heads, self.width, dim, device=device)
+        self.tokens = np.zeros((slots, max_length), dtype=np.int64)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        self._key_offsets = torch.arange(heads * dim, device=device) * self.width
+        columns = torch.arange(heads, device=device)[:, None] * (self.width * dim) + torch.arange(dim, device=device)
+        self._value_offsets = columns.flatten()
+
+    def write_indices(self, slots: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in a layer's flattened keys and values the [heads × dim] numbers of each row go; two int64 vectors."""
+        heads_dim = self._key_offsets.numel()
+        start = slots * (heads_dim * self.width)
+        keys = (start + columns)[:, None] + self._key_offsets
+        values = (start + columns * self.keys.shape[3])[:, None] + self._value_offsets
+        return keys.flatten(), values.flatten()
+
+    def write(self, layer: int, indices: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
+        self.keys[layer].view(-1).scatter_(0, indices[0], keys.reshape(-1))
+        self.values[layer].view(-1).scatter_(0, indices[1], values.reshape(-1))
+
+    def longest_prefix(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+        """The slot that holds the longest prefix of `tokens`, and for every slot how long a prefix it holds."""
+        length = min(len(tokens), self.max_length)
+        unequal = self.tokens[:, :length] != tokens[:length]
+        matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
+        matches = np.minimum(matches, self.lengths)
+        return int(matches.argmax()), matches
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` positions of `target` those of `source`."""
+        self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.tokens[target, :length] = self.tokens[source, :length]
+        self.lengths[target] = length
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange the contents of two slots."""
+        length = int(max(self.lengths[a], self.lengths[b]))
+        for view in (self.keys[..., :length], self.values[:, :, :, :length]):
+            kept = view[:, a].clone()
+            view[:, a] = view[:, b]
+            view[:, b] = kept
+        self.tokens[[a, b], :length] = self.tokens[[b, a], :length]
+        self.lengths[[a, b]] = self.lengths[[b, a]]
+
+    def shared_blocks(self, slots: Sequence[int], limit: int) -> int:
+        """How many positions at the start, a multiple of BLOCK and at most `limit`, are the same in all `slots`."""
+        limit = limit // BLOCK * BLOCK
+        if limit <= 0 or len(slots) == 0:
+            return 0
+        rows = self.tokens[np.asarray(slots), :limit]
+        unequal = (rows != rows[0]).any(axis=0)
+        return (int(unequal.argmax()) if unequal.any() else limit) // BLOCK * BLOCK
+
+    def flush(self) -> None:
+        """Forget what every slot holds."""
+        self.lengths[:] = 0

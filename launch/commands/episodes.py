@@ -1,8 +1,8 @@
 """Show a trajectory of a run, or list those that match.
 
-  slime-swe episodes RUN                        the last one
-  slime-swe episodes RUN --solved --rollout 39
-  slime-swe episodes RUN --evaluation heldout --list
+slime-swe episodes RUN                        the last one
+slime-swe episodes RUN --solved --rollout 39
+slime-swe episodes RUN --evaluation heldout --list
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", type=int, metavar="I", help="only the sample of this index")
     parser.add_argument("--task", metavar="ID", help="only of this task")
     parser.add_argument("--evaluation", metavar="NAME", help="of this evaluation set instead of training")
-    parser.add_argument("--solved", action=argparse.BooleanOptionalAction, help="only those that solved the task, or not")
+    parser.add_argument(
+        "--solved", action=argparse.BooleanOptionalAction, help="only those that solved the task, or not"
+    )
     parser.add_argument("--list", action="store_true", help="one line for each that matches")
 
 

@@ -1,7 +1,7 @@
 """List the recipes, or show one with the overrides applied.
 
-  slime-swe recipes
-  slime-swe recipes recipe=tiny_cpu rollout.max_turns=6
+slime-swe recipes
+slime-swe recipes recipe=tiny_cpu rollout.max_turns=6
 """
 
 from __future__ import annotations

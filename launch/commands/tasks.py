@@ -1,9 +1,9 @@
 """List, show or validate tasks: the gold patch must solve each, the empty patch must not.
 
-  slime-swe tasks list                          the task sources
-  slime-swe tasks list embedded:heldout         the tasks of a set
-  slime-swe tasks show embedded:heldout ID      one task
-  slime-swe tasks validate embedded:heldout --limit 20
+slime-swe tasks list                          the task sources
+slime-swe tasks list embedded:heldout         the tasks of a set
+slime-swe tasks show embedded:heldout ID      one task
+slime-swe tasks validate embedded:heldout --limit 20
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from launch.output import print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "show", "validate"))
-    parser.add_argument("spec", nargs="?", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl")
+    parser.add_argument(
+        "spec", nargs="?", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl"
+    )
     parser.add_argument("id", nargs="?", metavar="ID", help="a task's id (show)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
 

@@ -1,7 +1,7 @@
 """Train a recipe; without recipe=NAME, tiny_cpu.
 
-  slime-swe train recipe=tiny_cpu run.name=first optimizer.lr=3e-4
-  slime-swe train run.name=first --resume
+slime-swe train recipe=tiny_cpu run.name=first optimizer.lr=3e-4
+slime-swe train run.name=first --resume
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""Progress: a panel on a terminal, plain lines elsewhere, and an honest estimate of what is left."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.progress import History, Panel, describe, make_progress
+from recipes.registry import load_recipe
+
+STEP = {"reward": 0.25, "solve_rate": 0.625, "turns": 5.04, "tokens_per_second": 12345.6, "seconds": 6.12, "other": 1}
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("tiny_cpu")
+
+
+def test_plain_lines_where_there_is_no_terminal(recipe):
+    out = io.StringIO()
+    with make_progress(recipe, Path("runs/a"), Console(file=out, width=40)) as progress:
+        progress.on_phase("generation")
+        progress.on_eval("heldout", {"solve_rate": 0.5})
+        progress.on_step(0, STEP)
+        progress.on_step(1, STEP)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "tiny_cpu · runs/a"
+    assert lines[1] == "evaluated heldout solved 50%"
+    assert lines[2] == "rollout 1/40 · reward 0.25 · solved 62% · turns 5.0 · tokens/s 12,346 · s/step 6.1"
+    assert lines[3].startswith("rollout 2/40 · ") and lines[3].endswith(" left")
+    assert len(lines) == 4
+
+
+def test_the_panel_shows_phase_step_and_reward(recipe):
+    history = History(total=4, started=0.0)
+    panel = Panel(history, "tiny_cpu · runs/a")
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    console.print(panel)
+    history.phase = "training"
+    for rollout_id in range(3):
+        history.step(rollout_id, STEP | {"reward": rollout_id})
+    history.evaluations.append("heldout solved 50%")
+    console.print(panel)
+    text = out.getvalue()
+    assert "starting" in text and "training" in text
+    assert "rollout 0/4" in text and "rollout 3/4" in text
+    assert "▁▅█" in text or "▁▄█" in text
+    assert "heldout solved 50%" in text
+
+
+def test_a_live_panel_leaves_the_terminal_clean(recipe):
+    out = io.StringIO()
+    with make_progress(recipe, Path("runs/a"), Console(file=out, force_terminal=True, width=80)) as progress:
+        progress.on_step(0, STEP)
+    assert out.getvalue().rstrip().endswith("\x1b[2K")  # the last thing is an erased line
+
+
+def test_what_is_left_is_estimated_from_this_process_alone():
+    history = History(total=40, started=0.0)
+    assert history.remaining(5.0) is None
+    history.step(29, {})  # the first after a resume: rollouts 0 to 28 were not timed here
+    history.stepping_since = 10.0
+    assert history.remaining(12.0) is None
+    history.step(31, {})
+    assert history.remaining(30.0) == pytest.approx((30 - 10) / 2 * 8)
+
+
+def test_metrics_that_are_absent_are_left_out():
+    assert describe({}) == ""
+    assert describe({"turns": 2}) == "turns 2.0"

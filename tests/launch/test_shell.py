@@ -1,0 +1,129 @@
+"""The shell launcher: what it says, what it picks, and when it installs. The environment it finds here is a stub."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STUB = '#!/bin/sh\necho "slime-swe $*"\n'
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """The launcher's files in a folder of their own."""
+    (tmp_path / "launch").mkdir()
+    for name in ("run_qwen_swe.sh", "environment.sh"):
+        shutil.copy(ROOT / "launch" / name, tmp_path / "launch" / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def installed(checkout) -> Path:
+    """The same, with an environment that is up to date."""
+    executable(checkout / ".venv/bin/slime-swe", STUB)
+    stamp = bash(f'source launch/environment.sh; stamp_of "{checkout}" embedded', checkout).stdout
+    (checkout / ".venv/.installed").write_text(stamp)
+    return checkout
+
+
+def bash(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=60
+    )
+
+
+def launch(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return bash(f"bash launch/run_qwen_swe.sh {shlex.join(words)}", folder, **env)
+
+
+@pytest.fixture
+def bare_path(tmp_path) -> str:
+    """A PATH that holds coreutils and the interpreter, and neither a GPU tool nor bubblewrap."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "sh", "cat", "cksum", "dirname", "grep", "uname"):
+        (folder / name).symlink_to(shutil.which(name))
+    (folder / "python3").symlink_to(sys.executable)
+    return str(folder)
+
+
+def test_without_a_recipe_tiny_cpu_is_picked_and_said(installed, bare_path):
+    result = launch(installed, "run.name=a", "--json", PATH=bare_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "slime-swe train recipe=tiny_cpu run.name=a --json"
+    assert "No GPU found" in result.stderr and "tiny_cpu runs" in result.stderr
+    assert "slime-swe recipes" in result.stderr
+
+
+def test_missing_bubblewrap_is_said_with_the_command_that_installs_it(installed, bare_path):
+    assert "sudo apt-get install bubblewrap" in launch(installed, PATH=bare_path).stderr
+    executable(Path(bare_path) / "bwrap", "#!/bin/sh\n")
+    assert "bubblewrap" not in launch(installed, PATH=bare_path).stderr
+
+
+def test_a_visible_gpu_is_said(installed, bare_path):
+    executable(Path(bare_path) / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    assert "GPU found" in launch(installed, PATH=bare_path).stderr
+    executable(Path(bare_path) / "nvidia-smi", "#!/bin/sh\necho 'no devices were found' >&2\nexit 9\n")
+    assert "No GPU found" in launch(installed, PATH=bare_path).stderr
+
+
+@pytest.mark.parametrize("words", (["recipe=mine", "run.seed=1"], ["run.name=a", "--resume"], ["--help"]))
+def test_a_named_recipe_is_left_alone(installed, words):
+    result = launch(installed, *words)
+    assert result.stdout == f"slime-swe train {' '.join(words)}\n"
+
+
+def test_the_exit_code_is_that_of_the_training(installed):
+    executable(installed / ".venv/bin/slime-swe", "#!/bin/sh\nexit 42\n")
+    assert launch(installed, "recipe=mine").returncode == 42
+
+
+def test_a_changed_pyproject_makes_the_environment_stale(installed):
+    (installed / "pyproject.toml").write_text("[project]\n")
+    executable(installed / ".venv/bin/python", '#!/bin/sh\necho "python $*" >>calls\n')
+    assert launch(installed, "recipe=mine").returncode == 0
+    calls = (installed / "calls").read_text()
+    assert "pip install --quiet torch==2.13.0" in calls
+    assert f"pip install --quiet --editable {installed}[embedded]" in calls
+    (installed / "calls").unlink()
+    assert launch(installed, "recipe=mine").returncode == 0
+    assert not (installed / "calls").exists()
+
+
+def test_a_failed_installation_is_tried_again(installed):
+    (installed / ".venv/.installed").unlink()
+    executable(installed / ".venv/bin/python", '#!/bin/sh\ncase "$*" in *--version*) ;; *) exit 1 ;; esac\n')
+    assert launch(installed, "recipe=mine").returncode == 1
+    assert not (installed / ".venv/.installed").exists()
+
+
+def test_an_old_python_is_refused_with_what_is_needed(checkout, bare_path):
+    (Path(bare_path) / "python3").unlink()
+    executable(Path(bare_path) / "python3", "#!/bin/sh\nexit 1\n")
+    result = launch(checkout, PATH=bare_path)
+    assert result.returncode == 1
+    assert "Python 3.11 or newer is needed" in result.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_python_without_venv_is_refused_with_the_command_that_installs_it(checkout, tmp_path):
+    executable(tmp_path / "broken" / "ensurepip.py", "raise ImportError('not packaged')\n")
+    result = launch(checkout, PYTHONPATH=str(tmp_path / "broken"), PYTHON=sys.executable)
+    assert result.returncode == 1
+    assert "sudo apt-get install python3-venv" in result.stderr

@@ -1,48 +1,47 @@
 """Micro-batches: from training data to the log-probabilities of the sampled tokens in them.
 
-Shapes: T input tokens of all packed sequences, N sampled tokens, H hidden, V vocabulary.
+Shapes: T rows of the layout, N sampled tokens, H hidden, Q query heads, K key/value heads, D head dimension, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from embedded.logprobs import action_log_probs
-from embedded.model import Qwen2
+from embedded.model import Attention, Qwen2, rope_tables, rotate
 from embedded.packing import pack
+from embedded.prefix_tree import PrefixTree
 from embedded.train_data import TrainData
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Packed sequences, each cut after its last sampled token, and where in them the policy acted.
+    """Sequences as a tree of shared prefixes, each cut after its last sampled token, and where the policy acted.
 
-    `row_N` is the input row whose hidden state predicts the sampled `target_N`; `source_N` is (sample, place in its
+    `row_N` is the row whose hidden state predicts the sampled `target_N`; `source_N` is (sample, place in its
     response) of each, in the order of the tensors.
     """
 
+    tree: PrefixTree
     tokens_T: Tensor
     positions_T: Tensor
-    cu_seqlens: list[int]
     row_N: Tensor
     target_N: Tensor
-    samples: list[int]
     source_N: list[tuple[int, int]]
 
 
 def micro_batches(
     data: TrainData, samples: Sequence[int], max_tokens: int, device: torch.device | str = "cpu"
 ) -> list[MicroBatch]:
-    """Pack those of `samples` that have trained tokens into micro-batches of at most `max_tokens` input tokens."""
-    lengths = {sample: input_length(data, sample) for sample in samples}
-    acting = [sample for sample in samples if lengths[sample]]
-    packed = pack([lengths[sample] for sample in acting], max_tokens)
-    return [_collate(data, [acting[place] for place in places], lengths, device) for places in packed]
+    """Pack those of `samples` that have trained tokens into micro-batches of at most `max_tokens` rows."""
+    inputs = [data.tokens[sample][: input_length(data, sample)] for sample in samples]
+    return [_collate(data, samples, tree, device) for tree in pack(inputs, max_tokens)]
 
 
 def input_length(data: TrainData, sample: int) -> int:
@@ -52,35 +51,68 @@ def input_length(data: TrainData, sample: int) -> int:
     return next((prompt + place for place in range(len(mask) - 1, -1, -1) if mask[place]), 0)
 
 
-def _collate(data: TrainData, samples: list[int], lengths: dict[int, int], device: torch.device | str) -> MicroBatch:
-    tokens: list[int] = []
-    positions: list[int] = []
-    rows: list[int] = []
-    targets: list[int] = []
-    source: list[tuple[int, int]] = []
-    for sample in samples:
-        start, whole, mask = len(tokens), data.tokens[sample], data.loss_masks[sample]
-        prompt = len(whole) - len(mask)
+def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree, device: torch.device | str) -> MicroBatch:
+    row_N: list[int] = []
+    target_N: list[int] = []
+    source_N: list[tuple[int, int]] = []
+    for member, rows in zip(tree.members, tree.rows, strict=True):
+        sample = samples[member]
+        tokens, mask = data.tokens[sample], data.loss_masks[sample]
+        prompt = len(tokens) - len(mask)
         places = [place for place, trained in enumerate(mask) if trained]
-        rows += [start + prompt + place - 1 for place in places]
-        targets += [whole[prompt + place] for place in places]
-        source += [(sample, place) for place in places]
-        tokens += whole[: lengths[sample]]
-        positions += range(lengths[sample])
+        row_N += [rows[prompt + place - 1] for place in places]
+        target_N += [tokens[prompt + place] for place in places]
+        source_N += [(sample, place) for place in places]
+    positions = chain.from_iterable(range(span.position, span.position + span.length) for span in tree.spans)
     return MicroBatch(
-        tokens_T=torch.tensor(tokens, device=device),
-        positions_T=torch.tensor(positions, device=device),
-        cu_seqlens=[0, *accumulate(lengths[sample] for sample in samples)],
-        row_N=torch.tensor(rows, device=device),
-        target_N=torch.tensor(targets, device=device),
-        samples=samples,
-        source_N=source,
+        tree=tree,
+        tokens_T=torch.tensor(tree.tokens, device=device),
+        positions_T=torch.tensor(list(positions), device=device),
+        row_N=torch.tensor(row_N, device=device),
+        target_N=torch.tensor(target_N, device=device),
+        source_N=source_N,
     )
+
+
+def hidden_states(model: Qwen2, batch: MicroBatch) -> Tensor:
+    """Hidden states [T, H] after the final norm: the model's own layers, with attention along the tree's paths."""
+    weight = model.model.embed_tokens.weight
+    rope = rope_tables(batch.positions_T, model.config, weight.dtype)
+    depth = max(span.position + span.length for span in batch.tree.spans)
+    mask = torch.full((depth, depth), -torch.inf, device=weight.device, dtype=weight.dtype).triu(1)
+    x_TxH: Tensor = model.model.embed_tokens(batch.tokens_T)
+    for layer in model.model.layers:
+        x_TxH = x_TxH + _attention(layer.self_attn, layer.input_layernorm(x_TxH), rope, batch.tree, mask)
+        x_TxH = x_TxH + layer.mlp(layer.post_attention_layernorm(x_TxH))
+    result: Tensor = model.model.norm(x_TxH)
+    return result
+
+
+def _attention(own: Attention, x_TxH: Tensor, rope: tuple[Tensor, Tensor], tree: PrefixTree, mask: Tensor) -> Tensor:
+    """Each span attends to its ancestors' rows in full, and to its own causally."""
+    lengths = [span.length for span in tree.spans]
+
+    def heads(projection: torch.nn.Linear, turn: bool) -> tuple[Tensor, ...]:
+        x_TxQxD = projection(x_TxH).unflatten(-1, (-1, own.head_dim))
+        return (rotate(x_TxQxD, *rope) if turn else x_TxQxD).transpose(0, 1).split(lengths, dim=1)
+
+    queries, keys, values = heads(own.q_proj, True), heads(own.k_proj, True), heads(own.v_proj, False)
+    outputs = []
+    for index, span in enumerate(tree.spans):
+        path = [*tree.ancestors(index), index]
+        k = keys[index] if len(path) == 1 else torch.cat([keys[i] for i in path], dim=1)
+        v = values[index] if len(path) == 1 else torch.cat([values[i] for i in path], dim=1)
+        end = span.position + span.length
+        causal = mask[span.position : end, :end]
+        attended = F.scaled_dot_product_attention(queries[index][None], k[None], v[None], causal, enable_gqa=True)
+        outputs.append(attended[0].transpose(0, 1))
+    projected: Tensor = own.o_proj(torch.cat(outputs).flatten(-2))
+    return projected
 
 
 def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor, ...]:
     """(log-probability [N], entropy [N]) of the batch's sampled tokens at the sampling temperature."""
-    hidden_TxH = model.forward_packed(batch.tokens_T, batch.positions_T, batch.cu_seqlens)
+    hidden_TxH = hidden_states(model, batch)
     return action_log_probs(hidden_TxH.index_select(0, batch.row_N), model.head_weight, batch.target_N, temperature)
 
 

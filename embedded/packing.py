@@ -1,8 +1,10 @@
-"""Which samples go into which optimizer step and which micro-batch: pure functions of ids and lengths."""
+"""Which samples go into which optimizer step and which micro-batch: pure functions of ids and tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from embedded.prefix_tree import PrefixTree, build_tree
 
 
 class PackingError(ValueError):
@@ -29,26 +31,38 @@ def split_steps(rollout_ids: Sequence[int], steps: int) -> list[list[int]]:
     return batches
 
 
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group sequences, longest first, into micro-batches of at most `max_tokens` tokens; returns their positions.
+def pack(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[PrefixTree]:
+    """Put token sequences into micro-batches of at most `max_tokens` rows, shared prefixes counted once.
 
-    Invariants: every position appears exactly once; no micro-batch exceeds `max_tokens`; no two neighbouring
-    micro-batches would fit into one; lengths within one are neighbours in sorted order (so that padding is small);
-    the result depends on nothing but the arguments.
+    Invariants: every non-empty sequence is in exactly one micro-batch; none has more than `max_tokens` rows;
+    micro-batches follow the lexicographic order of the sequences, and no micro-batch could take in the first sequence
+    of the next; the result depends on nothing but the arguments.
     Raises `PackingError` for a sequence that is longer than `max_tokens`.
     """
-    batches: list[list[int]] = []
-    room = 0
-    for position in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
-        length = lengths[position]
-        if length > max_tokens:
-            raise PackingError(
-                f"a sample of {length} tokens exceeds max_tokens_per_gpu={max_tokens}: "
-                "raise it to at least rollout_max_context_len"
-            )
-        if not batches or length > room:
-            batches.append([])
-            room = max_tokens
-        batches[-1].append(position)
-        room -= length
-    return batches
+    longest = max(map(len, sequences), default=0)
+    if longest > max_tokens:
+        raise PackingError(
+            f"a sample of {longest} tokens exceeds max_tokens_per_gpu={max_tokens}: "
+            "raise it to at least rollout_max_context_len"
+        )
+    order = sorted((place for place, tokens in enumerate(sequences) if tokens), key=lambda place: (sequences[place], place))
+    trees: list[PrefixTree] = []
+    while order:
+        tree = _largest_tree(sequences, order, max_tokens)
+        trees.append(tree)
+        order = order[len(tree.members) :]
+    return trees
+
+
+def _largest_tree(sequences: Sequence[Sequence[int]], order: list[int], max_tokens: int) -> PrefixTree:
+    """The tree of the longest head of `order` that fits, by bisection: one more sequence never takes fewer rows."""
+    best = build_tree(sequences, order[:1])
+    low, high = 1, len(order)
+    while low < high:
+        middle = high if low == 1 and high == len(order) else (low + high + 1) // 2
+        tree = build_tree(sequences, order[:middle])
+        if len(tree.tokens) <= max_tokens:
+            best, low = tree, middle
+        else:
+            high = middle - 1
+    return best

@@ -17,7 +17,8 @@ class Segment:
     """One training sequence. All four lists have length T; `tokens[:prompt_length]` is the first prompt.
 
     `loss_mask[i]` is 1 where the policy sampled `tokens[i]` and this segment trains it; `log_probs[i]` is then the
-    server's log-probability at sampling time, else 0.0.
+    server's log-probability at sampling time, else 0.0. `routed_experts` is what the server said of the last model call
+    on the path: one table for each token up to there but the last (base64 of int32), where it was asked for.
     """
 
     tokens: list[int]
@@ -25,6 +26,7 @@ class Segment:
     log_probs: list[float]
     prompt_length: int
     weight_versions: tuple[str, ...] = ()
+    routed_experts: str | None = None
 
 
 @dataclass(eq=False)  # nodes are compared by identity: they are places in a tree
@@ -35,6 +37,7 @@ class Node:
     log_probs: list[float] | None  # None: context, not sampled
     parent: Node | None
     weight_version: str | None = None
+    routed_experts: str | None = None
     children: list[Node] = field(default_factory=list)
 
     def path(self) -> list[Node]:
@@ -59,14 +62,19 @@ class Session:
         return self._add(Node(list(tokens), None, parent or self.head))
 
     def add_sampled(
-        self, tokens: Sequence[int], log_probs: Sequence[float], *, weight_version: str | None = None
+        self,
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        *,
+        weight_version: str | None = None,
+        routed_experts: str | None = None,
     ) -> Node:
         """Append tokens that the policy sampled, with the server's log-probability of each."""
         if len(tokens) != len(log_probs):
             raise ValueError(f"{len(tokens)} sampled tokens came with {len(log_probs)} log-probabilities")
         if self.head is None:
             raise ValueError("sampled tokens need a prompt before them")
-        return self._add(Node(list(tokens), list(log_probs), self.head, weight_version))
+        return self._add(Node(list(tokens), list(log_probs), self.head, weight_version, routed_experts))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
@@ -102,15 +110,18 @@ def _segment(path: list[Node], trained: set[int]) -> Segment:
     log_probs: list[float] = []
     prompt_length: int | None = None
     versions: dict[str, None] = {}
+    routed_experts: str | None = None
     for node in path:
         train = node.log_probs is not None and id(node) not in trained
         if node.log_probs is not None and prompt_length is None:
             prompt_length = len(tokens)
         tokens += node.tokens
+        routed_experts = node.routed_experts or routed_experts
         mask += [int(train)] * len(node.tokens)
         log_probs += node.log_probs if train and node.log_probs is not None else [0.0] * len(node.tokens)
         if train:
             trained.add(id(node))
             if node.weight_version is not None:
                 versions[node.weight_version] = None
-    return Segment(tokens, mask, log_probs, len(tokens) if prompt_length is None else prompt_length, tuple(versions))
+    prompt_length = len(tokens) if prompt_length is None else prompt_length
+    return Segment(tokens, mask, log_probs, prompt_length, tuple(versions), routed_experts)

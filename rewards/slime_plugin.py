@@ -1,0 +1,126 @@
+"""SLiME's reward hooks: grade an episode, turn rewards into advantages, and drop groups that teach nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from data_sources.sample import Sample
+from data_sources.slime_plugin import task_of
+from rewards.advantages import Row, segment_advantages
+from rewards.filter_output import DynamicFilterOutput
+from rewards.score import GraderError, Score
+from rewards.tests import grade
+from rollout.records import flatten, trajectory_of
+from rollout.resources import sandboxes_for
+from rollout.samples import mark_infrastructure_failure
+from rollout.settings import RolloutSettings
+
+
+async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> float | list[float]:
+    """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`); of a list, each trajectory once.
+
+    Sets `metadata["score"]`. A grader that fails `swe_max_attempts` times makes the sample ABORTED with reward 0.0.
+    """
+    if isinstance(sample, Sample):
+        return (await _reward_all(args, [sample]))[0]
+    return await _reward_all(args, sample)
+
+
+def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple[list[float], list[float]]:
+    """Raw rewards and advantages (`--custom-reward-post-process-path`), grouped by `group_index` alone.
+
+    With `rewards_normalization` off the second list is the raw rewards, still 0.0 for what infrastructure broke.
+    """
+    flat = flatten(samples)
+    raw = [_value(args, sample) for sample in flat]
+    excluded = [_excluded(sample) for sample in flat]
+    if not getattr(args, "rewards_normalization", True):
+        return raw, [0.0 if out else value for value, out in zip(raw, excluded, strict=True)]
+    rows = [
+        Row(sample.group_index, trajectory_of(sample), value, out)
+        for sample, value, out in zip(flat, raw, excluded, strict=True)
+    ]
+    return raw, segment_advantages(rows, normalize_std=bool(getattr(args, "grpo_std_normalization", True)))
+
+
+def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **kwargs: Any) -> DynamicFilterOutput:
+    """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`).
+
+    What infrastructure broke has no say. A group that is dropped may still fill a batch that would else need another
+    round of sampling; its advantages are then zero or come from shaped rewards alone.
+    """
+    outcomes = {trajectory_of(s): _outcome(args, s) for s in flatten(list(samples)) if not _excluded(s)}
+    values = set(outcomes.values())
+    if len(values) > 1:
+        return DynamicFilterOutput(keep=True)
+    reason = f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
+    return DynamicFilterOutput(keep=False, reason=reason, keep_when_insufficient=True)
+
+
+async def _reward_all(args: Any, samples: list[Sample]) -> list[float]:
+    episodes: dict[Any, list[Sample]] = {}
+    for sample in samples:
+        episodes.setdefault((sample.group_index, trajectory_of(sample)), []).append(sample)
+    await asyncio.gather(*(_reward_episode(args, segments) for segments in episodes.values()))
+    return [_value(args, sample) for sample in samples]
+
+
+async def _reward_episode(args: Any, segments: list[Sample]) -> None:
+    if any(segment.status == Sample.Status.ABORTED for segment in segments):
+        for segment in segments:
+            segment.reward = 0.0
+        return
+    settings = RolloutSettings.from_args(args)
+    for attempt in range(settings.max_attempts):
+        try:
+            score = await _score(settings, segments[0])
+            break
+        except GraderError as error:
+            if attempt == settings.max_attempts - 1:
+                for segment in segments:
+                    mark_infrastructure_failure(segment, "grader_error", str(error))
+                return
+    for segment in segments:
+        segment.metadata = {**segment.metadata, "score": score}
+        segment.reward = score["value"]
+
+
+async def _score(settings: RolloutSettings, sample: Sample) -> dict[str, Any]:
+    """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
+    task, sandboxes = task_of(sample), await sandboxes_for(settings)
+    episode = sample.metadata["episode"]
+    score = await grade(task, episode["patch"], sandboxes, settings.reward_mode)
+    record = _as_dict(score)
+    if episode.get("evaluation"):
+        first = episode["counters"].get("first_edit_patch")
+        same = first == episode["patch"]
+        first_score = score if same else await grade(task, first or "", sandboxes, settings.reward_mode)
+        record["first_edit_solved"] = first_score.solved
+    return record
+
+
+def _as_dict(score: Score) -> dict[str, Any]:
+    return {
+        "value": score.value,
+        "solved": score.solved,
+        "components": dict(score.components),
+        "evidence": dict(score.evidence),
+    }
+
+
+def _excluded(sample: Sample) -> bool:
+    return sample.status == Sample.Status.ABORTED or sample.remove_sample
+
+
+def _value(args: Any, sample: Sample) -> float:
+    if sample.reward is None:
+        return 0.0  # aborted by SLiME itself, before our plug-in saw it
+    return float(sample.get_reward_value(args))
+
+
+def _outcome(args: Any, sample: Sample) -> bool:
+    """Solved or not; of a reward function that records no score, whether the reward is positive."""
+    score = sample.metadata.get("score")
+    return bool(score["solved"]) if score else _value(args, sample) > 0

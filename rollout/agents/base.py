@@ -1,0 +1,85 @@
+"""`Agent`: who acts in an episode, and the `Journal` that it keeps meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+from data_sources.task import Task
+from rollout.episode import StopReason
+from rollout.sampling import Sampling
+from rollout.sandbox.base import Sandbox
+from rollout.session import Session
+
+
+@dataclass
+class Journal:
+    """What has happened so far. Written as it happens, so that an episode that is cut short keeps it."""
+
+    turns: int = 0
+    cut_turns: int = 0  # ended by max_new_tokens
+    tool_calls: Counter[str] = field(default_factory=Counter)  # well-formed calls, by tool
+    malformed_calls: int = 0
+    edits: int = 0
+    failed_edits: int = 0
+    first_edit_patch: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    engine_aborted: bool = False  # the engine was told to drop the request: trying again is no use
+    engine_seconds: float = 0.0
+    sandbox_seconds: float = 0.0
+
+    def counters(self) -> dict[str, Any]:
+        """As plain JSON types. `first_edit_patch` is the repository's diff after the first edit that was applied."""
+        return {
+            "tool_calls": dict(self.tool_calls),
+            "test_runs": self.tool_calls["run_tests"],
+            "malformed_calls": self.malformed_calls,
+            "cut_turns": self.cut_turns,
+            "edits": self.edits,
+            "failed_edits": self.failed_edits,
+            "first_edit_patch": self.first_edit_patch,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "engine_aborted": self.engine_aborted,
+        }
+
+    @contextmanager
+    def engine_time(self) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.engine_seconds += perf_counter() - started
+
+    @contextmanager
+    def sandbox_time(self) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.sandbox_seconds += perf_counter() - started
+
+
+class Agent(Protocol):
+    @property
+    def placeholder_token(self) -> int:
+        """Any valid token id: it stands, masked, where an episode has no sampled token."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, for people."""
+        ...
+
+    async def run(
+        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, journal: Journal
+    ) -> StopReason:
+        """Work on the task, recording every model call in `session`, and say why it ended.
+
+        Raises `EngineError` and `SandboxError` for what infrastructure does; may be cancelled at any await.
+        """
+        ...

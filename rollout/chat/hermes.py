@@ -1,0 +1,66 @@
+"""Hermes tool calls (Qwen2.5): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from rollout.chat.calls import MalformedCall, ParsedTurn, ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parse_hermes(text: str) -> ParsedTurn:
+    """The turn's calls. A closing tag inside a JSON string is part of the string."""
+    calls: list[ToolCall] = []
+    start = text.find(OPEN)
+    before = text if start < 0 else text[:start]
+    if start < 0 and CLOSE in text:
+        return ParsedTurn(before, [], f"{CLOSE} without {OPEN}")
+    try:
+        while start >= 0:
+            call, end = _parse_one(text, start + len(OPEN))
+            calls.append(call)
+            start = text.find(OPEN, end)
+    except MalformedCall as error:
+        return ParsedTurn(before, calls, str(error))
+    return ParsedTurn(before, calls)
+
+
+def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
+    try:
+        value, end = _DECODER.raw_decode(text, _skip_space(text, start))
+    except RecursionError:
+        raise MalformedCall("the tool call is nested too deeply") from None
+    except ValueError as error:
+        raise MalformedCall(f"the tool call is not valid JSON: {_say(error)}") from None
+    end = _skip_space(text, end)
+    if not text.startswith(CLOSE, end):
+        raise MalformedCall(f"the tool call does not end in {CLOSE}")
+    return _check(value), end + len(CLOSE)
+
+
+def _check(value: Any) -> ToolCall:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise MalformedCall('a tool call must be {"name": string, "arguments": object}')
+    arguments = value.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise MalformedCall(f'"arguments" must be an object, got {type(arguments).__name__}')
+    return ToolCall(value["name"], arguments)
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _say(error: ValueError) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,199 @@
+"""`ChatTemplate`: token ids of a conversation's first prompt, and of what each later turn adds to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollout.chat.encoding import Encoder, Run, Scaffold, Slot, TemplateError
+from rollout.chat.probes import ASSISTANT_TEXTS, CONTENTS, HISTORIES, SHAPES
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, used so that nothing is ever rendered or tokenised twice.
+
+    `first_prompt` opens the conversation; after each sampled turn `delta` gives only what new messages add. What makes
+    that right is proven for the template in use, once for each sequence of roles, by rendering whole conversations:
+
+    1. *verbatim*: a message's content appears in the text exactly as it is, whatever it holds;
+    2. *append-only*: a longer conversation's text starts with the shorter one's, the sampled turn kept as it was;
+    3. *closed*: a sampled turn ends in one added token, which the policy samples as its stop token;
+    4. *constant*: what new messages add depends on them alone, not on the history;
+    5. *splittable*: tokenising the pieces gives the ids of tokenising the whole.
+
+    `TemplateError` names the rule that fails. Control tokens come from the template only: their text inside a message
+    is encoded as plain text.
+    """
+
+    def __init__(self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]]) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise TemplateError("the tokenizer has no chat template: add one to its tokenizer_config.json")
+        self._tokenizer = tokenizer
+        self._tools = [dict(schema) for schema in tool_schemas]
+        self._encoder = Encoder(tokenizer)
+        self._openings: dict[tuple[str, ...], Scaffold] = {}
+        self._deltas: dict[tuple[str, ...], Scaffold] = {}
+        self._turn_end = self._find_turn_end()
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """What ends a sampled turn."""
+        return [self._turn_end_id]
+
+    @property
+    def _turn_end_id(self) -> int:
+        return self._encoder.ids_of_added[self._turn_end]
+
+    def prove(self) -> None:
+        """Prove the rules for the usual conversations, so that a run fails at its start and not in its middle."""
+        opening, deltas = SHAPES
+        for roles in opening:
+            self._opening(roles)
+        for roles in deltas:
+            self._delta(roles)
+        self._prove_plain_text()
+
+    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the conversation so far with the first assistant turn opened."""
+        roles, contents = _unzip(messages)
+        return self._opening(roles).fill(contents)
+
+    def delta(self, messages: Sequence[Message], *, closed: bool = True) -> list[int]:
+        """Ids that go after a sampled turn so that `messages` are there and the next assistant turn is open.
+
+        `closed` says that the turn ended in its stop token; a turn that was cut short has it supplied here.
+        """
+        roles, contents = _unzip(messages)
+        ids = self._delta(roles).fill(contents)
+        return ids if closed else [self._turn_end_id, *ids]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn, without its stop token."""
+        end = len(tokens) - 1 if tokens and tokens[-1] == self._turn_end_id else len(tokens)
+        return self._encoder.decode(tokens[:end])
+
+    def _opening(self, roles: tuple[str, ...]) -> Scaffold:
+        if roles not in self._openings:
+            self._openings[roles] = self._prove_opening(roles)
+        return self._openings[roles]
+
+    def _delta(self, roles: tuple[str, ...]) -> Scaffold:
+        if roles not in self._deltas:
+            self._deltas[roles] = self._prove_delta(roles)
+        return self._deltas[roles]
+
+    def _prove_opening(self, roles: tuple[str, ...]) -> Scaffold:
+        pieces = self._pieces(roles, self._render)
+        self._check_verbatim(roles, pieces, self._render)
+        return self._compile(pieces, len(roles))
+
+    def _prove_delta(self, roles: tuple[str, ...]) -> Scaffold:
+        known: list[str | Slot] | None = None
+        for history in HISTORIES:
+            before = self._render(history)
+            for said in ASSISTANT_TEXTS:
+                pieces = self._pieces(roles, partial(self._added_text, history, before, said))
+                if known is not None and pieces != known:
+                    raise TemplateError(f"rule 'constant' fails: what {roles} add depends on the turns before them")
+                known = pieces
+            self._check_verbatim(roles, known or [], partial(self._added_text, history, before, ASSISTANT_TEXTS[0]))
+        return self._compile(known or [], len(roles))
+
+    def _pieces(self, roles: tuple[str, ...], render: Callable[[list[Message]], str]) -> list[str | Slot]:
+        """Where the contents of messages of these roles are in what `render` makes of them."""
+        marks = [f"zqMark{i}qz" for i in range(len(roles))]
+        return _split(render(_zip(roles, marks)), marks)
+
+    def _check_verbatim(
+        self, roles: tuple[str, ...], pieces: list[str | Slot], render: Callable[[list[Message]], str]
+    ) -> None:
+        for content in CONTENTS:
+            contents = [f"{content}{i}{content}" if content else "" for i in range(len(roles))]
+            if render(_zip(roles, contents)) != _join(pieces, contents):
+                raise TemplateError(
+                    f"rule 'verbatim' fails: the template changes the message {contents[0]!r} in {roles}"
+                )
+
+    def _added_text(self, history: Sequence[Message], before: str, said: str, new: list[Message]) -> str:
+        """What the text of `history` (that is `before`) gains by a reply and new messages, stop token excluded."""
+        longer = self._render([*history, {"role": "assistant", "content": said}, *new])
+        if not longer.startswith(before):
+            raise TemplateError("rule 'append-only' fails: a later turn changes the text of the turns before it")
+        if not longer.startswith(f"{before}{said}{self._turn_end}"):
+            raise TemplateError(
+                f"rule 'append-only' fails: a later turn changes the assistant's earlier reply {said!r}"
+            )
+        return longer[len(before) + len(said) + len(self._turn_end) :]
+
+    def _find_turn_end(self) -> str:
+        history, said = HISTORIES[0], "zqSaidqz"
+        text = self._render([*history, {"role": "assistant", "content": said}, {"role": "user", "content": "x"}])
+        _, found, rest = text.partition(said)
+        end = self._encoder.leading_added(rest)
+        if not found or end is None:
+            raise TemplateError(f"rule 'closed' fails: no added token follows the assistant's reply, but {rest[:20]!r}")
+        return end
+
+    def _compile(self, pieces: list[str | Slot], count: int) -> Scaffold:
+        """The scaffold, whose ids are proven to be those of the whole text after a stop token."""
+        scaffold = self._encoder.compile(pieces)
+        for content in CONTENTS:
+            if self._encoder.holds_added(content):
+                continue  # here the ids differ on purpose
+            contents = [content] * count
+            whole = self._encoder.whole(self._turn_end + _join(pieces, contents))
+            if whole != [self._turn_end_id, *scaffold.fill(contents)]:
+                raise TemplateError(
+                    f"rule 'splittable' fails: pieces are tokenised unlike the whole around {content!r}"
+                )
+        return scaffold
+
+    def _prove_plain_text(self) -> None:
+        added = set(self._encoder.ids_of_added.values())
+        for text in self._encoder.ids_of_added:
+            if added & set(self._encoder.plain(text)):
+                raise TemplateError(
+                    f"rule 'splittable' fails: the text {text!r} can't be encoded but as that very token"
+                )
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError as JinjaError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=self._tools or None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except JinjaError as error:
+            roles = [message["role"] for message in messages]
+            raise TemplateError(f"the chat template refuses a conversation of {roles}: {error}") from error
+        return text
+
+
+def _zip(roles: Sequence[str], contents: Sequence[str]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+def _unzip(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[str]]:
+    return tuple(message["role"] for message in messages), [message["content"] for message in messages]
+
+
+def _split(text: str, marks: Sequence[str]) -> list[str | Slot]:
+    pieces: list[str | Slot] = []
+    pattern = "|".join(map(re.escape, marks)) or r"(?!)"
+    found = re.findall(pattern, text)
+    if found != list(marks):
+        raise TemplateError(f"rule 'verbatim' fails: of messages {list(marks)} the template renders {found}")
+    for literal, mark in zip(re.split(pattern, text), [*range(len(marks)), None], strict=True):
+        pieces += [literal] if mark is None else [literal, Slot(mark)]
+    return pieces
+
+
+def _join(pieces: Sequence[str | Slot], contents: Sequence[str]) -> str:
+    return Run(tuple(pieces)).fill(contents)

@@ -1,0 +1,166 @@
+"""Client of SGLang's `POST /generate`: token ids in, token ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import aiohttp
+import orjson
+
+_POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
+
+
+class EngineError(RuntimeError):
+    """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
+
+
+class EngineAborted(EngineError):
+    """The engine was told to drop the request, so asking again would work against whoever told it."""
+
+
+class _Transient(EngineError):
+    """Worth another try."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One sampled turn. `log_probs[i]` is that of `tokens[i]`, the stop token included."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    weight_version: str | None = None
+    routed_experts: str | None = None  # base64 of int32, for all tokens but the last
+
+
+class EngineClient:
+    """One pool of connections; use as an async context manager, in one event loop.
+
+    `timeout` bounds one attempt in seconds, `max_body` one reply in bytes. Connection failures and 5xx are tried
+    `attempts` times with doubling pauses; a refused (4xx), timed-out or senseless reply is not.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = 600.0, attempts: int = 5, pause: float = 0.25, max_body: int = 8 << 20
+    ) -> None:
+        self.url = f"{url.rstrip('/')}/generate"
+        self._timeout = timeout
+        self._attempts = attempts
+        self._pause = pause
+        self._max_body = max_body
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # No connection limit: the caller bounds concurrency, and a hidden second queue would only add latency.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10.0),
+            headers={"Content-Type": "application/json"},
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        routed_experts: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> Generation:
+        """Sample one continuation of `input_ids`. Raises `EngineError`; cancelling drops the request."""
+        payload: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling_params, "return_logprob": True}
+        if routed_experts:
+            payload["return_routed_experts"] = True
+        body = orjson.dumps(payload)
+        for attempt in range(self._attempts - 1):
+            try:
+                return parse_reply(await self._post(body, headers), sampling_params["max_new_tokens"])
+            except _Transient:
+                await asyncio.sleep(self._pause * 2**attempt)
+        return parse_reply(await self._post(body, headers), sampling_params["max_new_tokens"])
+
+    async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
+        if self._http is None:
+            raise RuntimeError("EngineClient is used outside its `async with`")
+        try:
+            async with self._http.post(self.url, data=body, headers=headers) as response:
+                reply = await self._read(response)
+        except TimeoutError as error:
+            raise EngineError(f"{self.url} did not reply within {self._timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Transient(f"{self.url} is unreachable: {error or type(error).__name__}") from error
+        if response.status != 200:
+            kind = _Transient if response.status >= 500 else EngineError
+            raise kind(f"{self.url} replied HTTP {response.status}: {reply[:200].decode(errors='replace')}")
+        return reply
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        reply = bytearray()
+        async for chunk in response.content.iter_any():
+            reply += chunk
+            if len(reply) > self._max_body:
+                response.close()  # what is still to come must not be read
+                raise EngineError(f"{self.url} replied with more than {self._max_body} bytes")
+        return bytes(reply)
+
+
+def parse_reply(body: bytes, max_new_tokens: int) -> Generation:
+    """The reply, checked. Raises `EngineError` saying what is wrong with it."""
+    try:
+        reply = orjson.loads(body)
+        meta = reply["meta_info"]
+        finish = meta["finish_reason"]
+        kind = finish["type"]
+        triples = meta["output_token_logprobs"] if kind != "abort" else []
+        tokens = [triple[1] for triple in triples]
+        log_probs = [triple[0] for triple in triples]
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
+    except (KeyError, IndexError, TypeError) as error:
+        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error!r}: {body[:80]!r}") from error
+    if kind == "abort":
+        raise EngineAborted(f"the engine aborted the request: {finish.get('message', 'no reason given')}")
+    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens)
+    if wrong:
+        raise EngineError(f"the engine's reply is inconsistent: {wrong}")
+    return Generation(
+        tokens,
+        log_probs,
+        kind,
+        prompt_tokens=_count(meta, "prompt_tokens"),
+        cached_tokens=_count(meta, "cached_tokens"),
+        weight_version=None if meta.get("weight_version") is None else str(meta["weight_version"]),
+        routed_experts=meta.get("routed_experts"),
+    )
+
+
+def _count(meta: dict[str, Any], name: str) -> int:
+    value = meta.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _inconsistency(reply: Any, kind: str, tokens: list[Any], log_probs: list[Any], max_new_tokens: int) -> str | None:
+    if kind not in ("stop", "length"):
+        return f"finish reason {kind!r}"
+    if not 0 < len(tokens) <= max_new_tokens:
+        return f"{len(tokens)} tokens where 1 to {max_new_tokens} were asked for"
+    if reply.get("output_ids", tokens) != tokens:
+        return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
+    if reply["meta_info"].get("completion_tokens", len(tokens)) != len(tokens):
+        return f"completion_tokens is {reply['meta_info']['completion_tokens']} for {len(tokens)} tokens"
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        return "a token id is not a natural number"
+    if not all(type(p) in (float, int) and math.isfinite(p) and p <= _POSITIVE_SLACK for p in log_probs):
+        return "a log-probability is not a number of at most 0"
+    return None

@@ -1,0 +1,69 @@
+"""Things that are opened once for an event loop and closed with it (connections, sandbox pools, tokenizers).
+
+SLiME calls the plug-ins thousands of times and never says "start" or "stop"; the loop's own life is the scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+
+class LoopScope:
+    """What one event loop has opened, by key."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opened: dict[Hashable, asyncio.Future[Any]] = {}
+        self._guard = self._close_with_loop()
+
+    async def get(self, key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What `open_it` enters to, opened by the first caller of this key; a failure to open is not remembered."""
+        if key not in self._opened:
+            self._opened[key] = asyncio.ensure_future(self._stack.enter_async_context(open_it()))
+            self._opened[key].add_done_callback(lambda done: self._forget_failure(key, done))
+        opened: T = await asyncio.shield(self._opened[key])  # a cancelled caller must not break the others
+        return opened
+
+    async def start(self) -> None:
+        await anext(self._guard)
+
+    async def close(self) -> None:
+        """Close everything, last opened first. Runs by itself when the loop shuts down."""
+        await self._guard.aclose()
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        # `asyncio.run` and its kin close every async generator that is still suspended before they close the loop.
+        try:
+            yield
+        finally:
+            self._opened.clear()
+            await self._stack.aclose()
+
+    def _forget_failure(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._opened.pop(key, None)
+
+
+_SCOPES: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopScope] = WeakKeyDictionary()
+
+
+async def loop_scope() -> LoopScope:
+    """The running loop's scope."""
+    loop = asyncio.get_running_loop()
+    if loop not in _SCOPES:
+        _SCOPES[loop] = scope = LoopScope()
+        await scope.start()
+    return _SCOPES[loop]
+
+
+async def close_loop_scope() -> None:
+    """Close what the running loop has opened, before the loop ends; it may be opened again."""
+    scope = _SCOPES.pop(asyncio.get_running_loop(), None)
+    if scope is not None:
+        await scope.close()

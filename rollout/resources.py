@@ -1,0 +1,36 @@
+"""What the plug-ins share within an event loop: the agent and the pool of sandboxes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from data_sources.arguments import ArgumentError, unknown
+from rollout.agents.base import Agent
+from rollout.loop_scope import loop_scope
+from rollout.runner import Sandboxes
+from rollout.sandbox import SandboxPool
+from rollout.settings import RolloutSettings
+
+# Short name -> dotted path of `open(settings) -> async context manager of an Agent`. Any such path works as a name.
+AGENTS = {"native": "rollout.agents.native_setup.open_native"}
+
+
+async def agent_for(settings: RolloutSettings) -> Agent:
+    """The running loop's agent for these settings."""
+    scope = await loop_scope()
+    return await scope.get(("agent", settings), lambda: _opener(settings.agent)(settings))
+
+
+async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
+    """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
+    scope = await loop_scope()
+    key = (settings.sandbox, settings.sandbox_concurrency)
+    return await scope.get(("sandboxes", *key), lambda: SandboxPool(key[0], concurrency=key[1]))
+
+
+def _opener(name: str) -> Any:
+    if name not in AGENTS and "." not in name:
+        raise ArgumentError(unknown("args.swe_agent", name, AGENTS))
+    module, _, attribute = AGENTS.get(name, name).rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,110 @@
+"""Turn an `Episode` into what the trainer receives: one SLiME `Sample` for each of its segments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from data_sources.sample import Sample
+from rollout.episode import Episode, StopReason
+from rollout.session import Segment
+
+MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet
+
+_TRUNCATED = (StopReason.CONTEXT_FULL, StopReason.MAX_TURNS, StopReason.TIME_BUDGET)
+
+
+def to_samples(
+    args: Any,
+    sample: Sample,
+    episode: Episode,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    placeholder: int,
+    evaluation: bool = False,
+) -> list[Sample]:
+    """`sample` and, for every further segment, a sibling with the same `rollout_id` and `group_index`.
+
+    Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
+    masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
+    ABORTED with reward 0.0 and `remove_sample`, and `metadata["infrastructure"]` says what failed.
+    """
+    segments = episode.segments or (Segment([placeholder, placeholder], [0, 0], [0.0, 0.0], 1),)
+    assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
+    rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+    metadata = {**sample.metadata, "episode": _summary(episode, evaluation)}
+    metadata.pop("score", None)
+    metadata.pop("infrastructure", None)
+    samples = []
+    for number, segment in enumerate(segments):
+        made = sample if number == 0 else copy.copy(sample)
+        made.rollout_id = rollout_id
+        if number > 0 and sample.index is not None:
+            made.index = -(1 + sample.index * MAX_SEGMENTS + number)
+        made.metadata = dict(metadata)
+        _fill(args, made, _without_tail(segment), decode)
+        _judge(made, episode)
+        samples.append(made)
+    return samples
+
+
+def mark_infrastructure_failure(sample: Sample, where: str, detail: str) -> None:
+    """Take the sample out of reward, baseline and loss, and say why."""
+    sample.status = Sample.Status.ABORTED
+    sample.reward = 0.0
+    sample.remove_sample = True
+    sample.metadata = {**sample.metadata, "infrastructure": {"where": where, "detail": detail}}
+
+
+def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequence[int]], str]) -> None:
+    start = segment.prompt_length
+    sample.tokens = segment.tokens
+    sample.response = decode(segment.tokens[start:])
+    sample.response_length = len(segment.tokens) - start
+    sample.loss_mask = segment.loss_mask[start:]
+    sample.rollout_log_probs = segment.log_probs[start:]
+    sample.weight_versions = list(segment.weight_versions)
+    sample.rollout_routed_experts = None
+    if segment.routed_experts is not None:
+        sample.append_response_tokens(args, meta_info={"routed_experts": segment.routed_experts})
+
+
+def _judge(sample: Sample, episode: Episode) -> None:
+    reason = episode.stop_reason
+    sample.remove_sample = not any(sample.loss_mask or ())
+    sample.reward = None
+    sample.status = Sample.Status.TRUNCATED if reason in _TRUNCATED else Sample.Status.COMPLETED
+    sample.non_generation_time = episode.timings.sandbox
+    sample.prefix_cache_info = Sample.PrefixCacheInfo(
+        cached_tokens=episode.counters.get("cached_tokens", 0),
+        total_prompt_tokens=episode.counters.get("prompt_tokens", 0),
+    )
+    if reason.is_infrastructure:
+        mark_infrastructure_failure(sample, reason.value, episode.detail)
+
+
+def _without_tail(segment: Segment) -> Segment:
+    """The segment up to its last sampled token: context after that teaches nothing and costs compute."""
+    last = max((i for i, sampled in enumerate(segment.loss_mask) if sampled), default=len(segment.tokens) - 1)
+    return Segment(
+        segment.tokens[: last + 1],
+        segment.loss_mask[: last + 1],
+        segment.log_probs[: last + 1],
+        segment.prompt_length,
+        segment.weight_versions,
+        segment.routed_experts,
+    )
+
+
+def _summary(episode: Episode, evaluation: bool) -> dict[str, Any]:
+    timings = episode.timings
+    return {
+        "patch": episode.patch,
+        "stop_reason": episode.stop_reason.value,
+        "detail": episode.detail,
+        "turns": episode.turns,
+        "counters": episode.counters,
+        "timings": {"total": timings.total, "engine": timings.engine, "sandbox": timings.sandbox},
+        "evaluation": evaluation,
+    }

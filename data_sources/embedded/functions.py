@@ -1,0 +1,112 @@
+"""Function templates with their tests and bugs: source text with placeholders, calls with known answers, mutants."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from data_sources.embedded.arguments import draw
+from data_sources.embedded.bugs import Mutation, mutations
+
+PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
+_CALLS = 48  # calls tried per template; those that tell the most mutants apart become tests
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call with its right answer, both as source text: `FN(3, 4)`, `7`."""
+
+    arguments: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong version that the calls `killed_by` (indexes into `FunctionTemplate.calls`) tell from the right one."""
+
+    mutation: Mutation
+    key: str
+    killed_by: frozenset[int]
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether this (function, bug) pair belongs to the held-out quarter: never demonstrated, never trained on."""
+        return hashlib.sha256(self.key.encode()).digest()[0] % 4 == 0
+
+
+@dataclass(frozen=True, eq=False)  # there is one object per template: comparing and hashing it is by identity
+class FunctionTemplate:
+    """A function as source text with placeholders, and what is known of it."""
+
+    name: str
+    source: str
+    calls: tuple[Call, ...]
+    mutants: tuple[Mutant, ...]
+
+    @property
+    def placeholders(self) -> list[str]:
+        return sorted(set(PLACEHOLDER.findall(self.source)))
+
+
+@cache
+def templates() -> tuple[FunctionTemplate, ...]:
+    """Every template in `functions.txt`, variants expanded, with calls and mutants worked out."""
+    text = (resources.files("data_sources.embedded") / "functions.txt").read_text(encoding="utf-8")
+    return tuple(_build(name, kinds, source) for name, kinds, source in _parse(text))
+
+
+def _parse(text: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    for block in text.split("\n## ")[1:]:
+        header, source = block.split("\n", 1)
+        head, _, variants = header.partition("|")
+        name, *kinds = head.split()
+        if not variants:
+            yield name, tuple(kinds), source.strip() + "\n"
+        for variant in filter(None, variants.split(";")):
+            word, _, code = (part.strip() for part in variant.partition("="))
+            filled = source.replace("{word}", word).replace("{code}", code)
+            yield f"{name}:{word.lower().replace(' ', '_')}", tuple(kinds), filled.strip() + "\n"
+
+
+def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    rng = random.Random(f"calls of {name}")
+    arguments = {repr(draw(kinds, rng, len(function.args.defaults))): None for _ in range(_CALLS)}
+    drawn = [ast.literal_eval(text) for text in arguments]
+    gold = compile_function(source)
+    expected = [run_call(gold, values) for values in drawn]
+    mutants = []
+    for mutation in mutations(source):
+        wrong = compile_function(mutation.source)
+        answers = [run_call(wrong, values) for values in drawn]
+        killed_by = frozenset(i for i, answer in enumerate(answers) if answer != expected[i])
+        if killed_by:
+            key = f"{name}\n{mutation.source}"
+            mutants.append(Mutant(mutation, key, killed_by))
+    calls = tuple(
+        Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True)
+    )
+    return FunctionTemplate(name, source, calls, tuple(mutants))
+
+
+def compile_function(source: str) -> Callable[..., Any]:
+    """The function `FN` of a template's source. Templates come with this package; nothing an agent wrote gets here."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<template>", "exec"), namespace)
+    return namespace["FN"]  # type: ignore[no-any-return]
+
+
+def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    """`repr` of what the function returns, or the name of what it raises. Templates cannot loop forever."""
+    try:
+        return repr(function(*ast.literal_eval(repr(arguments))))
+    except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
+        return type(error).__name__

@@ -1,0 +1,203 @@
+"""Demonstrations for the seed policy: the format of an episode, exact copying, and edits that are mostly wrong.
+
+Each is a transcript of the native agent on a training repository: look at the module, replace one line, run the tests,
+submit. What is replaced is the right fix in `GOLD_SHARE` of the cases and otherwise a random legal mutation at a random
+place, so that the policy learns to act and to copy but is mediocre at choosing: that is left for reinforcement learning.
+Only (function, bug) pairs, bug classes and names of the training split occur.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+
+from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
+from data_sources.embedded.edits import as_replacement
+from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
+from data_sources.embedded.repository import Function, Module, Repository
+from data_sources.embedded.runtests import shorten
+from data_sources.embedded.tasks import draw_repository, failing_tests, fix, statement
+
+SYSTEM_PROMPT = "Repair the code."
+GOLD_SHARE = 0.45
+IN_FAILING_FUNCTION = 0.8  # of the random edits
+RETRY_SHARE = 0.3  # of the failed first edits: take it back and try another
+SKIP_TESTS_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of text that the policy says (`action`) or is shown."""
+
+    text: str
+    action: bool
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One `str_replace` in the buggy module, and the (template, source) of the function that it leaves."""
+
+    old: str
+    new: str
+    function: int
+    template_source: str
+
+
+def demonstration(rng: random.Random) -> list[Part]:
+    """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
+    while True:
+        repository = draw_repository(rng, "train")
+        if fix(repository) is not None:
+            break
+    failing, _ = failing_tests(repository)
+    script = Script(repository)
+    script.open(statement(rng, repository, failing))
+    script.call("view", path=repository.buggy_module.path)
+    script.show(repository.buggy_module.source.rstrip("\n"))
+    _play(rng, script)
+    return script.parts
+
+
+def _play(rng: random.Random, script: Script) -> None:
+    edit = _choose(rng, script.repository)
+    script.edit(edit.old, edit.new)
+    script.apply(edit)
+    if rng.random() >= SKIP_TESTS_SHARE:
+        solved = script.run_tests()
+        if not solved and rng.random() < RETRY_SHARE and script.source.count(edit.new) == 1:
+            script.edit(edit.new, edit.old)
+            script.undo(edit)
+            second = _choose(rng, script.repository)
+            script.edit(second.old, second.new)
+            script.apply(second)
+            script.run_tests()
+    script.call("submit")
+    script.close()
+
+
+def _choose(rng: random.Random, repository: Repository) -> Edit:
+    """The right fix in `GOLD_SHARE` of the cases, else a random legal mutation of the module as it is."""
+    bug = repository.bug
+    if rng.random() < GOLD_SHARE:
+        old, new = fix(repository) or ("", "")
+        return Edit(old, new, bug.function, repository.modules[bug.module].functions[bug.function].template.source)
+    module = repository.buggy_module
+    while True:
+        index = bug.function
+        if rng.random() >= IN_FAILING_FUNCTION:
+            index = rng.randrange(len(module.functions))
+        by_class = _legal_edits(module.functions[index].template, _current_source(repository, index))
+        if not by_class:
+            continue
+        mutation = rng.choice(by_class[rng.choice(sorted(by_class))])
+        after = module.with_source_of(index, module.functions[index].rename(mutation.source))
+        replacement = as_replacement(module.source, after.source)
+        if replacement is not None:
+            return Edit(*replacement, index, mutation.source)
+
+
+def _current_source(repository: Repository, index: int) -> str:
+    bug = repository.bug
+    if index == bug.function:
+        return bug.mutant.mutation.source
+    return repository.modules[bug.module].functions[index].template.source
+
+
+@cache
+def _legal_edits(template: FunctionTemplate, source: str) -> dict[str, list[Mutation]]:
+    """Mutations of `source` by trained classes that do not spell out a held-out bug, by bug class."""
+    held_out = {mutant.mutation.source for mutant in template.mutants if mutant.is_held_out}
+    legal: dict[str, list[Mutation]] = {}
+    for mutation in mutations(source):
+        if mutation.bug_class in TRAINED_CLASSES and mutation.source not in held_out:
+            legal.setdefault(mutation.bug_class, []).append(mutation)
+    return legal
+
+
+class Script:
+    """Writes a transcript while keeping the buggy module's functions as the edits leave them."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self.parts: list[Part] = []
+        self.source = repository.buggy_module.source
+        module = repository.modules[repository.bug.module]
+        self._sources = [_current_source(repository, index) for index in range(len(module.functions))]
+
+    def open(self, text: str) -> None:
+        from rollout.tools import TOOLS
+
+        signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
+        self._shown(
+            f"<|im_start|>system\n{SYSTEM_PROMPT}\nTools: {signatures}<|im_end|>\n"
+            f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+    def call(self, name: str, **arguments: str) -> None:
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        self.parts.append(Part(f"<tool_call>\n{call}\n</tool_call><|im_end|>", action=True))
+
+    def show(self, result: str) -> None:
+        self._shown(
+            f"\n<|im_start|>user\n<tool_response>\n{result}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
+
+    def edit(self, old: str, new: str) -> None:
+        path = self.repository.buggy_module.path
+        self.call("str_replace", path=path, old_str=old, new_str=new)
+        self.show(f"Edited {path}")
+
+    def apply(self, edit: Edit) -> None:
+        self._sources[edit.function] = edit.template_source
+        self.source = self.source.replace(edit.old, edit.new)
+
+    def undo(self, edit: Edit) -> None:
+        self._sources[edit.function] = _current_source(self.repository, edit.function)
+        self.source = self.source.replace(edit.new, edit.old)
+
+    def run_tests(self) -> bool:
+        """Run every test on the functions as they are now; write the runner's output; say whether all passed."""
+        lines, passed = [], 0
+        for number, module in sorted(enumerate(self.repository.modules), key=lambda item: item[1].test_path):
+            for position, function in enumerate(module.functions):
+                source = function.template.source
+                if number == self.repository.bug.module:
+                    source = self._sources[position]
+                for test, calls in function.tests.items():
+                    failure = _first_failure(source, calls)
+                    passed += failure is None
+                    if failure is not None:
+                        lines.append(f"FAILED {module.test_path}::{test} - {failure}")
+        counts = [f"{passed} passed"] * bool(passed) + [f"{len(lines)} failed"] * bool(lines)
+        self.call("run_tests")
+        ending = ["[exit code 1]"] if lines else []
+        self.show("\n".join([*lines, ", ".join(counts), *ending]))
+        return not lines
+
+    def close(self) -> None:
+        """The transcript ends with the policy's last turn."""
+        assert self.parts[-1].action, "the last part is the policy's"
+
+    def _shown(self, text: str) -> None:
+        self.parts.append(Part(text, action=False))
+
+
+def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
+    """What `runtests.py` says of the first call that goes wrong; None where all are right."""
+    for call in calls:
+        answer = _answer(source, call.arguments)
+        if answer != call.expected:
+            if answer.endswith("Error"):
+                return answer
+            return f"assert {shorten(answer)} == {shorten(call.expected)}"
+    return None
+
+
+@cache
+def _answer(source: str, arguments: str) -> str:
+    return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own
+
+
+__all__ = ["SYSTEM_PROMPT", "Function", "Module", "Part", "demonstration"]

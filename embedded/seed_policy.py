@@ -1,0 +1,65 @@
+"""Make the seed policy that `tiny_cpu` starts from: `python -m embedded.seed_policy --out embedded/seed/checkpoint`.
+
+Trains the tokenizer and a small Qwen2 from random weights on procedurally generated demonstrations (see
+`embedded.seed.demonstrations`), in one seeded run, and writes a Hugging Face checkpoint beside `training.json`, which
+holds the settings, the loss curve and the gate figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embedded.model import Qwen2
+from embedded.seed.demonstrations import demonstration
+from embedded.seed.tokenizer import train_tokenizer
+from embedded.seed.train import SeedRun, gold_probability, new_model, train
+
+TOKENIZER_TEXTS = 4000
+REPORT_EVERY = 25
+GATE_EVERY = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the seed policy of the tiny_cpu recipe.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    parser.add_argument("--steps", type=int, default=SeedRun.steps)
+    parser.add_argument("--seed", type=int, default=SeedRun.seed)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    make(options.out, SeedRun(steps=options.steps, seed=options.seed))
+
+
+def make(out: Path, run: SeedRun) -> None:
+    """Train and write the seed policy, saving at every gate, so that a run that is cut short leaves its newest state."""
+    rng = random.Random(f"tokenizer {run.seed}")
+    tokenizer = train_tokenizer("".join(p.text for p in demonstration(rng)) for _ in range(TOKENIZER_TEXTS))
+    model = new_model(tokenizer, run.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)
+    curve: list[dict[str, float]] = []
+    for metrics in train(model, tokenizer, run):
+        if metrics["step"] % GATE_EVERY == 0 or metrics["step"] == run.steps:
+            for split in ("train", "heldout", "unseen"):
+                metrics |= gold_probability(model, tokenizer, split)
+            save(out, model, tokenizer, {"run": asdict(run), "curve": [*curve, metrics]})
+        if metrics["step"] % REPORT_EVERY == 0:
+            curve.append(metrics)
+            print(" ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)
+
+
+def save(out: Path, model: Qwen2, tokenizer: Any, training: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    model.save(out)
+    tokenizer.save_pretrained(out)
+    (out / "training.json").write_text(json.dumps(training, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+def make_patch(a,b): return ""

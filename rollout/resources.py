@@ -9,7 +9,7 @@ from data_sources.arguments import ArgumentError, unknown
 from rollout.agents.base import Agent
 from rollout.loop_scope import loop_scope
 from rollout.runner import Sandboxes
-from rollout.sandbox import SandboxPool
+from rollout.sandbox.pool import SandboxPool
 from rollout.settings import RolloutSettings
 
 # Short name -> dotted path of `open(settings) -> async context manager of an Agent`. Any such path works as a name.

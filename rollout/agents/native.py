@@ -94,10 +94,14 @@ class _Run:
             if self.journal.turns >= self.settings.max_turns:
                 return StopReason.MAX_TURNS
             closed = generation.tokens[-1] in self.template.stop_token_ids
-            added = fit(results, partial(self._delta, closed), self.room - MIN_REPLY)
+            added = fit(results, partial(self._delta, closed), self.room - self._reserve())
             if added is None:
                 return StopReason.CONTEXT_FULL
             self._append(added)
+
+    def _reserve(self) -> int:
+        """Tokens kept for the next reply when results are cut: up to a quarter of the room."""
+        return max(MIN_REPLY, min(self.sampling.params["max_new_tokens"], self.room // 4))
 
     async def _sample(self) -> Generation:
         journal, settings = self.journal, self.settings
@@ -145,11 +149,17 @@ class _Run:
         self.journal.tool_calls[call.name] += 1
         with self.journal.sandbox_time():
             await self._keep_first_edit(call.name)
-            result = await tool(self.sandbox, self.task, call.arguments)
+            result = await self._use(tool, call)
         if call.name == "str_replace":
             self.journal.edits += result.ok
             self.journal.failed_edits += not result.ok
         return result
+
+    async def _use(self, tool: Tool, call: ToolCall) -> ToolResult:
+        try:
+            return await tool(self.sandbox, self.task, call.arguments)
+        except OSError as error:  # of a file operation inside the sandbox: a path through a file, a full disk
+            return ToolResult(f"Error: {error.strerror or error}", ok=False)
 
     async def _keep_first_edit(self, tool: str) -> None:
         """Take the diff only when something else is about to change files; else the final patch is the same."""

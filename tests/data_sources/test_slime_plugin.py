@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_sources.arguments import ArgumentError
+from data_sources.sample import Sample
+from data_sources.slime_plugin import DataSourceError, TaskDataSource, task_of
+from data_sources.task import TaskError
+from tests.data_sources.tasks import make_task
+
+
+def seven(split: str):
+    return [make_task(f"task-{i}") for i in range(7)]
+
+
+def one(split: str):
+    return [make_task("only")]
+
+
+def make_args(folder, **changes) -> Namespace:
+    values = {
+        "swe_tasks": ["tests.data_sources.test_slime_plugin.seven:x"],
+        "n_samples_per_prompt": 2,
+        "rollout_seed": 5,
+        "rollout_shuffle": True,
+        "save": str(folder),
+        "load": str(folder),
+    }
+    return Namespace(**{**values, **changes})
+
+
+def ids(groups) -> list[str]:
+    return [group[0].metadata["task"]["id"] for group in groups]
+
+
+def test_groups_hold_one_task_and_indices_count_up(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    groups = [*source.get_samples(2), *source.get_samples(1)]
+    flat = [sample for group in groups for sample in group]
+    assert [sample.index for sample in flat] == [sample.rollout_id for sample in flat] == [0, 1, 2, 3, 4, 5]
+    assert [sample.group_index for sample in flat] == [0, 0, 1, 1, 2, 2]
+    assert all(group[0].metadata["task"]["id"] == group[1].metadata["task"]["id"] for group in groups)
+    assert flat[0].prompt == task_of(flat[0]).statement
+    assert flat[0].metadata is not flat[1].metadata
+    assert flat[0].status is Sample.Status.PENDING
+    assert len(source) == 7
+
+
+def test_an_epoch_has_each_task_once_and_the_next_another_order(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    first, second = ids(source.get_samples(7)), ids(source.get_samples(7))
+    assert sorted(first) == sorted(second) == [f"task-{i}" for i in range(7)]
+    assert first != second
+    assert ids(TaskDataSource(make_args(tmp_path)).get_samples(14)) == first + second
+    assert ids(TaskDataSource(make_args(tmp_path, rollout_seed=6)).get_samples(7)) != first
+    assert ids(TaskDataSource(make_args(tmp_path, rollout_shuffle=False)).get_samples(3)) == [
+        "task-0",
+        "task-1",
+        "task-2",
+    ]
+
+
+def test_more_than_an_epoch_at_once(tmp_path):
+    source = TaskDataSource(make_args(tmp_path, swe_tasks="tests.data_sources.test_slime_plugin.one:x"))
+    assert ids(source.get_samples(5)) == ["only"] * 5
+
+
+def test_several_task_sets_are_joined(tmp_path):
+    specs = ["tests.data_sources.test_slime_plugin.seven:x", "tests.data_sources.test_slime_plugin.one:x"]
+    assert len(TaskDataSource(make_args(tmp_path, swe_tasks=specs))) == 8
+
+
+def test_groups_given_back_come_first(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    groups = source.get_samples(3)
+    source.add_samples(groups[1:])
+    again = source.get_samples(3)
+    assert again[:2] == groups[1:]
+    assert again[2][0].index == 6
+    with pytest.raises(DataSourceError, match="a group holds 2 samples, got one of 1"):
+        source.add_samples([[Sample()]])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 2))
+def test_a_resumed_run_goes_on_exactly_where_it_was(tmp_path, sizes, stop, given_back):
+    straight = TaskDataSource(make_args(tmp_path))
+    source = TaskDataSource(make_args(tmp_path))
+    for number, size in enumerate(sizes):
+        expected, groups = straight.get_samples(size), source.get_samples(size)
+        straight.add_samples(expected[:given_back])
+        source.add_samples(groups[:given_back])
+        assert groups == expected
+        source.save(number)
+        if number == stop:
+            source = TaskDataSource(make_args(tmp_path))
+            source.load(number)
+    assert source.get_samples(5) == straight.get_samples(5)
+
+
+def test_a_state_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    source = TaskDataSource(make_args(tmp_path))
+    source.save(0)
+    before = (tmp_path / "rollout" / "task_data_source_0.json").read_bytes()
+    source.get_samples(1)
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        source.save(0)
+    assert (tmp_path / "rollout" / "task_data_source_0.json").read_bytes() == before
+
+
+def test_resuming_from_what_is_not_there_or_not_ours(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    with pytest.raises(DataSourceError, match="no data source state"):
+        source.load(3)
+    source.save(3)
+    for changes in [{"rollout_seed": 6}, {"n_samples_per_prompt": 3}, {"rollout_shuffle": False}]:
+        with pytest.raises(DataSourceError, match="other tasks, seed or shuffling"):
+            TaskDataSource(make_args(tmp_path, **changes)).load(3)
+    (tmp_path / "rollout" / "task_data_source_3.json").write_text("{")
+    with pytest.raises(DataSourceError, match="damaged"):
+        source.load(3)
+
+
+def test_a_fresh_start_loads_nothing(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    source.load()
+    source.load(-1)
+    TaskDataSource(make_args(tmp_path, load=None)).load(5)
+    TaskDataSource(make_args(tmp_path, save=None)).save(5)
+    assert source.get_samples(1)[0][0].index == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swe_tasks": None}, "args.swe_tasks is missing: set it in the recipe, or in the file that SLiME's"),
+        ({"n_samples_per_prompt": 0}, "n_samples_per_prompt must be at least 1"),
+        ({"n_samples_per_prompt": "8"}, "n_samples_per_prompt must be int, got '8'"),
+        ({"rollout_seed": None}, "args.rollout_seed is missing: .* --rollout-seed"),
+        ({"rollout_shuffle": "yes"}, "rollout_shuffle must be bool"),
+    ],
+)
+def test_a_missing_or_wrong_argument_is_named(tmp_path, changes, message):
+    with pytest.raises(ArgumentError, match=message):
+        TaskDataSource(make_args(tmp_path, **changes))
+
+
+def test_a_sample_without_a_task():
+    with pytest.raises(TaskError, match="must be a JSON object, not NoneType"):
+        task_of(Sample())

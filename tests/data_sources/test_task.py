@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import copy
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_sources.task import Task, TaskError
+from data_sources.test_log import parse_test_log
+from tests.data_sources.tasks import make_task
+
+
+def test_a_task_survives_json():
+    task = make_task()
+    assert Task.from_dict(orjson.loads(orjson.dumps(task.to_dict()))) == task
+
+
+def put(record: dict, dotted: str, value: object) -> dict:
+    record = copy.deepcopy(record)
+    *folders, last = dotted.split(".")
+    place = record
+    for key in folders:
+        place = place[key]
+    place[last] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "message"),
+    [
+        ("id", 3, "field 'id' must be str"),
+        ("statement", None, "field 'statement' must be str"),
+        ("workspace", [], "field 'workspace.files' is missing"),
+        ("workspace.files", ["a"], "must be dict"),
+        ("workspace.files", {"a.py": 3}, r"workspace.files\['a.py'\]' must be text|must be text"),
+        ("workspace.files", {"/etc/passwd": ""}, "relative paths inside the repository"),
+        ("workspace.files", {"../a": ""}, "relative paths inside the repository"),
+        ("workspace.files", {"": ""}, "relative paths inside the repository"),
+        ("oracle.fail_to_pass", [], "at least one test"),
+        ("oracle.fail_to_pass", [1], "a list of strings"),
+        ("oracle.protected", ["other.py"], "paths among workspace.files"),
+        ("oracle.timeout_seconds", "long", "must be int or float"),
+        ("metadata", [], "must be dict"),
+    ],
+)
+def test_a_wrong_field_is_named(dotted, value, message):
+    with pytest.raises(TaskError, match=message):
+        Task.from_dict(put(make_task().to_dict(), dotted, value))
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_any_other_json_is_refused(record):
+    with pytest.raises(TaskError):
+        Task.from_dict(record)
+
+
+@pytest.mark.parametrize(
+    ("log", "results"),
+    [
+        ("", {}),
+        ("PASSED a.py::t\nFAILED a.py::u - why\nERROR b.py::v", {"a.py::t": True, "a.py::u": False, "b.py::v": False}),
+        ("PASSED a.py::t\nFAILED a.py::t", {"a.py::t": False}),
+        ("FAILED a.py::t\nPASSED a.py::t", {"a.py::t": False}),
+        (" PASSED a.py::t\nsaid PASSED a.py::t\nPASSED nothing", {}),
+    ],
+)
+def test_a_test_log(log, results):
+    assert parse_test_log(log) == results

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
+from tests.rollout.conftest import serve
+
+PARAMS = {"max_new_tokens": 8, "temperature": 1.0}
+
+
+def reply(tokens=(5, 6), log_probs=(-0.5, -1.5), kind="stop", **meta) -> dict:
+    return {
+        "text": "hi",
+        "output_ids": list(tokens),
+        "meta_info": {
+            "finish_reason": {"type": kind},
+            "prompt_tokens": 3,
+            "completion_tokens": len(tokens),
+            "cached_tokens": 2,
+            "weight_version": 4,
+            "output_token_logprobs": [[p, t, None] for p, t in zip(log_probs, tokens, strict=True)],
+            **meta,
+        },
+    }
+
+
+def answers(*responses):
+    """A handler that gives these responses in turn, and the last one for ever."""
+    left = list(responses)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        handle.asked.append(orjson.loads(await request.read()))
+        make = left.pop(0) if len(left) > 1 else left[0]
+        return await make(request)
+
+    handle.asked = []
+    return handle
+
+
+def body(content, status=200):
+    content = content if isinstance(content, bytes) else orjson.dumps(content)
+
+    async def make(request):
+        return web.Response(body=content, status=status, content_type="application/json")
+
+    return make
+
+
+async def hang_up(request):
+    request.transport.close()
+    return web.Response()
+
+
+async def hang(request):
+    await asyncio.sleep(30)
+    return web.Response()
+
+
+async def half_a_body(request):
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(orjson.dumps(reply())[:40])
+    request.transport.close()
+    return response
+
+
+async def endless(request):
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"x" * 65536)
+
+
+def client(url, **options) -> EngineClient:
+    return EngineClient(url, **{"timeout": 5.0, "pause": 0.001, **options})
+
+
+async def test_a_reply_is_read_and_the_request_is_sglang_s():
+    handle = answers(body(reply(routed_experts="AAAA")))
+    async with serve(handle) as url, client(url) as engine:
+        generation = await engine.generate([1, 2, 3], PARAMS, routed_experts=True)
+    assert (generation.tokens, generation.log_probs) == ([5, 6], [-0.5, -1.5])
+    assert (generation.finish_reason, generation.weight_version) == ("stop", "4")
+    assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, "AAAA")
+    assert handle.asked == [
+        {"input_ids": [1, 2, 3], "sampling_params": PARAMS, "return_logprob": True, "return_routed_experts": True}
+    ]
+
+
+@pytest.mark.parametrize("trouble", [body(b"", 500), body(b"busy", 503), hang_up, half_a_body])
+async def test_passing_trouble_is_tried_again(trouble):
+    handle = answers(trouble, trouble, body(reply()))
+    async with serve(handle) as url, client(url) as engine:
+        assert (await engine.generate([1], PARAMS)).tokens == [5, 6]
+    assert len(handle.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message", "asked"),
+    [
+        (body(b"out of memory", 500), "HTTP 500: out of memory", 3),
+        (body(b"too long: 9 > 8", 400), "HTTP 400: too long: 9 > 8", 1),
+        (hang_up, "unreachable", 3),
+        (half_a_body, "unreachable", 3),
+        (body(b"<html>"), "not JSON", 1),
+        (body(orjson.dumps(reply())[:-20]), "not JSON", 1),
+        (body(b""), "not JSON", 1),
+        (endless, "more than 1048576 bytes", 1),
+        (body(b"[" + b" " * (10 << 20) + b"]"), "more than 1048576 bytes", 1),
+    ],
+)
+async def test_lasting_trouble_is_an_engine_error(trouble, message, asked):
+    handle = answers(trouble)
+    async with serve(handle) as url, client(url, attempts=3, max_body=1 << 20) as engine:
+        with pytest.raises(EngineError, match=message):
+            await engine.generate([1], PARAMS)
+    assert len(handle.asked) == asked
+
+
+async def test_a_server_that_hangs_is_given_up_once():
+    handle = answers(hang)
+    started = time.monotonic()
+    async with serve(handle) as url, client(url, timeout=0.2) as engine:
+        with pytest.raises(EngineError, match=r"did not reply within 0\.2 s"):
+            await engine.generate([1], PARAMS)
+    assert len(handle.asked) == 1
+    assert time.monotonic() - started < 3
+
+
+async def test_nobody_listens(unused_tcp_port):
+    async with client(f"http://127.0.0.1:{unused_tcp_port}", attempts=2) as engine:
+        with pytest.raises(EngineError, match="unreachable"):
+            await engine.generate([1], PARAMS)
+
+
+async def test_an_aborted_request_is_not_tried_again():
+    handle = answers(body({"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": "weights change"}}}))
+    async with serve(handle) as url, client(url) as engine:
+        with pytest.raises(EngineAborted, match="weights change"):
+            await engine.generate([1], PARAMS)
+    assert len(handle.asked) == 1
+
+
+async def test_cancelling_drops_the_connection():
+    dropped = asyncio.Event()
+
+    async def handle(request):
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            dropped.set()
+            raise
+
+    app = web.AppRunner(web.Application(), handler_cancellation=True)
+    app.app.router.add_post("/generate", handle)
+    await app.setup()
+    site = web.TCPSite(app, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    async with client(f"http://127.0.0.1:{port}") as engine:
+        task = asyncio.create_task(engine.generate([1], PARAMS))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(dropped.wait(), 5)
+    await app.cleanup()
+
+
+async def test_a_client_that_was_not_entered_says_so():
+    with pytest.raises(RuntimeError, match="async with"):
+        await EngineClient("http://x").generate([1], PARAMS)
+
+
+def changed(**meta) -> dict:
+    return reply(**meta)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({}, "lacks a field"),
+        ([], "lacks a field"),
+        (7, "lacks a field"),
+        ({"meta_info": None}, "lacks a field"),
+        ({"meta_info": {"finish_reason": None}}, "lacks a field"),
+        ({"meta_info": {"finish_reason": "stop"}}, "lacks a field"),
+        ({"meta_info": {"finish_reason": {"type": "stop"}}}, "lacks a field"),
+        (changed(output_token_logprobs=[[-0.5]]), "lacks a field"),
+        (changed(output_token_logprobs=[]), "0 tokens where 1 to 8"),
+        (changed(output_token_logprobs=[[-0.5, 5, None]]), "output_ids are not the 1 tokens"),
+        (changed(completion_tokens=3), "completion_tokens is 3 for 2 tokens"),
+        (reply(log_probs=(None, -1.0)), "a log-probability"),
+        (reply(log_probs=("-1", -1.0)), "a log-probability"),
+        (reply(log_probs=(0.5, -1.0)), "a log-probability"),
+        (reply(tokens=(-1, 5)), "a token id"),
+        (reply(tokens=(True, 5)), "a token id"),
+        (reply(tokens=("5", 5)), "a token id"),
+        (reply(tokens=range(9), log_probs=[-1.0] * 9), "9 tokens where 1 to 8"),
+        (reply(kind="tired"), "finish reason 'tired'"),
+        ({**reply(), "output_ids": None}, "output_ids are not"),
+    ],
+)
+def test_a_reply_that_makes_no_sense(answer, message):
+    with pytest.raises(EngineError, match=message):
+        parse_reply(orjson.dumps(answer), 8)
+
+
+def test_nan_is_refused():
+    with pytest.raises(EngineError, match="not JSON"):
+        parse_reply(orjson.dumps(reply()).replace(b"-1.5", b"NaN"), 8)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+)
+
+
+@given(st.dictionaries(st.sampled_from(["meta_info", "output_ids", "text"]), JSON), JSON, JSON)
+def test_no_reply_breaks_the_reader(answer, finish, triples):
+    answer.setdefault("meta_info", {"finish_reason": finish, "output_token_logprobs": triples})
+    with pytest.raises(EngineError):
+        parse_reply(_dump(answer), 8)
+
+
+def _dump(answer) -> bytes:
+    try:
+        return orjson.dumps(answer)
+    except TypeError:  # an integer of more than 64 bits, or half a surrogate pair
+        return b"{}"

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.session import Node, Session
+
+
+def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
+    session = Session()
+    session.add_context([1, 2, 3])
+    session.add_sampled([4, 5], [-0.1, -0.2], weight_version="7", routed_experts="first")
+    session.add_context([6])
+    session.add_sampled([7], [-0.3], weight_version="8", routed_experts="whole")
+    (segment,) = session.segments()
+    assert segment.tokens == [1, 2, 3, 4, 5, 6, 7] == session.context()
+    assert segment.loss_mask == [0, 0, 0, 1, 1, 0, 1]
+    assert segment.log_probs == [0, 0, 0, -0.1, -0.2, 0, -0.3]
+    assert segment.prompt_length == 3
+    assert segment.weight_versions == ("7", "8")
+    assert segment.routed_experts == "whole"
+
+
+def test_a_rewritten_history_forks_and_trains_each_token_once():
+    session = Session()
+    session.add_context([1])
+    first = session.add_sampled([2], [-0.1])
+    session.add_context([3])
+    session.add_sampled([4], [-0.2])
+    session.fork(first)
+    session.add_context([5])
+    session.add_sampled([6], [-0.3])
+    one, two = session.segments()
+    assert (one.tokens, one.loss_mask) == ([1, 2, 3, 4], [0, 1, 0, 1])
+    assert (two.tokens, two.loss_mask) == ([1, 2, 5, 6], [0, 0, 0, 1])
+    assert two.log_probs == [0, 0, 0, -0.3]
+    assert one.prompt_length == two.prompt_length == 1
+
+
+def test_what_was_never_sampled_makes_no_segment():
+    session = Session()
+    assert session.segments() == ()
+    assert session.context() == []
+    session.add_context([1, 2])
+    assert session.segments() == ()
+
+
+def test_sampling_needs_a_prompt_and_a_log_probability_for_each_token():
+    session = Session()
+    with pytest.raises(ValueError, match="need a prompt"):
+        session.add_sampled([1], [-0.1])
+    session.add_context([1])
+    with pytest.raises(ValueError, match="2 sampled tokens came with 1"):
+        session.add_sampled([1, 2], [-0.1])
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["context", "sample", "fork"]), st.integers(0, 9), st.integers(1, 3)))
+
+
+@given(STEPS)
+def test_every_sampled_token_is_trained_exactly_once(steps):
+    session, fresh, nodes, sampled = Session(), count(1), [], []
+    nodes.append(session.add_context([0]))
+    for kind, where, length in steps:
+        tokens = [next(fresh) for _ in range(length)]
+        if kind == "fork":
+            session.fork(nodes[where % len(nodes)])
+        elif kind == "context":
+            nodes.append(session.add_context(tokens))
+        else:
+            nodes.append(session.add_sampled(tokens, [-float(token) for token in tokens]))
+            sampled += tokens
+    trained = []
+    for segment in session.segments():
+        lengths = {len(segment.tokens), len(segment.loss_mask), len(segment.log_probs)}
+        assert len(lengths) == 1
+        assert not any(segment.loss_mask[: segment.prompt_length])
+        for token, mask, log_prob in zip(segment.tokens, segment.loss_mask, segment.log_probs, strict=True):
+            assert log_prob == (-token if mask else 0)
+            trained += [token] * mask
+    assert sorted(trained) == sorted(sampled)
+
+
+@given(STEPS)
+def test_every_segment_is_a_path_from_a_root(steps):
+    session = Session()
+    nodes: list[Node] = [session.add_context([0])]
+    for number, (kind, where, _) in enumerate(steps, 1):
+        if kind == "fork":
+            session.fork(nodes[where % len(nodes)])
+        else:
+            nodes.append(session.add_sampled([number], [-1.0]))
+    paths = [[token for node in node.path() for token in node.tokens] for node in nodes]
+    assert all(segment.tokens in paths for segment in session.segments())

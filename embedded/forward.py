@@ -1,6 +1,6 @@
 """Micro-batches: from training data to the log-probabilities of the sampled tokens in them.
 
-Shapes: T rows of the layout, N sampled tokens, H hidden, Q query heads, K key/value heads, D head dimension, V vocabulary.
+Shapes: T rows of the layout, N sampled tokens, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from embedded.logprobs import action_log_probs
-from embedded.model import Attention, Qwen2, rope_tables, rotate
+from embedded.model import Qwen2
 from embedded.packing import pack
 from embedded.prefix_tree import PrefixTree
 from embedded.train_data import TrainData
+from embedded.tree_forward import hidden_states
 
 
 @dataclass(frozen=True)
@@ -74,45 +74,9 @@ def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree, device: 
     )
 
 
-def hidden_states(model: Qwen2, batch: MicroBatch) -> Tensor:
-    """Hidden states [T, H] after the final norm: the model's own layers, with attention along the tree's paths."""
-    weight = model.model.embed_tokens.weight
-    rope = rope_tables(batch.positions_T, model.config, weight.dtype)
-    depth = max(span.position + span.length for span in batch.tree.spans)
-    mask = torch.full((depth, depth), -torch.inf, device=weight.device, dtype=weight.dtype).triu(1)
-    x_TxH: Tensor = model.model.embed_tokens(batch.tokens_T)
-    for layer in model.model.layers:
-        x_TxH = x_TxH + _attention(layer.self_attn, layer.input_layernorm(x_TxH), rope, batch.tree, mask)
-        x_TxH = x_TxH + layer.mlp(layer.post_attention_layernorm(x_TxH))
-    result: Tensor = model.model.norm(x_TxH)
-    return result
-
-
-def _attention(own: Attention, x_TxH: Tensor, rope: tuple[Tensor, Tensor], tree: PrefixTree, mask: Tensor) -> Tensor:
-    """Each span attends to its ancestors' rows in full, and to its own causally."""
-    lengths = [span.length for span in tree.spans]
-
-    def heads(projection: torch.nn.Linear, turn: bool) -> tuple[Tensor, ...]:
-        x_TxQxD = projection(x_TxH).unflatten(-1, (-1, own.head_dim))
-        return (rotate(x_TxQxD, *rope) if turn else x_TxQxD).transpose(0, 1).split(lengths, dim=1)
-
-    queries, keys, values = heads(own.q_proj, True), heads(own.k_proj, True), heads(own.v_proj, False)
-    outputs = []
-    for index, span in enumerate(tree.spans):
-        path = [*tree.ancestors(index), index]
-        k = keys[index] if len(path) == 1 else torch.cat([keys[i] for i in path], dim=1)
-        v = values[index] if len(path) == 1 else torch.cat([values[i] for i in path], dim=1)
-        end = span.position + span.length
-        causal = mask[span.position : end, :end]
-        attended = F.scaled_dot_product_attention(queries[index][None], k[None], v[None], causal, enable_gqa=True)
-        outputs.append(attended[0].transpose(0, 1))
-    projected: Tensor = own.o_proj(torch.cat(outputs).flatten(-2))
-    return projected
-
-
 def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor, ...]:
     """(log-probability [N], entropy [N]) of the batch's sampled tokens at the sampling temperature."""
-    hidden_TxH = hidden_states(model, batch)
+    hidden_TxH = hidden_states(model, batch.tree, batch.tokens_T, batch.positions_T)
     return action_log_probs(hidden_TxH.index_select(0, batch.row_N), model.head_weight, batch.target_N, temperature)
 
 

@@ -72,7 +72,9 @@ def _build(model: nn.Module, args: Namespace, kind: str) -> list[torch.optim.Opt
             fused=True,
         )
     ]
-    if muon:  # updates scaled to AdamW's size (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves both
+    if (
+        muon
+    ):  # updates scaled to AdamW's size (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves both
         optimizers.append(
             torch.optim.Muon(muon, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw")
         )

@@ -45,7 +45,9 @@ def pack(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[PrefixTree
             f"a sample of {longest} tokens exceeds max_tokens_per_gpu={max_tokens}: "
             "raise it to at least rollout_max_context_len"
         )
-    order = sorted((place for place, tokens in enumerate(sequences) if tokens), key=lambda place: (sequences[place], place))
+    order = sorted(
+        (place for place, tokens in enumerate(sequences) if tokens), key=lambda place: (sequences[place], place)
+    )
     trees: list[PrefixTree] = []
     while order:
         tree = _largest_tree(sequences, order, max_tokens)

@@ -19,7 +19,7 @@ class TrainDataError(ValueError):
 
 @dataclass(frozen=True)
 class TrainData:
-    """S samples in order of their index; lists of a sample have its response length R, `tokens` its whole length.
+    """S samples in order of rollout and index; lists of a sample have its response length R, `tokens` its whole length.
 
     `loss_masks` are all zero where the sample is removed; `mask_sums` holds the trained tokens of the sample's whole
     rollout, siblings included.
@@ -37,8 +37,8 @@ class TrainData:
 
 
 def to_train_data(args: Namespace, samples: Sequence[Sample], post_process: PostProcess) -> TrainData:
-    """Score the group advantages with the post-process hook and lay the samples out, sorted by index."""
-    ordered = sorted(samples, key=lambda sample: sample.index if sample.index is not None else -1)
+    """Score the group advantages with the post-process hook and lay the samples out, sorted by rollout and index."""
+    ordered = sorted(samples, key=_place)
     raw, advantages = post_process(args, ordered)
     if not len(raw) == len(advantages) == len(ordered):
         raise TrainDataError(
@@ -77,6 +77,12 @@ def fill_rollout_ids(given: Sequence[int | None]) -> list[int]:
     return filled
 
 
+def _place(sample: Sample) -> tuple[int, int]:
+    """Siblings beside each other, whatever the indices that the generate hook gave them."""
+    index = sample.index if sample.index is not None else -1
+    return (sample.rollout_id if sample.rollout_id is not None else index), index
+
+
 def _mask(sample: Sample) -> list[int]:
     return sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
 
@@ -91,7 +97,9 @@ def _check(sample: Sample) -> None:
         log_probs = sample.rollout_log_probs
         count = len(log_probs) if log_probs is not None else None
         facts.append((count == sample.response_length, "number of rollout_log_probs", count))
-        facts.append((len(sample.tokens) > sample.response_length, "number of tokens, prompt included,", len(sample.tokens)))
+        facts.append(
+            (len(sample.tokens) > sample.response_length, "number of tokens, prompt included,", len(sample.tokens))
+        )
     for holds, what, value in facts:
         if not holds:
             raise TrainDataError(

@@ -74,7 +74,9 @@ def test_gradients_agree_with_transformers_and_plain_autograd(tiny_checkpoint, m
     from transformers import Qwen2ForCausalLM
 
     data = make_data(model, 7)
-    old = [[value + random.Random(i).uniform(-0.4, 0.4) for i, value in enumerate(row)] for row in data.rollout_log_probs]
+    old = [
+        [value + random.Random(i).uniform(-0.4, 0.4) for i, value in enumerate(row)] for row in data.rollout_log_probs
+    ]
     data = dataclasses.replace(data, rollout_log_probs=old)
     upstream = Qwen2ForCausalLM.from_pretrained(tiny_checkpoint).double()
     loss = torch.zeros((), dtype=torch.float64)
@@ -116,7 +118,9 @@ def test_a_rollout_counts_once_however_many_samples_it_became(tiny_checkpoint, m
 
 
 def test_masked_and_trailing_tokens_are_not_even_computed(model):
-    data = TrainData([[1, 2, 3, 4, 5, 6], [1, 2, 3]], [[1, 0, 1, 0], [0, 0]], [[0.0] * 4, [0.0] * 2], [1, 1], [0, 1], [2, 0])
+    data = TrainData(
+        [[1, 2, 3, 4, 5, 6], [1, 2, 3]], [[1, 0, 1, 0], [0, 0]], [[0.0] * 4, [0.0] * 2], [1, 1], [0, 1], [2, 0]
+    )
     assert [input_length(data, sample) for sample in (0, 1)] == [4, 0]
     (batch,) = micro_batches(data, [0, 1], 64)
     assert batch.tokens_T.tolist() == [1, 2, 3, 4]
@@ -145,7 +149,9 @@ def test_training_moves_probability_to_what_was_rewarded(tiny_checkpoint, model,
     assert metrics["ratio"] == pytest.approx(1, abs=0.2)
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {"use_tis": True}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {"use_tis": True}, {"optimizer": "muon"}]
+)
 def test_a_resumed_trainer_goes_on_bit_for_bit(tiny_checkpoint, tmp_path, model, changes):
     args = make_args(tiny_checkpoint, num_steps_per_rollout=2, lr_decay_style="linear", **changes)
     data = make_data(model, 8)
@@ -166,7 +172,9 @@ def test_two_trainers_agree_bit_for_bit(tiny_checkpoint, model):
 
 
 def test_the_learning_rate_decays_to_zero(tiny_checkpoint, model):
-    args = make_args(tiny_checkpoint, num_rollout=2, num_steps_per_rollout=2, lr_decay_style="linear", lr_warmup_iters=2)
+    args = make_args(
+        tiny_checkpoint, num_rollout=2, num_steps_per_rollout=2, lr_decay_style="linear", lr_warmup_iters=2
+    )
     trainer = Trainer(args)
     rates = []
     for _ in range(5):

@@ -1,0 +1,145 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+
+    checkpoints/rollout_<k>/hf/            the policy after rollout k, in Hugging Face format, tokenizer included
+    checkpoints/rollout_<k>/optimizer.pt   optimizer moments, step count
+    checkpoints/rollout_<k>/random.pt      global random-number generators, for plug-ins that use them
+    checkpoints/rollout_<k>/state.json     configuration, sizes of the run's journals, seconds so far
+    checkpoints/rollout/…                  the data source's own state, one file per rollout
+
+A checkpoint is written under a temporary name, flushed to disk and renamed: it is there whole or not at all. Journals
+are cut back to the recorded sizes on resumption, so that what happened after the checkpoint is not counted twice.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from embedded.disk import sync_directory, write_file, writing
+
+KEEP = 2  # newest checkpoints that stay; the last one of a run is among them
+STATE_FILE = "state.json"
+VOLATILE = frozenset({"save", "load", "swe_run_dir", "sglang_router_ip", "sglang_router_port"})  # may differ on resume
+
+
+class ResumeError(ValueError):
+    """A run can't be resumed from what is there; the message says what differs or is missing."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint knows besides tensors. `journals`: file name -> bytes; `seconds`: phase -> seconds."""
+
+    rollout_id: int
+    config: Mapping[str, Any]
+    journals: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    state: State
+
+    @property
+    def model_dir(self) -> Path:
+        return self.path / "hf"
+
+    def optimizer_state(self) -> bytes:
+        return (self.path / "optimizer.pt").read_bytes()
+
+    def restore_random(self) -> None:
+        """Put the global random-number generators where they were."""
+        saved = torch.load(self.path / "random.pt", weights_only=True)
+        random.setstate((saved["python"][0], tuple(saved["python"][1]), saved["python"][2]))
+        torch.set_rng_state(saved["torch"])
+        if torch.cuda.is_available() and saved["cuda"]:
+            torch.cuda.set_rng_state_all(saved["cuda"])
+
+
+def configuration(args: Namespace) -> dict[str, Any]:
+    """The arguments that make a run what it is, as plain JSON types."""
+    kept = {name: value for name, value in vars(args).items() if name not in VOLATILE}
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(kept, default=str, option=orjson.OPT_NON_STR_KEYS))
+    return plain
+
+
+def save(folder: Path, state: State, model_dir: Path, optimizer: bytes) -> Path:
+    """Write checkpoint `state.rollout_id` and drop the oldest ones.
+
+    `model_dir`'s files are linked, not copied: they must be replaced, never changed in place. Raises
+    `RunDirectoryError` where the disk is full; earlier checkpoints are then untouched.
+    """
+    final = folder / f"rollout_{state.rollout_id}"
+    temporary = folder / f".{final.name}.tmp"
+    with writing(folder):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / "hf").mkdir(parents=True)
+            for file in sorted(model_dir.iterdir()):
+                os.link(file, temporary / "hf" / file.name)
+            write_file(temporary / "optimizer.pt", optimizer)
+            write_file(temporary / "random.pt", _random_state())
+            write_file(temporary / STATE_FILE, orjson.dumps(vars(state), option=orjson.OPT_INDENT_2))
+            sync_directory(temporary / "hf")
+            sync_directory(temporary)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(temporary, final)
+            sync_directory(folder)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    for old in _numbers(folder)[:-KEEP]:
+        shutil.rmtree(folder / f"rollout_{old}")
+    return final
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint, None where there is none."""
+    numbers = _numbers(folder)
+    if not numbers:
+        return None
+    path = folder / f"rollout_{numbers[-1]}"
+    try:
+        return Checkpoint(path, State(**orjson.loads((path / STATE_FILE).read_bytes())))
+    except (OSError, orjson.JSONDecodeError, TypeError) as error:
+        raise ResumeError(f"checkpoint {path} is damaged ({error}): remove it to resume from the one before") from error
+
+
+def require_same(checkpoint: Checkpoint, args: Namespace) -> None:
+    """Raise `ResumeError` with every argument that differs from the checkpoint's run."""
+    before, now = dict(checkpoint.state.config), configuration(args)
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if changed:
+        listed = "; ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        raise ResumeError(
+            f"can't resume {checkpoint.path} with another configuration: {listed}. "
+            "Give the same values, or start a new run"
+        )
+
+
+def _numbers(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(found[1]) for entry in folder.iterdir() if (found := re.fullmatch(r"rollout_(\d+)", entry.name)))
+
+
+def _random_state() -> bytes:
+    version, numbers, gauss = random.getstate()
+    buffer = io.BytesIO()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    torch.save({"python": [version, list(numbers), gauss], "torch": torch.get_rng_state(), "cuda": cuda}, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,62 @@
+"""Evaluation: every task of every evaluation set, played through the training run's own plug-ins."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from data_sources.registry import load_tasks
+from data_sources.sample import Sample
+from data_sources.task import Task
+from embedded.metrics import is_broken
+from embedded.rollouts import Player, gather, sampling_params, seeded
+
+ROUNDS = 2  # an episode that infrastructure broke (after the plug-in's own attempts) is played once more at the end
+
+
+def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
+    """The evaluation sets by name, in the given order."""
+    return {name: load_tasks(spec) for name, spec in (args.swe_eval_tasks or {}).items()}
+
+
+async def evaluate(player: Player, tasks: Sequence[Task]) -> list[Sample]:
+    """Play `n_samples_per_eval_prompt` episodes of each task at temperature 1; siblings stay together, tasks in order.
+
+    Sample indices, and so sampling seeds, are the same in every evaluation: two of them differ by the policy alone.
+    An episode that infrastructure still breaks after a second round comes back ABORTED: it is for the caller to report.
+    """
+    args = player.args
+    params = sampling_params(args) | {"temperature": getattr(args, "eval_temperature", 1.0), "top_p": 1.0, "top_k": -1}
+    count = args.n_samples_per_eval_prompt
+    places = [(number, task, place) for number, task in enumerate(tasks) for place in range(count)]
+    results: dict[int, list[Sample]] = {}
+    pending = list(range(len(places)))
+    for _ in range(ROUNDS):
+        played = await gather(
+            player.play(_sample(index, *places[index]), seeded(args, params, places[index][2]), evaluation=True)
+            for index in pending
+        )
+        results |= {
+            index: episode if isinstance(episode, list) else [episode]
+            for index, episode in zip(pending, played, strict=True)
+        }
+        pending = [index for index in pending if is_broken(results[index])]
+        if not pending:
+            break
+    return [sample for index in range(len(places)) for sample in results[index]]
+
+
+def as_slime(samples: list[Sample]) -> dict[str, Any]:
+    """The shape in which SLiME hands one evaluation set to its logging hook."""
+    return {
+        "rewards": [sample.reward for sample in samples],
+        "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
+        "samples": samples,
+    }
+
+
+def _sample(index: int, number: int, task: Task, place: int) -> Sample:
+    return Sample(
+        group_index=number, index=index, rollout_id=index, prompt=task.statement, metadata={"task": task.to_dict()}
+    )

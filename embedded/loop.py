@@ -1,0 +1,223 @@
+"""The training loop: evaluate, then sample, train and sync weights for each rollout, then evaluate again.
+
+Everything that is about tasks, agents and rewards is reached through SLiME's hooks by dotted path; the model is reached
+over HTTP. The same plug-ins run under SLiME itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from data_sources.sample import Sample
+from embedded import checkpoint, report
+from embedded.checkpoint import ResumeError
+from embedded.disk import writing
+from embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
+from embedded.hooks import Hooks
+from embedded.journal import Journal
+from embedded.metrics import evaluation_metrics, is_broken, outcome_metrics, trajectories
+from embedded.phases import Clock, sandbox_share
+from embedded.rollouts import Player, Rollout, flatten
+from embedded.server_process import ServerProcess, update_weights
+from embedded.train_data import to_train_data
+from embedded.trainer import Trainer
+
+JOURNALS = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")  # the last two are written by the logging hooks
+
+
+class InfrastructureError(RuntimeError):
+    """Not one episode of a step was sound: going on would train on nothing."""
+
+
+class Progress(Protocol):
+    """What the loop tells of itself. Metrics are what goes into `metrics.jsonl`, flat."""
+
+    def on_phase(self, name: str) -> None: ...
+
+    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
+
+
+def train(args: Namespace, progress: Progress) -> dict[str, Any]:
+    """Run the recipe that `args` holds (SLiME's names), in `args.swe_run_dir`; returns the summary that it wrote.
+
+    With `args.load` the run goes on after its newest checkpoint, or from the start where there is none. Raises a
+    `ValueError` for what a user can put right, `ServerError`, `InfrastructureError` or `TrainingError` for what broke.
+    """
+    return asyncio.run(_run(Namespace(**vars(args)), progress))
+
+
+async def _run(args: Namespace, progress: Progress) -> dict[str, Any]:
+    run_dir = Path(args.swe_run_dir)
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    found = _resume_point(args, run_dir)
+    clock = Clock(progress.on_phase, found.state.seconds if found else None)
+    async with AsyncExitStack() as stack:
+        with clock.phase("startup"):
+            loop = _Loop(args, progress, clock, found)
+            await loop.start(stack)
+        return await loop.run()
+
+
+def _resume_point(args: Namespace, run_dir: Path) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from; journals are cut back to it."""
+    found = checkpoint.latest(Path(args.save))
+    if not args.load:
+        if found is not None or Journal(run_dir / JOURNALS[0]).size():
+            raise ResumeError(f"{run_dir} holds an earlier run: resume it, or choose another run directory")
+        return None
+    if found is not None:
+        checkpoint.require_same(found, args)
+    for name in JOURNALS:
+        Journal(run_dir / name).cut(found.state.journals.get(name, 0) if found else 0)
+    return found
+
+
+class _Loop:
+    """One run's parts and its place in it."""
+
+    def __init__(self, args: Namespace, progress: Progress, clock: Clock, found: checkpoint.Checkpoint | None) -> None:
+        self.args, self.progress, self.clock, self.found = args, progress, clock, found
+        self.run_dir = Path(args.swe_run_dir)
+        self.weights_dir = self.run_dir / "weights"
+        self.journal = Journal(self.run_dir / JOURNALS[0])
+        _fix_numerics(args)
+        self.hooks = Hooks.load(args)
+        self.eval_tasks = load_evaluation_tasks(args)
+        self.data_source: Any = self.hooks.data_source(args)
+        self.trainer = Trainer(args, found.model_dir if found else None)
+        self.player = Player(args, self.hooks)
+        self.server: ServerProcess | None = None
+        self.first = found.state.rollout_id + 1 if found else 0
+        if found is not None:
+            self.trainer.load_state(found.optimizer_state())
+            self.data_source.load(found.state.rollout_id)
+            found.restore_random()
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start the server, unless one is given, and bring it to the policy's weights."""
+        args = self.args
+        if not args.sglang_router_ip:
+            log = self.run_dir / "server.log"
+            server = ServerProcess(Path(args.hf_checkpoint), log, threads=args.swe_threads, seed=args.seed)
+            self.server = await stack.enter_async_context(server)
+            args.sglang_router_ip, args.sglang_router_port = server.host, server.port
+        self._copy_tokenizer()
+        if self.found is not None:
+            await self._sync(self.found.state.rollout_id)
+
+    async def run(self) -> dict[str, Any]:
+        if self.found is None:
+            await self._evaluate(-1, "before")
+        for rollout_id in range(self.first, self.args.num_rollout):
+            await self._step(rollout_id)
+        await self._evaluate(self.args.num_rollout - 1, "after")
+        records = self.journal.read()
+        report.write_curve(self.run_dir, records)
+        summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())
+        report.write_summary(self.run_dir, summary)
+        return summary
+
+    async def _step(self, rollout_id: int) -> None:
+        before = self.clock.snapshot()
+        rollout, metrics = await self._generate(rollout_id)
+        with self.clock.phase("training"):
+            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process)
+            metrics |= self.trainer.train(data)
+        with self.clock.phase("weight_sync"):
+            await self._sync(rollout_id)
+        self._record_step(rollout_id, metrics, before)
+        if self._evaluation_is_due(rollout_id):
+            await self._evaluate(rollout_id, "during")
+        with self.clock.phase("checkpoint"):
+            self._save(rollout_id)
+
+    async def _generate(self, rollout_id: int) -> tuple[Rollout, dict[str, Any]]:
+        earlier = self.clock.seconds["generation"]
+        with self.clock.phase("generation"):
+            rollout = await self.player.collect(self.data_source)
+        seconds = self.clock.seconds["generation"] - earlier
+        samples = flatten(rollout.played)
+        self._require_sound(samples, f"rollout {rollout_id}")
+        self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
+        dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
+        logged: dict[str, Any] = dict(dropped)
+        if self.hooks.log is not None:
+            self.hooks.log(rollout_id, self.args, flatten(rollout.kept), logged, seconds)
+        metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
+        return rollout, metrics | outcome_metrics(samples)
+
+    def _record_step(self, rollout_id: int, metrics: Mapping[str, Any], before: Mapping[str, float]) -> None:
+        """Times are kept apart, under `seconds`: all else is a function of the recipe."""
+        after = self.clock.snapshot()
+        seconds = {name: after[name] - before[name] for name in after}
+        seconds |= {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
+        lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
+        self.journal.append({"kind": "train", "rollout_id": rollout_id, **lasting, "seconds": seconds})
+        playing = seconds["generation"] + seconds["sandbox"]
+        sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
+        speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
+        self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})
+
+    def _evaluation_is_due(self, rollout_id: int) -> bool:
+        interval, done = self.args.eval_interval, rollout_id + 1
+        return bool(interval) and done % interval == 0 and done < self.args.num_rollout
+
+    async def _evaluate(self, rollout_id: int, moment: str) -> None:
+        for name, tasks in self.eval_tasks.items():
+            with self.clock.phase("evaluation"):
+                samples = await evaluate(self.player, tasks)
+                self._require_sound(samples, f"evaluation {name!r}")
+            if self.hooks.log_evaluation is not None:
+                self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
+            metrics = evaluation_metrics(samples)
+            self.journal.append({"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **metrics})
+            self.progress.on_eval(f"{name} {moment}", metrics)
+
+    def _require_sound(self, samples: list[Sample], what: str) -> None:
+        if self.server is not None:
+            self.server.require_alive()
+        episodes = trajectories(samples)
+        if episodes and all(map(is_broken, episodes)):
+            why = (episodes[0][0].metadata or {}).get("infrastructure", "no reason given")
+            raise InfrastructureError(f"all {len(episodes)} episodes of {what} were broken by infrastructure: {why}")
+
+    async def _sync(self, rollout_id: int) -> None:
+        with writing(self.weights_dir):
+            self.trainer.model.save(self.weights_dir)
+        await update_weights(self.args.sglang_router_ip, self.args.sglang_router_port, self.weights_dir, rollout_id)
+
+    def _copy_tokenizer(self) -> None:
+        """Beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
+        with writing(self.weights_dir):
+            shutil.rmtree(self.weights_dir, ignore_errors=True)
+            self.weights_dir.mkdir()
+            for file in sorted(Path(self.args.hf_checkpoint).iterdir()):
+                if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt"):
+                    shutil.copyfile(file, self.weights_dir / file.name)
+
+    def _save(self, rollout_id: int) -> None:
+        with writing(Path(self.args.save)):
+            self.data_source.save(rollout_id)
+        sizes = {name: Journal(self.run_dir / name).size() for name in JOURNALS}
+        state = checkpoint.State(rollout_id, checkpoint.configuration(self.args), sizes, self.clock.snapshot())
+        checkpoint.save(Path(self.args.save), state, self.weights_dir, self.trainer.save_state())
+
+
+def _fix_numerics(args: Namespace) -> None:
+    """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
+    torch.set_num_threads(getattr(args, "swe_trainer_threads", None) or args.swe_threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(args.seed)
+    random.seed(args.seed)

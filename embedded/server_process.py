@@ -1,0 +1,91 @@
+"""Start and stop `embedded.server` as a process of its own, and tell it about new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+
+START_SECONDS = 120.0
+STOP_SECONDS = 10.0
+REQUEST_SECONDS = 120.0
+TAIL = 2000  # characters of the server's log in an error message
+
+
+class ServerError(RuntimeError):
+    """The engine's server did not start, died, or refused a request; the message holds the end of its log."""
+
+
+class ServerProcess:
+    """A server on loopback for as long as the context is open; it also dies with this process."""
+
+    def __init__(self, model_dir: Path, log: Path, *, threads: int, seed: int) -> None:
+        self.log = log
+        self.host, self.port = "127.0.0.1", 0
+        options = {"--model": model_dir, "--host": self.host, "--port": 0, "--threads": threads, "--seed": seed}
+        words = [str(word) for pair in options.items() for word in pair]
+        self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent"]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
+            )
+        try:
+            url = await asyncio.wait_for(self._announcement(), START_SECONDS)
+        except BaseException:
+            await self._stop()
+            raise
+        self.host, self.port = str(url.hostname), int(url.port or 0)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stop()
+
+    def require_alive(self) -> None:
+        """Raise `ServerError` where the process has ended."""
+        if self._process is not None and self._process.returncode is not None:
+            raise ServerError(f"the engine's server ended with code {self._process.returncode}: {self._tail()}")
+
+    async def _announcement(self) -> Any:
+        assert self._process is not None and self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        try:
+            return urlsplit(json.loads(line)["url"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"the engine's server did not start ({line[:200]!r}): {self._tail()}") from error
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _tail(self) -> str:
+        text = self.log.read_text(errors="replace").strip() if self.log.exists() else ""
+        return f"{self.log} ends with:\n{text[-TAIL:]}" if text else f"{self.log} is empty"
+
+
+async def update_weights(host: str, port: int, model_dir: Path, version: int) -> None:
+    """Have the server read `model_dir` and call it `version`. Raises `ServerError` where it does not."""
+    url = f"http://{host}:{port}/update_weights_from_disk"
+    body = {"model_path": str(model_dir), "weight_version": str(version), "flush_cache": True}
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.post(url, json=body) as response:
+            answer = await response.text()
+            if response.status != 200 or not json.loads(answer).get("success", False):
+                raise ServerError(f"{url} refused the weights of {model_dir} ({response.status}): {answer[:TAIL]}")
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise ServerError(f"{url} did not take the weights of {model_dir}: {error!r}") from error

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def make(out: Path, run: SeedRun) -> None:
-    """Train and write the seed policy, saving at every gate, so that a run that is cut short leaves its newest state."""
+    """Train and write the seed policy, saving at every gate: a run that is cut short leaves its newest state."""
     rng = random.Random(f"tokenizer {run.seed}")
     tokenizer = train_tokenizer("".join(p.text for p in demonstration(rng)) for _ in range(TOKENIZER_TEXTS))
     model = new_model(tokenizer, run.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def as_replacement(before: str, after: str) -> tuple[str, str] | None:
-    """`(old, new)` such that replacing `old`, which occurs once in `before`, gives `after`; None where it can't be so."""
+    """`(old, new)` such that replacing `old`, which occurs once in `before`, gives `after`; else None."""
     old, new = _changed_lines(before.splitlines(), after.splitlines())
     indentation = len(old[0]) - len(old[0].lstrip())
     if old[0][:indentation] == new[0][:indentation]:

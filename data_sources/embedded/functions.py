@@ -91,9 +91,7 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
         if killed_by:
             key = f"{name}\n{mutation.source}"
             mutants.append(Mutant(mutation, key, killed_by))
-    calls = tuple(
-        Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True)
-    )
+    calls = tuple(Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True))
     return FunctionTemplate(name, source, calls, tuple(mutants))
 
 

@@ -99,7 +99,12 @@ class Repository:
 
 
 def make_repository(
-    rng: random.Random, template: FunctionTemplate, mutant: Mutant, others: Sequence[FunctionTemplate], *, held_out: bool
+    rng: random.Random,
+    template: FunctionTemplate,
+    mutant: Mutant,
+    others: Sequence[FunctionTemplate],
+    *,
+    held_out: bool,
 ) -> Repository:
     """A repository around one buggy function; `others` fill up the rest. `held_out` picks the side of the names."""
     namer = Namer(rng, held_out=held_out)
@@ -110,9 +115,7 @@ def make_repository(
     first = companions[: sizes[0] - 1]
     position = rng.randint(0, len(first))
     first.insert(position, template)
-    modules = [
-        _make_module(rng, namer, layout, package, chosen) for chosen in (first, companions[sizes[0] - 1 :])
-    ]
+    modules = [_make_module(rng, namer, layout, package, chosen) for chosen in (first, companions[sizes[0] - 1 :])]
     bug_module = rng.randint(0, 1)
     if bug_module:
         modules.reverse()

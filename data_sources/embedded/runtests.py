@@ -1,27 +1,31 @@
 """Run the tests of this repository: `python runtests.py`. Plain functions, plain asserts, no dependencies."""
 
+from __future__ import annotations
+
 import ast
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable, Iterator
 
 LONGEST = 40
 
 
-def shorten(text):
+def shorten(text: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
-def describe(error, source_lines):
+def describe(error: Exception, source_lines: list[str]) -> str:
     """Why a test failed: both sides of a failed `assert a == b`, else the error's name."""
     if not isinstance(error, AssertionError):
         return type(error).__name__
     trace = error.__traceback__
-    while trace.tb_next:
+    while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
+    assert trace is not None, error
     try:
-        statement = ast.parse(source_lines[trace.tb_lineno - 1].strip()).body[0]
-        sides = [statement.test.left, statement.test.comparators[0]]
+        comparison = ast.parse(source_lines[trace.tb_lineno - 1].strip()).body[0].test  # type: ignore[attr-defined]
+        sides = [comparison.left, comparison.comparators[0]]
         scope = trace.tb_frame.f_globals
         got, wanted = (repr(eval(ast.unparse(side), scope, trace.tb_frame.f_locals)) for side in sides)
     except (AttributeError, IndexError, SyntaxError):
@@ -29,9 +33,10 @@ def describe(error, source_lines):
     return f"assert {shorten(got)} == {shorten(wanted)}"
 
 
-def run_file(path):
+def run_file(path: str) -> Iterator[tuple[str, str | None]]:
     """Run one test file; yield (test id, None or why it failed)."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     with open(path) as file:
         source_lines = file.read().splitlines()
@@ -46,9 +51,9 @@ def run_file(path):
                 yield f"{path}::{name}", None
 
 
-def report(outcomes):
+def report(outcomes: Iterable[tuple[str, str | None]]) -> int:
     """Print a line per test and the summary; return the exit code."""
-    counts = {"passed": 0, "failed": 0, "error": 0}
+    counts = {"passed": 0, "failed": 0}
     for test, failure in outcomes:
         if failure is None:
             counts["passed"] += 1
@@ -60,7 +65,8 @@ def report(outcomes):
     return int(counts["failed"] > 0)
 
 
-def outcomes(root):
+def outcomes(root: str) -> Iterator[tuple[str, str | None]]:
+    """Run every test file under `tests/`; one that can't be imported is one failed test."""
     for name in sorted(os.listdir(os.path.join(root, "tests"))):
         if name.startswith("test_") and name.endswith(".py"):
             path = f"tests/{name}"

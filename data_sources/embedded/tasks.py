@@ -14,8 +14,8 @@ from functools import cache
 from importlib import resources
 
 from data_sources.embedded.bugs import UNSEEN_CLASSES
-from data_sources.embedded.functions import FunctionTemplate, Mutant, templates
 from data_sources.embedded.edits import as_replacement
+from data_sources.embedded.functions import FunctionTemplate, Mutant, templates
 from data_sources.embedded.repository import Repository, make_repository
 from data_sources.task import Task, TestOracle, Workspace
 

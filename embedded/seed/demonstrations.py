@@ -2,7 +2,7 @@
 
 Each is a transcript of the native agent on a training repository: look at the module, replace one line, run the tests,
 submit. What is replaced is the right fix in `GOLD_SHARE` of the cases and otherwise a random legal mutation at a random
-place, so that the policy learns to act and to copy but is mediocre at choosing: that is left for reinforcement learning.
+place. So the policy learns to act and to copy but is mediocre at choosing: that is left for reinforcement learning.
 Only (function, bug) pairs, bug classes and names of the training split occur.
 """
 
@@ -16,9 +16,10 @@ from functools import cache
 from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
 from data_sources.embedded.edits import as_replacement
 from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
-from data_sources.embedded.repository import Function, Module, Repository
+from data_sources.embedded.repository import Repository
 from data_sources.embedded.runtests import shorten
 from data_sources.embedded.tasks import draw_repository, failing_tests, fix, statement
+from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
 GOLD_SHARE = 0.45
@@ -47,20 +48,13 @@ class Edit:
 
 def demonstration(rng: random.Random) -> list[Part]:
     """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
-    while True:
-        repository = draw_repository(rng, "train")
-        if fix(repository) is not None:
-            break
-    failing, _ = failing_tests(repository)
-    script = Script(repository)
-    script.open(statement(rng, repository, failing))
-    script.call("view", path=repository.buggy_module.path)
-    script.show(repository.buggy_module.source.rstrip("\n"))
-    _play(rng, script)
+    script = Script.draw(rng)
+    play(rng, script)
     return script.parts
 
 
-def _play(rng: random.Random, script: Script) -> None:
+def play(rng: random.Random, script: Script) -> None:
+    """Write the policy's part of an opened transcript, with what each call shows."""
     edit = _choose(rng, script.repository)
     script.edit(edit.old, edit.new)
     script.apply(edit)
@@ -74,7 +68,6 @@ def _play(rng: random.Random, script: Script) -> None:
             script.apply(second)
             script.run_tests()
     script.call("submit")
-    script.close()
 
 
 def _choose(rng: random.Random, repository: Repository) -> Edit:
@@ -124,11 +117,22 @@ class Script:
         self.parts: list[Part] = []
         self.source = repository.buggy_module.source
         module = repository.modules[repository.bug.module]
-        self._sources = [_current_source(repository, index) for index in range(len(module.functions))]
+        self.sources = [_current_source(repository, index) for index in range(len(module.functions))]
+
+    @classmethod
+    def draw(cls, rng: random.Random, split: str = "train") -> Script:
+        """A repository of the split, with the task stated and its buggy module looked at."""
+        while True:
+            repository = draw_repository(rng, split)
+            if fix(repository) is not None:
+                break
+        script = cls(repository)
+        script.open(statement(rng, repository, failing_tests(repository)[0]))
+        script.call("view", path=repository.buggy_module.path)
+        script.show(repository.buggy_module.source.rstrip("\n"))
+        return script
 
     def open(self, text: str) -> None:
-        from rollout.tools import TOOLS
-
         signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
         self._shown(
             f"<|im_start|>system\n{SYSTEM_PROMPT}\nTools: {signatures}<|im_end|>\n"
@@ -150,11 +154,11 @@ class Script:
         self.show(f"Edited {path}")
 
     def apply(self, edit: Edit) -> None:
-        self._sources[edit.function] = edit.template_source
+        self.sources[edit.function] = edit.template_source
         self.source = self.source.replace(edit.old, edit.new)
 
     def undo(self, edit: Edit) -> None:
-        self._sources[edit.function] = _current_source(self.repository, edit.function)
+        self.sources[edit.function] = _current_source(self.repository, edit.function)
         self.source = self.source.replace(edit.new, edit.old)
 
     def run_tests(self) -> bool:
@@ -164,7 +168,7 @@ class Script:
             for position, function in enumerate(module.functions):
                 source = function.template.source
                 if number == self.repository.bug.module:
-                    source = self._sources[position]
+                    source = self.sources[position]
                 for test, calls in function.tests.items():
                     failure = _first_failure(source, calls)
                     passed += failure is None
@@ -175,10 +179,6 @@ class Script:
         ending = ["[exit code 1]"] if lines else []
         self.show("\n".join([*lines, ", ".join(counts), *ending]))
         return not lines
-
-    def close(self) -> None:
-        """The transcript ends with the policy's last turn."""
-        assert self.parts[-1].action, "the last part is the policy's"
 
     def _shown(self, text: str) -> None:
         self.parts.append(Part(text, action=False))
@@ -198,6 +198,3 @@ def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
 @cache
 def _answer(source: str, arguments: str) -> str:
     return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own
-
-
-__all__ = ["SYSTEM_PROMPT", "Function", "Module", "Part", "demonstration"]

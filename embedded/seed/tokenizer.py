@@ -53,7 +53,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
-    """A `transformers` fast tokenizer, with the chat template above, whose vocabulary is the commonest pieces of `texts`.
+    """A `transformers` fast tokenizer with the chat template above; its vocabulary is the commonest pieces of `texts`.
 
     A piece that is in the vocabulary is one token (`ignore_merges`), any other is spelt in bytes.
     """

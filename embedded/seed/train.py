@@ -7,13 +7,14 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_sources.embedded.tasks import draw_repository, failing_tests, fix, statement
+from data_sources.embedded.tasks import fix
 from embedded.model import ModelConfig, Qwen2
 from embedded.optimizer import PolicyOptimizer
 from embedded.seed.demonstrations import Part, Script, demonstration
@@ -96,7 +97,7 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
             weights += [1.0 if part.action else CONTEXT_WEIGHT] * len(ids)
         weights[offsets[-1]] = 0.0
         offsets.append(len(tokens))
-    positions = [p for start, end in zip(offsets, offsets[1:], strict=False) for p in range(end - start)]
+    positions = [p for start, end in pairwise(offsets) for p in range(end - start)]
     return Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), offsets)
 
 
@@ -167,13 +168,6 @@ def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = 96) 
 
 
 def _gold_transcript(rng: random.Random, split: str) -> list[Part]:
-    while True:
-        repository = draw_repository(rng, split)
-        edit = fix(repository)
-        if edit is not None:
-            script = Script(repository)
-            script.open(statement(rng, repository, failing_tests(repository)[0]))
-            script.call("view", path=repository.buggy_module.path)
-            script.show(repository.buggy_module.source.rstrip("\n"))
-            script.edit(*edit)
-            return script.parts[:4]
+    script = Script.draw(rng, split)
+    script.edit(*(fix(script.repository) or ("", "")))
+    return script.parts[:4]

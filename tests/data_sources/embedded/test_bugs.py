@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from data_sources.embedded.bugs import TRAINED_CLASSES, UNSEEN_CLASSES, mutations
+from data_sources.embedded.functions import compile_function, run_call, templates
+
+SOURCE = '''def FN(XS, K=2):
+    """Doc."""
+    if not XS:
+        return 0
+    T = 0
+    for X in XS:
+        if X > K:
+            T += X - K
+    return max(T, 100)
+'''
+
+
+def by_class(source: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for mutation in mutations(source):
+        found.setdefault(mutation.bug_class, []).append(mutation.source)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bug_class", "wrong"),
+    [
+        ("operator", "if X < K:"),
+        ("operator", "T += X + K"),
+        ("off_by_one", "if X >= K:"),
+        ("wrong_default", "def FN(XS, K=3):"),
+        ("wrong_constant", "T = 1"),
+        ("wrong_constant", "max(T, 1000)"),
+        ("wrong_variable", "return max(X, 100)"),
+        ("swapped_arguments", "return max(100, T)"),
+        ("swapped_arguments", "T += K - X"),
+        ("missing_return", "    max(T, 100)\n"),
+        ("wrong_call", "return min(T, 100)"),
+        ("negated_condition", "    if XS:\n"),
+        ("wrong_update", "T = X - K"),
+    ],
+)
+def test_each_class_makes_its_slip(bug_class: str, wrong: str) -> None:
+    assert any(wrong in source for source in by_class(SOURCE)[bug_class])
+
+
+def test_a_dropped_guard_loses_both_lines() -> None:
+    (source,) = by_class(SOURCE)["dropped_guard"]
+    assert "not XS" not in source
+    assert "return 0" not in source
+
+
+def test_mutants_are_programs_that_differ_from_the_right_one_and_from_each_other() -> None:
+    sources = [mutation.source for mutation in mutations(SOURCE)]
+    assert len(set(sources)) == len(sources)
+    for source in sources:
+        assert source != SOURCE
+        ast.parse(source)
+
+
+def test_the_docstring_which_is_the_specification_is_never_touched() -> None:
+    assert all('"""Doc."""' in mutation.source for mutation in mutations(SOURCE))
+
+
+def test_every_mutant_of_every_template_is_told_apart_by_a_call() -> None:
+    classes = set()
+    for template in templates():
+        assert template.mutants, template.name
+        for mutant in template.mutants:
+            classes.add(mutant.mutation.bug_class)
+            wrong = compile_function(mutant.mutation.source)
+            call = template.calls[min(mutant.killed_by)]
+            assert run_call(wrong, ast.literal_eval(f"({call.arguments},)")) != call.expected
+    assert classes == {*TRAINED_CLASSES, *UNSEEN_CLASSES}
+
+
+def test_templates_never_raise_on_their_own_calls() -> None:
+    for template in templates():
+        assert not [call for call in template.calls if call.expected.endswith("Error")], template.name

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import random
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data_sources.embedded.bugs import TRAINED_CLASSES
+from data_sources.embedded.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
+from data_sources.task import Task, TestOracle, Workspace
+from embedded.seed.demonstrations import SYSTEM_PROMPT, Part, Script, demonstration, play
+from embedded.seed.tokenizer import SPECIAL_TOKENS
+from recipes.tiny_cpu import recipe
+from rollout.chat.parsers import parse
+from rollout.chat.template import ChatTemplate
+from rollout.sandbox.pool import SandboxPool
+from rollout.tools import TOOLS
+
+CHECKPOINT = Path(str(resources.files("embedded.seed") / "checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> object:
+    return AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+def text_of(parts: list[Part]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def test_demonstrations_are_a_function_of_the_seed() -> None:
+    assert demonstration(random.Random(5)) == demonstration(random.Random(5))
+    assert demonstration(random.Random(5)) != demonstration(random.Random(6))
+
+
+def test_the_system_prompt_is_the_recipes() -> None:
+    assert recipe().rollout.system_prompt == SYSTEM_PROMPT
+
+
+def test_the_checkpoint_is_small_and_loads_in_transformers() -> None:
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 10 << 20
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
+    assert 1e6 < sum(parameter.numel() for parameter in model.parameters()) < 4e6
+
+
+def test_the_gate_figures_are_recorded() -> None:
+    training = json.loads((CHECKPOINT / "training.json").read_text())
+    last = training["curve"][-1]
+    assert last["step"] == training["run"]["steps"]
+    assert last["heldout/view"] > 0.9
+
+
+def test_the_chat_template_is_proven_and_demonstrations_are_what_it_renders(tokenizer: object) -> None:
+    template = ChatTemplate(tokenizer, [tool.spec.schema() for tool in TOOLS])
+    template.prove()
+    parts = demonstration(random.Random(3))
+    statement = parts[0].text.rpartition("user\n")[2].partition("<|im_end|>")[0]
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": statement}]
+    encode = tokenizer.backend_tokenizer.encode  # type: ignore[attr-defined]
+    assert template.first_prompt(messages) == encode(parts[0].text, add_special_tokens=False).ids
+    for part in parts[2::2]:
+        shown = part.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0]
+        expected = encode(part.text, add_special_tokens=False).ids
+        assert template.delta([{"role": "tool", "content": shown}]) == expected
+
+
+def test_any_text_survives_the_tokenizer(tokenizer: object) -> None:
+    text = "def café(x):\n\treturn '日本' + x  # \U0001f600\r\n" + SPECIAL_TOKENS[0]
+    assert tokenizer.decode(tokenizer.encode(text)) == text  # type: ignore[attr-defined]
+
+
+async def test_demonstrations_show_what_the_real_tools_show() -> None:
+    """Replay transcripts through the real tools in real sandboxes: every result is as demonstrated, to the byte."""
+    tools = {tool.spec.name: tool for tool in TOOLS}
+    rng = random.Random(11)
+    async with SandboxPool("local") as sandboxes:
+        for _ in range(25):
+            script = Script.draw(rng)
+            play(rng, script)
+            files = script.repository.files(buggy=True) | {RUNNER_PATH: runner_source()}
+            oracle = TestOracle(("x",), (), (), TEST_COMMAND, "")
+            task = Task("replay", "", Workspace(files), oracle, "embedded", "train")
+            async with sandboxes.open(files) as sandbox:
+                for said, shown in zip(script.parts[1::2], script.parts[2::2], strict=False):
+                    (call,) = parse(said.text.removesuffix("<|im_end|>"), "hermes").calls
+                    result = await tools[call.name](sandbox, task, call.arguments)
+                    assert f"<tool_response>\n{result.text}\n</tool_response>" in shown.text
+
+
+def test_no_demonstration_spells_out_a_held_out_bug() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        script = Script.draw(rng)
+        play(rng, script)
+        mutant = script.repository.bug.mutant
+        assert mutant.mutation.bug_class in TRAINED_CLASSES
+        assert not mutant.is_held_out
+        for function, source in zip(
+            script.repository.modules[script.repository.bug.module].functions, script.sources, strict=True
+        ):
+            assert not [m for m in function.template.mutants if m.is_held_out and m.mutation.source == source]

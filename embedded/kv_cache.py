@@ -1,11 +1,14 @@
-"""The key/value cache: a fixed number of slots, each the whole context of one session, reused by longest common prefix.
+"""The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix.
 
-Keys are stored transposed, [layer, slot, head, dimension, position], so that every matrix product of attention is in the
-row-major × row-major layout in which a row of the result does not depend on how many rows there are (`decoder.py`).
+Keys are stored transposed, [layer, slot, head, dimension, position], so that every matrix product of attention is in
+the row-major × row-major layout, in which a row of the result does not depend on how many rows there are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +24,17 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros; on a CPU in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, device=device)
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32, count=count).view(shape)
+
+
 class KVCache:
     """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it."""
 
@@ -32,8 +46,8 @@ class KVCache:
         self.width = round_up(max_length, BLOCK) + 16
         self.scratch = self.width - 1
         heads, dim = config.num_key_value_heads, config.head_dim
-        self.keys = torch.zeros(config.num_hidden_layers, slots, heads, dim, self.width, device=device)
-        self.values = torch.zeros(config.num_hidden_layers, slots, heads, self.width, dim, device=device)
+        self.keys = _zeros((config.num_hidden_layers, slots, heads, dim, self.width), device)
+        self.values = _zeros((config.num_hidden_layers, slots, heads, self.width, dim), device)
         self.tokens = np.zeros((slots, max_length), dtype=np.int64)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._key_offsets = torch.arange(heads * dim, device=device) * self.width
@@ -52,13 +66,14 @@ class KVCache:
         self.keys[layer].view(-1).scatter_(0, indices[0], keys.reshape(-1))
         self.values[layer].view(-1).scatter_(0, indices[1], values.reshape(-1))
 
-    def longest_prefix(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
-        """The slot that holds the longest prefix of `tokens`, and for every slot how long a prefix it holds."""
+    def prefixes(self, tokens: np.ndarray) -> np.ndarray:
+        """For every slot, how long a prefix of `tokens` it holds."""
         length = min(len(tokens), self.max_length)
+        if length == 0:
+            return np.zeros(self.slots, dtype=np.int64)
         unequal = self.tokens[:, :length] != tokens[:length]
         matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
-        matches = np.minimum(matches, self.lengths)
-        return int(matches.argmax()), matches
+        return np.minimum(matches, self.lengths)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of `target` those of `source`."""
@@ -68,13 +83,15 @@ class KVCache:
         self.lengths[target] = length
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots."""
-        length = int(max(self.lengths[a], self.lengths[b]))
-        for view in (self.keys[..., :length], self.values[:, :, :, :length]):
+        """Exchange the contents of two slots. Equal tokens mean equal bits, so a common prefix stays where it is."""
+        both = int(min(self.lengths[a], self.lengths[b]))
+        unequal = self.tokens[a, :both] != self.tokens[b, :both]
+        part = slice(int(unequal.argmax()) if unequal.any() else both, int(max(self.lengths[a], self.lengths[b])))
+        for view in (self.keys[..., part], self.values[:, :, :, part]):
             kept = view[:, a].clone()
             view[:, a] = view[:, b]
             view[:, b] = kept
-        self.tokens[[a, b], :length] = self.tokens[[b, a], :length]
+        self.tokens[[a, b], part] = self.tokens[[b, a], part]
         self.lengths[[a, b]] = self.lengths[[b, a]]
 
     def shared_blocks(self, slots: Sequence[int], limit: int) -> int:

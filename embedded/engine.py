@@ -1,0 +1,151 @@
+"""The engine thread: owns the model, takes requests and commands from other threads, computes step after step."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from embedded.decoder import Decoder
+from embedded.kv_cache import KVCache
+from embedded.model import Qwen2
+from embedded.requests import Decode, Request
+from embedded.scheduler import Scheduler
+from embedded.weights import read_tensors
+
+T = TypeVar("T")
+
+
+class EngineStopped(RuntimeError):
+    """The engine thread has ended; nothing more will be computed."""
+
+
+class Engine:
+    """Everything public may be called from any thread. `on_exit` runs on the engine's thread when it ends."""
+
+    def __init__(
+        self,
+        model: Qwen2,
+        *,
+        slots: int,
+        max_length: int,
+        decode: Decode,
+        device: torch.device | None = None,
+        on_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        device = device or torch.device("cpu")
+        cache = KVCache(model.config, slots, max_length, device)
+        self.model = model
+        self.scheduler = Scheduler(Decoder(model, cache, device), decode)
+        self.paused = False
+        self.model_path = ""
+        self._on_exit = on_exit
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; requests in flight are aborted."""
+        with self._wake:
+            self._running = False
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its `done` is called on the engine's thread."""
+        self._post(lambda: self.scheduler.add(request))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+        self._post(lambda: _settle(future, function))
+        return future
+
+    def abort(self, rid: str | None) -> Future[int]:
+        """End the request `rid` (SGLang matches by prefix, so a batch's parts end too), or all where None."""
+        return self.call(lambda: self.scheduler.abort(lambda r: rid is None or r.rid.startswith(rid)))
+
+    def pause(self, mode: str) -> Future[None]:
+        """`abort`: end all requests; `retract`: back to the queue; `in_place`: leave them. None runs until resume."""
+
+        def pause() -> None:
+            self.paused = True
+            if mode == "abort":
+                self.scheduler.abort(lambda _: True)
+            elif mode == "retract":
+                self.scheduler.retract()
+
+        return self.call(pause)
+
+    def resume(self) -> Future[None]:
+        return self.call(lambda: setattr(self, "paused", False))
+
+    def flush(self) -> Future[bool]:
+        return self.call(self.scheduler.flush)
+
+    def update_weights(self, directory: Path, version: str | None) -> Future[None]:
+        """Load `directory`'s tensors; raises CheckpointError, and keeps the old weights, where they don't fit.
+
+        Active requests go on under the new weights from what they have sampled, with their context recomputed.
+        """
+
+        def update() -> None:
+            self.model.load_tensors(read_tensors(directory))
+            self.scheduler.retract()
+            self.scheduler.flush()
+            self.scheduler.decoder.load(self.model)
+            self.model_path = str(directory)
+            if version is not None:
+                self.scheduler.weight_version = version
+
+        return self.call(update)
+
+    def _post(self, item: Callable[[], None]) -> None:
+        with self._wake:
+            if not self._running:
+                raise EngineStopped("the engine has stopped; restart the server")
+            self._inbox.append(item)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                self._drain()
+                if self.scheduler.busy and not self.paused:
+                    self.scheduler.step()
+                else:
+                    self._sleep()
+        finally:  # also where a step raised: nobody may wait for a thread that is gone
+            with self._wake:
+                self._running = False
+            self._drain()
+            self.scheduler.abort(lambda _: True, "the engine stopped")
+            self._on_exit()
+
+    def _drain(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _sleep(self) -> None:
+        with self._wake:
+            while self._running and not self._inbox and (self.paused or not self.scheduler.busy):
+                self._wake.wait()
+
+
+def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:  # handed to the caller, who waits for it
+        future.set_exception(error)

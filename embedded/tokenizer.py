@@ -1,0 +1,50 @@
+"""Text of tokens and tokens of text, and which tokens end a turn; from the files of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from embedded.weights import CheckpointError
+
+
+class Detokenizer:
+    """`tokenizer.json` by itself: no chat template, no Python tokenizer class."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{directory} has no tokenizer.json; a checkpoint with a fast tokenizer is needed")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.eos_ids = self._eos_ids(directory)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _eos_ids(self, directory: Path) -> frozenset[int]:
+        """What SGLang stops at: `eos_token_id` of the model's configurations, and the tokenizer's `eos_token`."""
+        ids: set[int] = set()
+        for file in ("config.json", "generation_config.json"):
+            given = _read(directory / file).get("eos_token_id")
+            ids.update(given if isinstance(given, list) else [given] if given is not None else [])
+        token = _read(directory / "tokenizer_config.json").get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        found = self._tokenizer.token_to_id(content) if content else None
+        return frozenset(ids | ({found} if found is not None else set()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -114,8 +114,8 @@ class _Loop:
             self.server = await stack.enter_async_context(server)
             args.sglang_router_ip, args.sglang_router_port = server.host, server.port
         self._copy_tokenizer()
-        if self.found is not None:
-            await self._sync(self.found.state.rollout_id)
+        if self.found is not None or self.server is None:  # a server that was already there may hold any weights
+            await self._sync(self.first - 1)
 
     async def run(self) -> dict[str, Any]:
         if self.found is None:

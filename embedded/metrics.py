@@ -105,7 +105,8 @@ def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int
 
 def _sign_test(a: int, b: int) -> float:
     n, k = a + b, min(a, b)
-    return min(1.0, 2 * float(sum(math.comb(n, i) for i in range(k + 1))) / float(2**n))
+    tail: int = sum(math.comb(n, i) for i in range(k + 1))
+    return min(1.0, 2 * tail / (1 << n))
 
 
 def _first_edit(sound: Sequence[Sequence[Sample]]) -> dict[str, float]:

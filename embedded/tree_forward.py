@@ -62,4 +62,4 @@ class TreeAttention:
 
 
 def _heads(own: Attention, x_TxH: Tensor) -> Tensor:
-    return x_TxH.unflatten(-1, (-1, own.head_dim))
+    return x_TxH.view(len(x_TxH), -1, own.head_dim)

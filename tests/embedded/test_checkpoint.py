@@ -1,0 +1,169 @@
+"""Checkpoints are whole or not there, and a full disk is an error that names the path and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from embedded import checkpoint
+from embedded.checkpoint import ResumeError, State, configuration
+from embedded.disk import replace_file
+from embedded.journal import Journal
+from rollout.records import RunDirectoryError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def state(rollout_id: int, **config) -> State:
+    return State(rollout_id, config, {"metrics.jsonl": 12}, {"training": 1.5})
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w" * 1000)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_save_and_load(tmp_path, weights):
+    random.seed(1)
+    torch.manual_seed(1)
+    path = checkpoint.save(tmp_path / "c", state(3, lr=0.1), weights, b"moments")
+    expected = random.random(), torch.rand(3)
+    random.seed(2)
+    torch.manual_seed(2)
+    found = checkpoint.latest(tmp_path / "c")
+    assert found is not None and found.path == path
+    assert found.state == state(3, lr=0.1)
+    assert found.optimizer_state() == b"moments"
+    assert (found.model_dir / "model.safetensors").read_bytes() == b"w" * 1000
+    found.restore_random()
+    assert random.random() == expected[0] and torch.equal(torch.rand(3), expected[1])
+
+
+def test_a_later_sync_leaves_the_checkpoint_alone(tmp_path, weights):
+    path = checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    replace_file(weights / "model.safetensors", b"new")
+    assert (path / "hf" / "model.safetensors").read_bytes() == b"w" * 1000
+
+
+def test_the_newest_two_stay_and_the_newest_is_found(tmp_path, weights):
+    for rollout_id in (8, 9, 10):
+        checkpoint.save(tmp_path / "c", state(rollout_id), weights, b"")
+    assert sorted(os.listdir(tmp_path / "c")) == ["rollout_10", "rollout_9"]
+    assert checkpoint.latest(tmp_path / "c").state.rollout_id == 10
+
+
+def test_a_half_written_checkpoint_is_not_there(tmp_path, weights):
+    checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    shutil.copytree(tmp_path / "c" / "rollout_0", tmp_path / "c" / ".rollout_1.tmp")
+    assert checkpoint.latest(tmp_path / "c").state.rollout_id == 0
+    checkpoint.save(tmp_path / "c", state(1), weights, b"")
+    assert sorted(os.listdir(tmp_path / "c")) == ["rollout_0", "rollout_1"]
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def test_a_damaged_checkpoint_says_what_to_do(tmp_path, weights):
+    path = checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    (path / "state.json").write_text("{")
+    with pytest.raises(ResumeError, match=r"rollout_0 is damaged .*remove it"):
+        checkpoint.latest(tmp_path / "c")
+
+
+def test_another_configuration_is_refused_by_key(tmp_path, weights):
+    args = Namespace(lr=0.1, swe_tasks=("a",), save="x", load=None, gone=1)
+    checkpoint.save(tmp_path / "c", State(0, configuration(args), {}, {}), weights, b"")
+    found = checkpoint.latest(tmp_path / "c")
+    checkpoint.require_same(found, Namespace(lr=0.1, swe_tasks=["a"], save="elsewhere", load="c", gone=1))
+    with pytest.raises(ResumeError) as error:
+        checkpoint.require_same(found, Namespace(lr=0.2, swe_tasks=["a"], save="x", load=None, new=2))
+    for words in ("gone was 1 and is None", "lr was 0.1 and is 0.2", "new was None and is 2"):
+        assert words in str(error.value)
+    assert "swe_tasks" not in str(error.value)
+
+
+def test_a_journal_is_cut_back_to_its_checkpoint(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl")
+    assert journal.read() == [] and journal.size() == 0
+    journal.append({"a": 1})
+    size = journal.size()
+    journal.append({"b": float("nan")})
+    with journal.path.open("ab") as file:
+        file.write(b'{"c": ')
+    assert journal.read() == [{"a": 1}, {"b": None}]
+    journal.cut(size)
+    assert journal.read() == [{"a": 1}]
+    with pytest.raises(RunDirectoryError, match="records are missing"):
+        journal.cut(size + 1)
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from embedded import checkpoint
+from embedded.checkpoint import State
+from embedded.journal import Journal
+from rollout.records import RunDirectoryError
+
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+journal, written = Journal(folder / "metrics.jsonl"), 0
+try:
+    while True:
+        journal.append({"number": written, "text": "x" * 1000})
+        written += 1
+except RunDirectoryError as error:
+    print(error)
+assert [record["number"] for record in journal.read()] == list(range(written)) != []
+assert journal.path.read_bytes().endswith(b"}\\n")
+weights = folder / "weights"
+try:
+    checkpoint.save(folder / "checkpoints", State(1, {}, {}, {}), weights, b"m" * 10_000_000)
+except RunDirectoryError as error:
+    print(error)
+found = checkpoint.latest(folder / "checkpoints")
+assert found.state.rollout_id == 0
+assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["rollout_0"]
+"""
+
+
+def fill(folder: Path, limit: int) -> str:
+    (folder / "weights").mkdir()
+    (folder / "weights" / "model.safetensors").write_bytes(b"w" * 100)
+    checkpoint.save(folder / "checkpoints", state(0), folder / "weights", b"moments")
+    run = subprocess.run(
+        [sys.executable, "-c", FILL, str(folder), str(limit)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_a_file_size_limit_loses_nothing(tmp_path):
+    output = fill(tmp_path, 100_000)
+    assert f"can't write {tmp_path / 'metrics.jsonl'}" in output
+    assert f"can't write {tmp_path / 'checkpoints'}" in output
+    assert "make room there and resume" in output
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk needs the right to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        output = fill(folder, 0)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert "No space left on device (0 MiB free)" in output

@@ -1,0 +1,91 @@
+"""Evaluation plays every task as often as asked, the same episodes each time, and reports apart what broke."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+
+from data_sources.registry import load_tasks
+from data_sources.sample import Sample
+from embedded.evaluate import evaluate, load_evaluation_tasks
+from embedded.hooks import Hooks
+from embedded.metrics import evaluation_metrics
+from embedded.rollouts import Player
+from tests.embedded.scripted import make_args, write_tasks
+
+
+def make_player(generate, reward=None, **changes) -> Player:
+    args = make_args_only(**changes)
+    return Player(args, Hooks(generate, reward, None, None, None, None, None))
+
+
+def make_args_only(**changes) -> Namespace:
+    values = dict(
+        rollout_temperature=0.3, rollout_top_p=1.0, rollout_top_k=5, rollout_max_response_len=8, rollout_stop=None,
+        rollout_stop_token_ids=None, rollout_skip_special_tokens=False, sglang_server_concurrency=4, rollout_seed=9,
+        sglang_enable_deterministic_inference=True, n_samples_per_eval_prompt=3,
+    )  # fmt: skip
+    return Namespace(**(values | changes))
+
+
+async def test_every_task_is_played_at_temperature_1_in_a_fixed_order(tmp_path):
+    calls = []
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        calls.append((sample.index, sample.prompt, sampling_params, evaluation))
+        sample.status, sample.reward = Sample.Status.COMPLETED, 1.0
+        return sample
+
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 4)))
+    samples = await evaluate(make_player(generate), tasks)
+    assert [sample.index for sample in samples] == list(range(12))
+    assert [sample.metadata["task"]["id"] for sample in samples] == [f"heldout-{i // 3}" for i in range(12)]
+    assert all(evaluation for *_, evaluation in calls)
+    params = [params for _, _, params, _ in calls]
+    assert {(p["temperature"], p["top_p"], p["top_k"], p["max_new_tokens"]) for p in params} == {(1.0, 1.0, -1, 8)}
+    assert [p["sampling_seed"] for p in params] == [9, 10, 11] * 4
+    assert len({id(p) for p in params}) == 12  # one hook that changes its own can't change another's
+
+
+async def test_the_number_of_episodes_at_once_is_bounded(tmp_path):
+    import asyncio
+
+    running, most = 0, 0
+
+    async def generate(args, sample, sampling_params):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        sample.status, sample.reward = Sample.Status.COMPLETED, 0.0
+        return sample
+
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 5)))
+    await evaluate(make_player(generate), tasks)
+    assert most == 4
+
+
+async def test_a_broken_episode_is_played_once_more_and_then_reported_apart(tmp_path):
+    tries: Counter[int] = Counter()
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        tries[sample.index] += 1
+        assert sample.reward is None and sample.status == Sample.Status.PENDING
+        always, once = sample.index == 2, sample.index == 5 and tries[5] == 1
+        sample.status = Sample.Status.ABORTED if always or once else Sample.Status.COMPLETED
+        sample.reward, sample.remove_sample = 0.0, always or once
+        sample.metadata["score"] = {"solved": True}
+        return sample
+
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 3)))
+    metrics = evaluation_metrics(await evaluate(make_player(generate), tasks))
+    assert tries == Counter({index: 2 if index in (2, 5) else 1 for index in range(9)})
+    assert (metrics["episodes"], metrics["solve_rate"], metrics["infrastructure_failures"]) == (8, 1.0, 1)
+    assert metrics["outcomes"]["heldout-0"] == [1, 1, None]
+
+
+def test_sets_are_loaded_by_name_in_their_order(tmp_path):
+    args = make_args(tmp_path, tmp_path / "run")
+    assert list(load_evaluation_tasks(args)) == ["heldout", "unseen"]
+    assert load_evaluation_tasks(Namespace(swe_eval_tasks=None)) == {}

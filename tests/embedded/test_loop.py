@@ -1,0 +1,287 @@
+"""The loop from the first evaluation to the summary, with scripted plug-ins addressed by dotted path."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from data_sources.sample import Sample
+from embedded.checkpoint import ResumeError
+from embedded.hooks import HookError
+from embedded.journal import Journal
+from embedded.loop import InfrastructureError, train
+from embedded.server_process import ServerError
+from embedded.trainer import Trainer
+from rollout.records import RunDirectoryError
+from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def engine(tiny_checkpoint):
+    with TinyEngine(tiny_checkpoint) as engine:
+        yield engine
+
+
+def lasting(run_dir: Path) -> list[dict]:
+    """The records of metrics.jsonl without their times."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in Journal(run_dir / "metrics.jsonl").read()]
+
+
+def episodes(run_dir: Path) -> list[tuple[int, int]]:
+    return [(record["rollout_id"], record["index"]) for record in Journal(run_dir / "episodes.jsonl").read()]
+
+
+def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, tmp_path, engine):
+    progress = NoProgress()
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=8, eval_interval=4, **engine.address)
+    summary = train(args, progress)
+    run_dir = tmp_path / "run"
+    assert json.loads((run_dir / "summary.json").read_bytes()) == summary
+    assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    records = lasting(run_dir)
+    kinds = [(record["kind"], record.get("moment")) for record in records]
+    two = [("eval", "during")] * 2
+    steps = [("train", None)] * 4
+    assert kinds == [("eval", "before")] * 2 + steps + two + steps + [("eval", "after")] * 2
+    assert episodes(run_dir) == [(index // 16, index) for index in range(8 * 16)]
+    assert engine.versions == ["-1", *map(str, range(8))]
+    assert [step for step, _ in progress.steps] == list(range(8))
+    assert progress.evals[0] == "heldout before" and progress.evals[-1] == "unseen after"
+    assert {"startup", "evaluation", "generation", "training", "weight_sync", "checkpoint"} <= set(progress.phases)
+    assert summary["heldout_solve_rate_after"] > summary["heldout_solve_rate_before"] + 0.2
+    assert summary["heldout_episodes_before"] == 12 and summary["unseen_bug_class_tasks_after"] == 6
+    assert summary["logprob_diff_max"] <= 1e-4
+    assert 0 < sum(summary["seconds_by_phase"].values()) <= summary["wall_seconds"]
+    checkpoints = sorted(path.name for path in (run_dir / "checkpoints").glob("rollout_*"))
+    assert checkpoints == ["rollout_6", "rollout_7"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (run_dir / "checkpoints/rollout_7/hf").iterdir()
+    }
+    Trainer(make_args(run_dir / "checkpoints/rollout_7/hf", run_dir))  # the last one is a model like any other
+
+
+def test_two_runs_of_one_seed_give_identical_metrics_and_another_seed_does_not(tiny_checkpoint, tmp_path, engine):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        args = make_args(tiny_checkpoint, tmp_path / name / "run", rollout_seed=seed, num_rollout=2, **engine.address)
+        args.sglang_server_concurrency = {"a": 2, "b": 16, "c": 2}[name]
+        train(args, NoProgress())
+    a, b, c = (lasting(tmp_path / name / "run") for name in "abc")
+    assert a == b != c
+
+
+def test_resume_after_any_step_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path, engine):
+    whole = make_args(tiny_checkpoint, tmp_path / "whole" / "run", swe_eval_tasks={}, **engine.address)
+    train(whole, NoProgress())
+
+    class Interrupt(NoProgress):
+        def on_step(self, rollout_id, metrics):  # step's records are written, its checkpoint is not
+            if rollout_id == self.at:
+                raise KeyboardInterrupt
+
+    args = make_args(tiny_checkpoint, tmp_path / "parts" / "run", **engine.address)
+    args.swe_eval_tasks, args.swe_tasks = {}, whole.swe_tasks
+    for at in (0, 2, None):
+        progress = Interrupt()
+        progress.at = at
+        try:
+            train(args, progress)
+        except KeyboardInterrupt:
+            assert at is not None
+            with (tmp_path / "parts/run/metrics.jsonl").open("ab") as file:
+                file.write(b'{"kind": "train", "half a li')
+        args.load = args.save
+    assert lasting(tmp_path / "parts/run") == lasting(tmp_path / "whole/run")
+    assert episodes(tmp_path / "parts/run") == episodes(tmp_path / "whole/run")
+
+
+RUN = """
+import sys
+from argparse import Namespace
+import json, torch
+from embedded.loop import train
+from tests.embedded.scripted import NoProgress
+train(Namespace(**json.loads(sys.argv[1])), NoProgress())
+"""
+
+
+def start(args: Namespace) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", RUN, json.dumps(vars(args))], cwd=REPOSITORY, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kill_9_at_random_moments_then_resume_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path):
+    rng = random.Random(os.environ.get("SLIME_SWE_KILL_SEED", "1"))
+    with TinyEngine(tiny_checkpoint) as engine:
+        whole = make_args(tiny_checkpoint, tmp_path / "whole" / "run", num_rollout=6, **engine.address)
+        assert start(whole).wait(120) == 0
+        args = make_args(tiny_checkpoint, tmp_path / "parts" / "run", num_rollout=6, **engine.address)
+        args.swe_tasks, args.swe_eval_tasks = whole.swe_tasks, whole.swe_eval_tasks
+        kills = 0
+        for _ in range(40):
+            process = start(args)
+            if kills < 5:
+                wait_until_it_works(process, Path(args.swe_run_dir))
+                time.sleep(rng.uniform(0, 0.8))
+                process.send_signal(signal.SIGKILL)
+            code = process.wait(120)
+            args.load = args.save
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+            kills += 1
+    assert code == 0 and kills == 5
+    assert lasting(tmp_path / "parts/run") == lasting(tmp_path / "whole/run")
+    assert episodes(tmp_path / "parts/run") == episodes(tmp_path / "whole/run")
+
+
+def wait_until_it_works(process: subprocess.Popen, run_dir: Path) -> None:
+    """The imports are over once the run directory changes."""
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} if run_dir.exists() else None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if run_dir.exists() and before != {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.exists()}:
+            return
+        time.sleep(0.01)
+
+
+def test_resume_refuses_another_configuration_and_names_the_keys(tiny_checkpoint, tmp_path, engine):
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_eval_tasks={}, **engine.address)
+    train(args, NoProgress())
+    with pytest.raises(ResumeError, match="earlier run"):
+        train(args, NoProgress())
+    args.load, args.lr, args.swe_max_turns = args.save, 1.0, 99
+    before = lasting(tmp_path / "run")
+    with pytest.raises(ResumeError, match=r"lr was 0.003 and is 1.0; swe_max_turns was 2 and is 99"):
+        train(args, NoProgress())
+    assert lasting(tmp_path / "run") == before
+
+
+async def broken(args, sample, sampling_params):
+    sample.status, sample.reward, sample.remove_sample = Sample.Status.ABORTED, 0.0, True
+    sample.tokens, sample.response_length, sample.loss_mask = [1, 2], 1, [0]
+    sample.metadata["infrastructure"] = {"where": "sandbox_error", "detail": "the sandbox is gone"}
+    return sample
+
+
+async def sometimes_broken(args, sample, sampling_params, evaluation=False):
+    """Every fifth episode is broken; in an evaluation it works the second time."""
+    if sample.index % 5 == 0 and (not evaluation or sample.index not in _SEEN):
+        _SEEN.add(sample.index)
+        return await broken(args, sample, sampling_params)
+    return await generate(args, sample, sampling_params, evaluation)
+
+
+_SEEN: set[int] = set()
+
+
+def test_a_step_in_which_infrastructure_broke_everything_stops_the_run(tiny_checkpoint, tmp_path, engine):
+    args = make_args(tiny_checkpoint, tmp_path / "run", swe_eval_tasks={}, **engine.address)
+    args.custom_generate_function_path = f"{__name__}.broken"
+    with pytest.raises(InfrastructureError, match=r"all 16 episodes of rollout 0 .*the sandbox is gone"):
+        train(args, NoProgress())
+
+
+def test_broken_episodes_are_counted_apart_and_never_trained_on(tiny_checkpoint, tmp_path, engine):
+    _SEEN.clear()
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, **engine.address)
+    args.custom_generate_function_path = f"{__name__}.sometimes_broken"
+    summary = train(args, NoProgress())
+    assert summary["infrastructure_failures"] == 4
+    assert summary["heldout_infrastructure_failures_before"] == 0
+    assert summary["heldout_episodes_before"] == 12
+    (step,) = (record for record in lasting(tmp_path / "run") if record["kind"] == "train")
+    assert step["episodes"] == 16 and step["infrastructure_failures"] == 4
+    assert step["stop/submitted"] == 1.0
+
+
+async def fanned_out(args, sample, sampling_params, evaluation=False):
+    """The first model call and the second as siblings, as a forked session gives them."""
+    whole = await generate(args, sample, sampling_params, evaluation)
+    first, second = whole, Sample.from_dict(whole.to_dict())
+    cut = args.rollout_max_response_len
+    first.rollout_id = second.rollout_id = sample.index
+    second.index = -1 - sample.index
+    second.loss_mask = [0] * cut + whole.loss_mask[cut:]
+    first.tokens = whole.tokens[: len(whole.tokens) - whole.response_length + cut]
+    for name in ("loss_mask", "rollout_log_probs"):
+        setattr(first, name, getattr(whole, name)[:cut])
+    first.response_length = cut
+    return [first, second]
+
+
+def test_an_episode_may_become_several_samples(tiny_checkpoint, tmp_path, engine):
+    plain = make_args(tiny_checkpoint, tmp_path / "plain" / "run", num_rollout=1, **engine.address)
+    fanned = make_args(tiny_checkpoint, tmp_path / "fanned" / "run", num_rollout=1, **engine.address)
+    fanned.custom_generate_function_path = f"{__name__}.fanned_out"
+    fanned.custom_rm_path = f"{__name__}.reward_of_siblings"
+    summaries = [train(args, NoProgress()) for args in (plain, fanned)]
+    steps = [next(r for r in lasting(Path(a.swe_run_dir)) if r["kind"] == "train") for a in (plain, fanned)]
+    for name in ("solve_rate", "episodes", "trained_tokens"):
+        assert steps[0][name] == steps[1][name]
+    for name in ("loss", "grad_norm", "entropy"):
+        assert steps[0][name] == pytest.approx(steps[1][name], rel=1e-3, abs=1e-6)
+    assert summaries[0]["heldout_episodes_after"] == summaries[1]["heldout_episodes_after"] == 12
+
+
+async def reward_of_siblings(args, sample):
+    """Scores the last sibling, which holds all tokens, for both."""
+    from tests.embedded.scripted import reward
+
+    first, second = sample
+    whole = Sample.from_dict(second.to_dict())
+    sampled = second.loss_mask[args.rollout_max_response_len :]
+    whole.loss_mask = [1] * args.rollout_max_response_len + sampled
+    value = await reward(args, whole)
+    for sibling in (first, second):
+        sibling.metadata["score"] = whole.metadata["score"]
+    return [value, value]
+
+
+@pytest.mark.parametrize(
+    ("argument", "path", "words"),
+    [
+        ("custom_rm_path", "reward", "no dotted path"),
+        ("custom_generate_function_path", "nowhere.generate", "no module 'nowhere'"),
+        ("data_source_path", "embedded.loop.Nothing", "has no 'Nothing'"),
+        ("custom_reward_post_process_path", None, "is not given"),
+    ],
+)
+def test_a_wrong_dotted_path_names_the_argument(tiny_checkpoint, tmp_path, argument, path, words):
+    args = make_args(tiny_checkpoint, tmp_path / "run", sglang_router_ip="127.0.0.1", sglang_router_port=1)
+    setattr(args, argument, path)
+    with pytest.raises(HookError, match=words) as error:
+        train(args, NoProgress())
+    assert argument in str(error.value)
+
+
+def test_a_server_that_refuses_weights_stops_the_run(tiny_checkpoint, tmp_path, engine):
+    engine.fail = True
+    with pytest.raises(ServerError, match="no such model"):
+        train(make_args(tiny_checkpoint, tmp_path / "run", **engine.address), NoProgress())
+
+
+def test_no_server_at_the_given_address(tiny_checkpoint, tmp_path):
+    args = make_args(tiny_checkpoint, tmp_path / "run", sglang_router_ip="127.0.0.1", sglang_router_port=1)
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:1"):
+        train(args, NoProgress())
+
+
+def test_a_run_directory_that_cannot_be_made(tiny_checkpoint, tmp_path):
+    (tmp_path / "file").write_text("")
+    args = make_args(tiny_checkpoint, tmp_path / "run")
+    args.swe_run_dir = str(tmp_path / "file" / "run")
+    with pytest.raises(RunDirectoryError, match="file/run"):
+        train(args, NoProgress())

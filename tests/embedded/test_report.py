@@ -1,0 +1,76 @@
+"""The summary's keys are what people and scripts read: they are frozen here."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+import pytest
+
+from embedded.report import summarize, write_curve, write_summary
+
+
+def evaluation(name: str, moment: str, rollout_id: int, solved: list[int]) -> dict:
+    return {
+        "kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, "episodes": len(solved),
+        "tasks": len(solved), "infrastructure_failures": 0, "solved": sum(solved),
+        "solve_rate": sum(solved) / len(solved), "interval": [0.1, 0.9], "reward": 0.0, "first_edit_solve_rate": 0.2,
+        "turns": 5.0, "edits": 1.5, "stop_reasons": {"submitted": 1.0},
+        "outcomes": {f"t{i}": [value] for i, value in enumerate(solved)},
+    }  # fmt: skip
+
+
+def step(rollout_id: int, reward: float | None) -> dict:
+    means = {} if reward is None else {"reward": reward, "solve_rate": (reward + 1) / 2}
+    return {
+        "kind": "train", "rollout_id": rollout_id, "infrastructure_failures": 1, "logprob_diff_max": 1e-5, **means,
+    }  # fmt: skip
+
+
+RECORDS = [
+    evaluation("heldout", "before", -1, [0, 0, 1, 0]),
+    evaluation("unseen", "before", -1, [0, 0]),
+    step(0, -0.5),
+    evaluation("heldout", "during", 0, [0, 1, 1, 0]),
+    step(1, None),
+    evaluation("heldout", "after", 1, [1, 1, 1, 0]),
+    evaluation("unseen", "after", 1, [0, 1]),
+]
+ARGS = Namespace(
+    swe_eval_tasks={"heldout": "a", "unseen": "b"}, seed=7, num_rollout=2, rollout_batch_size=4,
+    n_samples_per_prompt=2, swe_run_dir="runs/x",
+)  # fmt: skip
+
+
+def test_summary():
+    summary = summarize(ARGS, RECORDS, {"training": 1.0}, 12.5)
+    figures = (
+        "solve_rate", "interval", "episodes", "tasks", "infrastructure_failures", "first_edit_solve_rate",
+        "edits_per_episode", "turns_per_episode", "stop_reasons",
+    )  # fmt: skip
+    expected = {f"{p}_{f}_{m}" for p in ("heldout", "unseen_bug_class") for f in figures for m in ("before", "after")}
+    assert summary.keys() == expected | {
+        "heldout_paired", "unseen_bug_class_paired", "reward_per_step", "solve_rate_per_step",
+        "infrastructure_failures", "logprob_diff_max", "wall_seconds", "seconds_by_phase", "seed", "num_rollouts",
+        "episodes_per_rollout", "run_dir",
+    }  # fmt: skip
+    assert summary["heldout_solve_rate_before"] == 0.25 and summary["heldout_solve_rate_after"] == 0.75
+    assert summary["unseen_bug_class_solve_rate_after"] == 0.5
+    assert summary["heldout_paired"] == {"pairs": 4, "gained": 2, "lost": 0, "p_value": 0.5}
+    assert summary["reward_per_step"] == [-0.5, None]
+    assert (summary["wall_seconds"], summary["seed"], summary["num_rollouts"]) == (12.5, 7, 2)
+    assert summary["episodes_per_rollout"] == 8 and summary["infrastructure_failures"] == 2
+
+
+def test_summary_of_a_run_without_evaluations():
+    summary = summarize(Namespace(**{**vars(ARGS), "swe_eval_tasks": None}), RECORDS[2:3], {}, 1.0)
+    assert summary["reward_per_step"] == [-0.5] and "heldout_solve_rate_before" not in summary
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[2:3], []])
+def test_files(tmp_path, records):
+    write_summary(tmp_path, summarize(ARGS, records, {}, 1.0))
+    assert json.loads((tmp_path / "summary.json").read_text())["num_rollouts"] == 2
+    write_curve(tmp_path, records)
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["learning_curve.png", "summary.json"]

@@ -40,7 +40,8 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -9,7 +9,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` blocks; each is the mean of an equal run of `values`, scaled between the least and the greatest."""
+    """At most `width` blocks, each the mean of an equal run of `values`, from the least mean to the greatest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""

@@ -33,6 +33,7 @@ def recipe() -> Recipe:
             max_context=640,
             time_budget=60.0,
             sandbox_concurrency=32,
+            system_prompt="Repair the code.",  # what the seed policy was trained with
         ),
         reward=Reward(mode="plus_minus"),
         data=Data(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -17,6 +18,8 @@ from data_sources.arguments import unknown
 from data_sources.registry import SOURCES, RegistryError, load_tasks
 from data_sources.task import Task
 from launch.output import print_json
+from rewards.tests import OracleError, validate
+from rollout.sandbox.pool import SandboxPool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +99,23 @@ def _readable(task: Task) -> str:
     return "\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in sections)
 
 
+async def _outcomes(tasks: list[Task]) -> list[tuple[str, str]]:
+    """Id of each task and why it does not prove itself; empty where it does."""
+    async with SandboxPool("local", concurrency=os.cpu_count() or 1) as sandboxes:
+        return list(await asyncio.gather(*(_outcome(task, sandboxes) for task in tasks)))
+
+
+async def _outcome(task: Task, sandboxes: SandboxPool) -> tuple[str, str]:
+    try:
+        await validate(task, sandboxes)
+    except OracleError as error:
+        return task.id, str(error)
+    return task.id, ""
+
+
 def _validate(tasks: list[Task], as_json: bool) -> int:
     started = time.monotonic()
-    failures = {task.id: why for task, why in asyncio.run(_outcomes(tasks)) if why}
+    failures = {task_id: why for task_id, why in asyncio.run(_outcomes(tasks)) if why}
     seconds = time.monotonic() - started
     if as_json:
         print_json({"tasks": len(tasks), "failures": failures, "seconds": seconds})

@@ -59,11 +59,11 @@ def test_a_run_without_a_name_is_named_after_recipe_and_seed():
 
 def test_a_folder_that_can_not_be_made_is_named(recipe):
     nowhere = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, dir="/proc/nowhere"))
-    with pytest.raises(RunError, match="can't make the run folder /proc/nowhere/first: .*give another run.dir"):
+    with pytest.raises(RunError, match=r"can't make the run folder /proc/nowhere/first: .*give another run.dir"):
         create_run(nowhere)
 
 
 def test_a_file_in_the_place_of_the_folder_is_named(recipe, tmp_path):
     (tmp_path / "runs").write_text("not a folder")
-    with pytest.raises(RunError, match="can't make the run folder .*give another run.dir"):
+    with pytest.raises(RunError, match=r"can't make the run folder .*give another run.dir"):
         create_run(recipe)

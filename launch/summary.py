@@ -1,0 +1,69 @@
+"""The table at the end of a training run, from its summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.text import duration, rate, sparkline
+
+TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
+BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
+    "first_edit_solve_rate": ("  solved by the first edit", rate),
+    "edits_per_episode": ("  edits per episode", "{:.2f}".format),
+    "turns_per_episode": ("  turns per episode", "{:.2f}".format),
+}
+
+
+def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
+    console = console or Console()
+    console.print(evaluation_table(summary))
+    for line in closing_lines(summary, folder):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def evaluation_table(summary: Mapping[str, Any]) -> Table:
+    """Each evaluation set before and after, with 95 % intervals."""
+    table = Table("solve rate (95 % interval)", "before", "after", title_justify="left")
+    for name in evaluation_sets(summary):
+        cells = [_rate(summary, name, moment) for moment in ("before", "after")]
+        table.add_row(TITLES.get(name, name), *cells, style="bold")
+        for figure, (label, form) in BEHAVIOUR.items():
+            values = [summary.get(f"{name}_{figure}_{moment}") for moment in ("before", "after")]
+            if any(value is not None for value in values):
+                table.add_row(label, *("–" if value is None else form(value) for value in values))
+    return table
+
+
+def evaluation_sets(summary: Mapping[str, Any]) -> list[str]:
+    """The prefixes of the evaluated sets' keys, in the summary's order."""
+    found = (re.fullmatch(r"(\w+?)(?<!_first_edit)_solve_rate_(?:before|after)", key) for key in summary)
+    names = [match[1] for match in found if match]
+    return list(dict.fromkeys(names))
+
+
+def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    rewards = [reward for reward in summary.get("reward_per_step", ()) if reward is not None]
+    phases = [
+        (name, seconds)
+        for name, seconds in summary.get("seconds_by_phase", {}).items()
+        if name != "total" and seconds >= 0.05
+    ]
+    lines = []
+    if rewards:
+        lines.append(f"reward per rollout  {sparkline(rewards, 40)}  {rewards[0]:.2f} → {rewards[-1]:.2f}")
+    lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))
+    if summary.get("infrastructure_failures"):
+        lines.append(f"episodes that infrastructure broke, not trained on  {summary['infrastructure_failures']}")
+    return [*lines, f"run  {folder}"]
+
+
+def _rate(summary: Mapping[str, Any], name: str, moment: str) -> str:
+    episodes = summary.get(f"{name}_episodes_{moment}")
+    shown = rate(summary.get(f"{name}_solve_rate_{moment}"), summary.get(f"{name}_interval_{moment}"))
+    return f"{shown}, n = {episodes}" if episodes is not None else shown

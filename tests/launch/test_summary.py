@@ -1,0 +1,62 @@
+"""The final table: every set before and after, and nothing made up where a figure is missing."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.summary import evaluation_sets, print_summary
+
+SUMMARY = {
+    "heldout_solve_rate_before": 0.35,
+    "heldout_interval_before": [0.28, 0.43],
+    "heldout_episodes_before": 160,
+    "heldout_first_edit_solve_rate_before": 0.25,
+    "heldout_edits_per_episode_before": 1.5,
+    "heldout_turns_per_episode_before": 5.25,
+    "heldout_solve_rate_after": 0.85,
+    "heldout_interval_after": [0.79, 0.9],
+    "heldout_episodes_after": 159,
+    "heldout_first_edit_solve_rate_after": 0.75,
+    "unseen_bug_class_solve_rate_before": 0.1,
+    "unseen_bug_class_solve_rate_after": None,
+    "reward_per_step": [-0.5, None, 0.5],
+    "infrastructure_failures": 3,
+    "wall_seconds": 305.2,
+    "seconds_by_phase": {"generation": 200.0, "training": 95.25, "checkpoint": 0.01, "total": 305.2},
+}
+
+
+def text_of(summary) -> str:
+    out = io.StringIO()
+    print_summary(summary, Path("runs/a"), Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_the_table_holds_before_and_after_with_intervals():
+    text = text_of(SUMMARY)
+    assert "held-out tasks" in text and "bug classes never trained on" in text
+    assert "35.0 % (28.0–43.0), n = 160" in text and "85.0 % (79.0–90.0), n = 159" in text
+    assert "25.0 %" in text and "75.0 %" in text
+    row = next(line for line in text.splitlines() if "turns per episode" in line)
+    assert "5.25" in row and "–" in row
+
+
+def test_below_it_stand_reward_time_failures_and_the_folder():
+    lines = text_of(SUMMARY).splitlines()
+    assert "reward per rollout  ▁█  -0.50 → 0.50" in lines
+    assert "time  5:05: generation 200.0 s, training 95.2 s" in lines
+    assert "episodes that infrastructure broke, not trained on  3" in lines
+    assert lines[-1] == "run  runs/a"
+
+
+def test_sets_are_those_of_the_summary():
+    assert evaluation_sets(SUMMARY) == ["heldout", "unseen_bug_class"]
+    assert evaluation_sets({"mine_solve_rate_after": 1.0}) == ["mine"]
+    assert evaluation_sets({}) == []
+
+
+def test_a_run_without_evaluations_still_ends_in_a_summary():
+    assert text_of({"wall_seconds": 1.0, "seconds_by_phase": {}}).splitlines()[-1] == "run  runs/a"

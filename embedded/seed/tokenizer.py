@@ -1,7 +1,7 @@
 """The seed policy's tokenizer: byte-level pieces made for tool calls and Python.
 
-The scaffold of a tool call, a newline with its indentation, and a word with the space or underscore before it are one
-piece each, so that an action is tens of tokens and a name is copied piece by piece.
+The scaffold of a tool call, a newline with its indentation and an operator with its spaces are one piece each, so that
+an action is tens of tokens; a name is an underscore and two pieces, each a token of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,25 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-VOCAB_SIZE = 1536
+VOCAB_SIZE = 1024
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+# Words of the language, the templates and the tools take the spaces around them; names take none. So a piece of a name
+# is the same token wherever it stands, and copying it is copying a token. (With a space or an underscore inside the
+# pieces a name has three forms, and 700 steps of training did not learn to turn one into another.)
+_WORDS = """
+    Add All Cost Count Distance Each Edited Error False Files First Hours How In Index KeyError Keys Largest Last Length
+    Level Limit List Longest Minutes None Numbers Pay Percent Place Please Price Product Repair Running Share Smallest
+    Split Stock Sum Sums Steps TypeError The Tests Tools Total True Value Whether Whole Border Second S A An
+    a above add after all and append are as assert at back backwards bash be before below between by called capitals code
+    command copy count counts cut dash def dict differs divides double doubled each empty enumerate equal even exchanged
+    exit fail failed first fit fits for found front from get half hours how if import in instead is it items keys largest
+    last least left len less letters line list max min minus minutes most much must negative neighbours never new no not
+    number numbers occurrences occurs odd of often old once one or order others passed path percent plus price products
+    range reads red rejected repair repeats reports rest result results return returns reversed rounds run same short
+    show sorted squares step str strictly submit sum than that the their then there this times to too tests two upper
+    use user values view when whether with without wrong year zeros zip builds build code lower too few
+"""
 
 _PIECES = "|".join(
     (
@@ -21,14 +38,17 @@ _PIECES = "|".join(
         r'"\}\}\n</tool_call>',
         r"(?:system|user|assistant)\n(?:<tool_response>\n)?",
         r"\n</tool_response>",
-        r"tests/test|\.py::test|\.py",
+        r"tests/test_|\.py::test_|\.py|_more\b|FAILED |\[exit code ",
         r"\\n *",
         r"\)?:\n *",
         r'\.?"""\n *',
         r"\n+ *",
-        r"[ _]?[A-Za-z]+",
-        r" ?\d",
-        r' ?(?:[-<>=!+*/]=|//|"""|\(\)|[^\sA-Za-z0-9])',
+        rf" ?\b(?:{'|'.join(sorted(set(_WORDS.split())))})\b ?",
+        r" (?:[-<>=!+*/]=|//|[-+*/%<>=]) ",
+        r", ",
+        r"\b[A-Za-z]+(?=_|\b)|(?<=_)[A-Za-z]+",
+        r"\d",
+        r'[-<>=!+*/]=|//|"""|\(\)|[^\sA-Za-z0-9]',
         r"\s",
     )
 )

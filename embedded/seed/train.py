@@ -42,7 +42,7 @@ ARCHITECTURE: dict[str, Any] = {
 class SeedRun:
     """Sizes of one supervised run. The learning rate is flat and falls linearly to zero over the last part."""
 
-    steps: int = 1700
+    steps: int = 1500
     tokens_per_step: int = 10_000
     lr: float = 5e-3
     warmup: int = 60

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from rollout.agents.native import NativeAgent
 from rollout.chat.template import ChatTemplate
+from rollout.chat.tokenizer import load_tokenizer
 from rollout.client import EngineClient
 from rollout.settings import RolloutSettings
 from rollout.tools import TOOLS
@@ -30,12 +30,6 @@ async def open_native(settings: RolloutSettings) -> AsyncIterator[NativeAgent]:
 
 def load_template(checkpoint: str) -> ChatTemplate:
     """The checkpoint's template with the native agent's tools, proven."""
-    template = ChatTemplate(_load_tokenizer(checkpoint), [tool.spec.schema() for tool in TOOLS])
+    template = ChatTemplate(load_tokenizer(checkpoint), [tool.spec.schema() for tool in TOOLS])
     template.prove()
     return template
-
-
-def _load_tokenizer(checkpoint: str) -> Any:
-    from transformers import AutoTokenizer  # seconds to import, and only this needs it
-
-    return AutoTokenizer.from_pretrained(checkpoint)

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from data_sources.embedded.bugs import TRAINED_CLASSES
 from data_sources.embedded.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
@@ -16,6 +16,7 @@ from embedded.seed.tokenizer import SPECIAL_TOKENS
 from recipes.tiny_cpu import recipe
 from rollout.chat.parsers import parse
 from rollout.chat.template import ChatTemplate
+from rollout.chat.tokenizer import load_tokenizer
 from rollout.sandbox.pool import SandboxPool
 from rollout.tools import TOOLS
 
@@ -24,7 +25,7 @@ CHECKPOINT = Path(str(resources.files("embedded.seed") / "checkpoint"))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> object:
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
+    return load_tokenizer(CHECKPOINT)
 
 
 def text_of(parts: list[Part]) -> str:

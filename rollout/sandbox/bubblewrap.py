@@ -1,0 +1,187 @@
+"""Start the nursery's supervisor: under bubblewrap, or as an ordinary process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+NOBODY = 65534
+_GUEST = Path(__file__).with_name("guest")
+_GUEST_ROOT = "/run/guest"
+_SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DATA = {
+    "/etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/bash\n",
+    "/etc/group": "root:x:0:\nagent:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
+# -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
+_PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
+_BOOTSTRAP = """\
+import sys
+fresh, path = frozenset(sys.modules), list(sys.path)
+sys.path.insert(0, {root!r})
+from rollout.sandbox.guest.warm_imports import WarmImports
+imports = WarmImports(fresh)
+from rollout.sandbox.guest.supervisor import main
+main(imports, path)
+"""
+
+
+def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
+    as_nobody = os.geteuid() == 0 and _is_mapped(NOBODY)
+    config = {"contained": True, "outer_id": NOBODY if as_nobody else None}
+    with contextlib.ExitStack() as stack:
+        flags, fds = _data_files(stack)
+        ready = _IdMaps(stack) if as_nobody else None
+        if ready is not None:
+            flags += ready.flags
+            fds += ready.fds
+        command = ["bwrap", *flags, *system_flags(), *_python(config, control, _GUEST_ROOT)]
+        process = _popen(command, {}, errors, [*fds, control.fileno()])
+        if ready is not None:
+            ready.write(process)
+    return process
+
+
+def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
+    """The supervisor as an ordinary process, whose sandboxes are folders in `folder`."""
+    code = Path(folder, "code")  # where the guest is found without the packages around it
+    package = code / "rollout" / "sandbox"
+    package.mkdir(parents=True)
+    (package / "guest").symlink_to(_GUEST)
+    config = {"contained": False, "root": folder}
+    return _popen(_python(config, control, str(code)), environment(), errors, [control.fileno()])
+
+
+def system_flags() -> list[str]:
+    """bwrap's flags for a read-only system without the host's files, network, processes and environment."""
+    flags = ["--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    for capability in _CAPABILITIES:
+        flags += ["--cap-add", capability]
+    for name, value in environment().items():
+        flags += ["--setenv", name, value]
+    flags += ["--ro-bind", "/usr", "/usr"]
+    for path in _SYSTEM_LINKS:
+        flags += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+    for path in _SYSTEM_FILES:
+        flags += ["--ro-bind-try", path, path]
+    prefix = python_prefix()
+    if not prefix.startswith("/usr"):
+        flags += [*_folders(prefix), "--ro-bind", prefix, prefix]
+    flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/rollout/sandbox/guest"]
+    for path in ("/testbed", "/tmp", "/var"):
+        flags += _folders(path)
+    flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
+    return [*flags, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+
+
+def environment() -> dict[str, str]:
+    """The whole environment of a sandbox."""
+    path = dict.fromkeys([f"{python_prefix()}/bin", "/usr/local/bin", "/usr/bin", "/bin"])
+    return {"PATH": ":".join(path), "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+
+
+def python_prefix() -> str:
+    """Where the running Python is installed; that of its base where it is a virtual environment."""
+    return os.path.realpath(sys.base_prefix)
+
+
+def python_executable() -> str:
+    return os.path.join(python_prefix(), "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def _python(config: Mapping[str, object], control: socket.socket, root: str) -> list[str]:
+    bootstrap = _BOOTSTRAP.format(root=root)
+    return [python_executable(), *_PYTHON_FLAGS, "-c", bootstrap, str(control.fileno()), json.dumps(config)]
+
+
+def _popen(command: list[str], variables: dict[str, str], errors: IO[bytes], fds: list[int]) -> subprocess.Popen[bytes]:
+    env = variables or None  # bwrap itself is found with the host's PATH; it clears the environment
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=env,
+        pass_fds=fds,
+        start_new_session=True,  # so that Ctrl-C reaches the host alone, which then closes its sandboxes
+    )
+
+
+def _folders(path: str) -> list[str]:
+    """Make a folder and those above it readable: bwrap would make them for their owner alone."""
+    folders = [*reversed(Path(path).parents), Path(path)][1:]
+    return [flag for folder in folders for flag in ("--perms", "0755", "--dir", str(folder))]
+
+
+def _device_flags() -> list[str]:
+    flags = ["--tmpfs", "/dev"]
+    for name in _DEVICES:
+        flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    links = {"fd": "/proc/self/fd", "shm": "/tmp", "ptmx": "pts/ptmx"}
+    links |= {name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
+    for name, target in links.items():
+        flags += ["--symlink", target, f"/dev/{name}"]
+    return [*flags, "--dir", "/dev/pts"]
+
+
+def _data_files(stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
+    flags = _folders("/etc")
+    fds: list[int] = []
+    for path, text in _DATA.items():
+        fd = os.memfd_create(path)
+        stack.callback(os.close, fd)
+        os.write(fd, text.encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        flags += ["--perms", "0644", "--ro-bind-data", str(fd), path]
+        fds.append(fd)
+    return flags, fds
+
+
+class _IdMaps:
+    """Maps a second user id into the nursery, which only the host's root may do, and bubblewrap does not."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._info, info_write = os.pipe()
+        block_read, self._block = os.pipe()
+        self.fds = [info_write, block_read]
+        self.flags = ["--info-fd", str(info_write), "--userns-block-fd", str(block_read)]
+        self._open = {self._info, info_write, block_read, self._block}
+        stack.callback(self._close)
+
+    def write(self, process: subprocess.Popen[bytes]) -> None:
+        for fd in self.fds:
+            os.close(fd)
+            self._open.remove(fd)
+        info = b"".join(iter(lambda: os.read(self._info, 4096), b"")) if process.poll() is None else b""
+        if info:
+            pid = json.loads(info)["child-pid"]
+            for kind in ("uid_map", "gid_map"):
+                Path(f"/proc/{pid}/{kind}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n", encoding="ascii")
+            os.write(self._block, b"x")
+
+    def _close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+
+
+def _is_mapped(uid: int) -> bool:
+    """Whether this id exists in our own user namespace."""
+    return any(start <= uid < start + count for start, count in _own_map())
+
+
+def _own_map() -> Iterator[tuple[int, int]]:
+    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+        start, _, count = map(int, line.split())
+        yield start, count

@@ -1,0 +1,157 @@
+"""`Commands`: runs one command at a time in a sandbox, to its end, its time limit or its cancellation."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollout.sandbox.guest import kernel, processes, python_fork
+from rollout.sandbox.guest.channel import Channel
+from rollout.sandbox.guest.output import CappedOutput
+from rollout.sandbox.guest.shell import Shell
+
+_READ_BYTES = 65536
+_NUL_EXIT_CODE = 126
+
+
+class Outcome(NamedTuple):
+    """`exit_code` is None where the command was killed, at its time limit or because the host cancelled it."""
+
+    exit_code: int | None
+    seconds: float
+    output: CappedOutput
+
+
+class Commands:
+    """Keeps the shell between commands. After each command nothing that it started is alive."""
+
+    def __init__(
+        self, limits: Mapping[str, Any], contained: bool, interpreter: python_fork.Interpreter, channel: Channel
+    ) -> None:
+        self._limits = limits
+        self._contained = contained
+        self._interpreter = interpreter
+        self._channel = channel
+        self._shell: Shell | None = None
+
+    def run(self, command: str, seconds: float) -> Outcome:
+        """Raises `EOFError` where the host leaves meanwhile."""
+        started = time.monotonic()
+        output = CappedOutput(int(self._limits["output_bytes"]))
+        code = self._dispatch(command, started + seconds, output)
+        return Outcome(code, time.monotonic() - started, output)
+
+    def close(self) -> None:
+        """Kill everything."""
+        processes.kill_all(self._contained)
+
+    def _dispatch(self, command: str, deadline: float, output: CappedOutput) -> int | None:
+        if "\0" in command:
+            output.add(b"a command can't hold a NUL byte\n")
+            return _NUL_EXIT_CODE
+        simple = python_fork.parse(command)
+        if simple is not None and self._interpreter.accepts(simple):
+            return self._run_python(simple, deadline, output)
+        return self._run_shell(command.encode("utf-8", "replace"), deadline, output)
+
+    def _run_python(self, command: python_fork.PythonCommand, deadline: float, output: CappedOutput) -> int | None:
+        output_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._become_python(command, write_fd)
+        os.close(write_fd)
+        os.set_blocking(output_fd, False)
+        ended = os.pidfd_open(pid)
+        try:
+            code: int | None = None
+            if self._watch(output_fd, ended, deadline, output):
+                code = _exit_code(os.waitpid(pid, 0)[1])
+            self._sweep(killed=code is None)
+            _drain(output_fd, output)
+            return code
+        finally:
+            os.close(ended)
+            os.close(output_fd)
+
+    def _become_python(self, command: python_fork.PythonCommand, output_fd: int) -> None:
+        try:
+            os.setsid()
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            os.closerange(3, 65536)
+            kernel.set_dumpable(True)
+            processes.set_limits(self._limits, self._contained)
+            self._interpreter.run(command)
+        finally:
+            os._exit(127)
+
+    def _run_shell(self, command: bytes, deadline: float, output: CappedOutput) -> int | None:
+        shell = self._start(command)
+        code: int | None = None
+        killed = True
+        if self._watch(shell.output_fd, shell.status_fd, deadline, output):
+            code = shell.exit_code()
+            killed = code is None
+            if code is None:  # the command killed the shell
+                code = _exit_code(os.waitpid(shell.pid, 0)[1])
+        self._sweep(killed)
+        _drain(shell.output_fd, output)
+        if self._shell is None:
+            shell.close()
+        return code
+
+    def _start(self, command: bytes) -> Shell:
+        shell = self._shell or Shell(self._limits, self._contained)
+        try:
+            shell.start(command)
+        except BrokenPipeError:  # it died since the last command
+            shell.close()
+            shell = Shell(self._limits, self._contained)
+            shell.start(command)
+        self._shell = shell
+        return shell
+
+    def _watch(self, output_fd: int, ended_fd: int, deadline: float, output: CappedOutput) -> bool:
+        """Collect output until the command has ended: True; until it is to be killed: False."""
+        poller = select.poll()
+        for fd in (output_fd, ended_fd, self._channel.fileno()):
+            poller.register(fd, select.POLLIN)
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready = [fd for fd, _ in poller.poll(remaining * 1000)]
+            if output_fd in ready:
+                data = os.read(output_fd, _READ_BYTES)
+                output.add(data)
+                if not data:
+                    poller.unregister(output_fd)
+            if ended_fd in ready:
+                return True
+            if self._channel.fileno() in ready:
+                self._channel.receive()  # nothing but a cancellation comes during a command
+                return False
+        return False
+
+    def _sweep(self, killed: bool) -> None:
+        """Leave nothing of the command alive. The shell goes with the rest where there is anything to kill."""
+        processes.reap_orphans()
+        shells = [self._shell.pid] if self._shell else []
+        if killed or [pid for pid in processes.descendants(os.getpid()) if pid not in shells]:
+            processes.kill_all(self._contained)
+            self._shell = None
+
+
+def _drain(output_fd: int, output: CappedOutput) -> None:
+    """Read what a command that is dead by now had left in the pipe."""
+    try:
+        while data := os.read(output_fd, _READ_BYTES):
+            output.add(data)
+    except BlockingIOError:
+        pass
+
+
+def _exit_code(wait_status: int) -> int:
+    """What a shell reports of a process that ended so."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return 128 - code if code < 0 else code

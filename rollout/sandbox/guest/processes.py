@@ -1,0 +1,96 @@
+"""Whatever a command left running: finding it and killing it, from the process that adopts its orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_STOP_PASSES = 50
+
+
+def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
+    """Apply the resource limits to the calling process and to all that it starts."""
+    caps = {
+        resource.RLIMIT_CPU: limits["cpu_seconds"],
+        resource.RLIMIT_AS: limits["memory_bytes"],
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_CORE: 0,
+    }
+    if contained:  # elsewhere RLIMIT_NPROC would count all processes of the user
+        caps[resource.RLIMIT_NPROC] = limits["processes"]
+    for kind, wanted in caps.items():
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def reset_signals() -> None:
+    """What a freshly started program expects: Python ignores some signals, and PID 1 more."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below `pid`, parents first."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        children = list(_children(waiting.pop()))
+        found += children
+        waiting += children
+    return found
+
+
+def kill_all(contained: bool) -> None:
+    """Kill every process below this one, daemons and double forks too, and reap them.
+
+    In a pid namespace of its own one call reaches all of them at once. Elsewhere they are stopped first, so that none
+    can fork between being found and being killed.
+    """
+    if contained:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    else:
+        _stop_and_kill()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def reap_orphans() -> None:
+    """Collect adopted children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _stop_and_kill() -> None:
+    stopped: set[int] = set()
+    for _ in range(_STOP_PASSES):
+        new = set(descendants(os.getpid())) - stopped
+        if not new:
+            break
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                yield from map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return

@@ -1,0 +1,72 @@
+"""What a sandbox's first process does: answer the host, one request at a time, until the host is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout.sandbox.guest import files, frames
+from rollout.sandbox.guest.channel import Channel
+from rollout.sandbox.guest.commands import Commands
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Server:
+    """Answers `exec`, `read`, `write`, `snapshot` and `changes`. An `OSError` is an answer, not a failure."""
+
+    def __init__(self, channel: Channel, commands: Commands) -> None:
+        self._channel = channel
+        self._commands = commands
+        self._initial: dict[str, bytes] = {}
+
+    def serve(self) -> None:
+        """Returns when the host has closed its end; nothing else is running then."""
+        try:
+            while True:
+                request, blob = self._channel.receive()
+                if request["op"] != "cancel":  # one that comes too late has nothing to cancel
+                    self._channel.send(*self._answer(request, blob))
+        except EOFError:
+            pass
+        finally:
+            self._commands.close()
+
+    def _answer(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        try:
+            answer: Answer = getattr(self, f"_{request['op']}")(request, blob)
+            return answer
+        except OSError as error:
+            return {"errno": error.errno, "error": error.strerror, "path": str(error.filename)}, b""
+        except UnicodeEncodeError as error:
+            return {"errno": 2, "error": f"not a path: {error.reason}", "path": ""}, b""
+
+    def _exec(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        outcome = self._commands.run(request["command"], request["seconds"])
+        head, tail = outcome.output.parts()
+        answer = {"exit_code": outcome.exit_code, "seconds": outcome.seconds}
+        return {**answer, "head": len(head), "missing": outcome.output.missing}, head + tail
+
+    def _start(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        """The files that the sandbox starts with, which `changes` compares with."""
+        self._initial = frames.unpack_files(request["files"], blob)
+        files.write(self._initial)
+        return {}, b""
+
+    def _read(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        return {}, files.read(request["path"])
+
+    def _write(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        files.write(frames.unpack_files(request["files"], blob))
+        return {}, b""
+
+    def _snapshot(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        index, contents = frames.pack_files(files.snapshot().items())
+        return {"files": index}, contents
+
+    def _changes(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+        """The files that are new or different, and the names of those that are gone."""
+        now = files.snapshot()
+        changed = [(path, content) for path, content in now.items() if self._initial.get(path) != content]
+        index, contents = frames.pack_files(changed)
+        return {"files": index, "deleted": [path for path in self._initial if path not in now]}, contents

@@ -1,0 +1,80 @@
+"""The nursery's supervisor: waits for the host to ask for a sandbox, and forks one.
+
+It never sees a file or a command of any sandbox: the host talks to each over that sandbox's own socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rollout.sandbox.guest.channel import Channel
+from rollout.sandbox.guest.commands import Commands
+from rollout.sandbox.guest.places import Contained, Place, Plain
+from rollout.sandbox.guest.python_fork import Interpreter
+from rollout.sandbox.guest.server import Server
+from rollout.sandbox.guest.warm_imports import WarmImports
+
+MAX_REQUEST_BYTES = 65536
+
+
+def main(imports: WarmImports, path: list[str]) -> None:
+    """Serve the socket at file descriptor argv[1], as the JSON in argv[2] says, until the host is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # PID 1 of a sandbox must not die of one sent from inside
+    control = socket.socket(fileno=int(sys.argv[1]))
+    config: dict[str, Any] = json.loads(sys.argv[2])
+    interpreter = Interpreter(imports, path)
+    place: Place = Contained(config["outer_id"]) if config["contained"] else Plain(config["root"])
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page that the forks share
+    control.send(b"ready")
+    for limits, sock in _requests(control):
+        with sock:
+            if _fork(place, Channel(sock)) == 0:
+                control.close()
+                _become_sandbox(place, Channel(sock), limits, interpreter)
+    place.close()
+
+
+def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], socket.socket]]:
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+        if not data:
+            return
+        yield json.loads(data), socket.socket(fileno=fds[0])
+
+
+def _fork(place: Place, channel: Channel) -> int:
+    try:
+        return place.fork()
+    except OSError as error:
+        _report(channel, error)
+        return -1
+
+
+def _become_sandbox(place: Place, channel: Channel, limits: dict[str, Any], interpreter: Interpreter) -> None:
+    """In the forked child: never returns."""
+    try:
+        place.enter(limits)
+        os.environ["PWD"] = os.getcwd()
+        Server(channel, Commands(limits, place.contained, interpreter, channel)).serve()
+    except OSError as error:
+        _report(channel, error)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        place.leave()
+        os._exit(0)
+
+
+def _report(channel: Channel, error: OSError) -> None:
+    """Tell the host that there will be no sandbox."""
+    with contextlib.suppress(EOFError):
+        channel.send({"failed": str(error)})

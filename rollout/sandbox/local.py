@@ -1,0 +1,152 @@
+"""`LocalSandbox`: a sandbox on this machine, forked from a `Nursery`, and the backends that open them."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rollout.patch import make_patch
+from rollout.sandbox.base import ExecResult, Limits, SandboxError
+from rollout.sandbox.channel import Channel
+from rollout.sandbox.guest import frames
+from rollout.sandbox.nursery import UNPROTECTED, Nursery, NurseryError
+
+ANSWER_SECONDS = 30.0  # for the sandbox to answer, beyond the time that a command may take
+
+
+class LocalSandbox:
+    """One sandbox. Made by `LocalBackend.open`; entering it starts it, with its files in place.
+
+    A file operation that the agent's own doing makes fail (no such file, disk full, a folder in the way) raises the
+    `OSError` that it met inside the sandbox. A cancelled call kills its command and leaves the sandbox usable.
+    Files are those of the repository's folder; an absolute path means the sandbox's own system.
+    """
+
+    def __init__(self, nursery: Nursery, files: Mapping[str, str | bytes], limits: Limits) -> None:
+        self._nursery = nursery
+        self._limits = limits
+        self._files = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+        self._channel: Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        self._channel = Channel(self._nursery.spawn(self._limits), 4 * self._limits.disk_bytes + (1 << 20))
+        try:
+            await self._call({"op": "start"}, self._files)
+        except OSError as error:
+            await self.__aexit__()
+            raise SandboxError(f"the sandbox could not write its files: {error}") from error
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.finish()
+
+    async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
+        """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
+        seconds = self._limits.wall_seconds if timeout is None else timeout
+        answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
+        code = answer["exit_code"]
+        return ExecResult(
+            exit_code=code,
+            output=_render(blob[: answer["head"]], blob[answer["head"] :], answer["missing"]),
+            seconds=answer["seconds"],
+            timed_out=code is None,
+            truncated=answer["missing"] > 0,
+        )
+
+    async def read_file(self, path: str) -> bytes:
+        return (await self._call({"op": "read", "path": path}))[1]
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        await self.write_files({path: content})
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write several files at the cost of one."""
+        await self._call({"op": "write"}, files)
+
+    async def snapshot(self) -> Mapping[str, bytes]:
+        answer, blob = await self._call({"op": "snapshot"})
+        return frames.unpack_files(answer["files"], blob)
+
+    async def diff(self) -> str:
+        answer, blob = await self._call({"op": "changes"})
+        changed = frames.unpack_files(answer["files"], blob)
+        before = {path: self._files[path] for path in (*changed, *answer["deleted"]) if path in self._files}
+        return make_patch(before, changed)
+
+    async def _call(
+        self, request: dict[str, Any], files: Mapping[str, bytes] | None = None, *, seconds: float = 0.0
+    ) -> tuple[dict[str, Any], bytes]:
+        if self._channel is None:
+            raise SandboxError("the sandbox is not open")
+        blob = b""
+        if files is not None:
+            request["files"], blob = frames.pack_files(files.items())
+        answer, data = await self._channel.call(request, blob, seconds=seconds + ANSWER_SECONDS)
+        if "failed" in answer:
+            raise SandboxError(f"the sandbox could not start: {answer['failed']}")
+        if "errno" in answer:
+            raise OSError(answer["errno"] or errno.EIO, answer["error"], answer["path"])
+        return answer, data
+
+
+class LocalBackend:
+    """Opens sandboxes from one nursery, which it starts when first needed and again if it dies.
+
+    `contained` True wants bubblewrap and raises `NurseryError` without it; False does without; None takes bubblewrap
+    where it works and else warns, once, of what is then unprotected.
+    """
+
+    def __init__(self, contained: bool | None = None) -> None:
+        self._contained = contained
+        self._nursery: Nursery | None = None
+
+    async def start(self) -> None:
+        """Bring up the nursery unless it is up."""
+        if self._nursery is not None and self._nursery.alive:
+            return
+        await self.close()
+        self._nursery = await self._open_nursery()
+
+    def open(self, files: Mapping[str, str | bytes], limits: Limits) -> LocalSandbox:
+        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        if self._nursery is None:
+            raise SandboxError("the sandbox backend has not been started")
+        return LocalSandbox(self._nursery, files, limits)
+
+    async def close(self) -> None:
+        """End the nursery, and with it every sandbox."""
+        if self._nursery is not None:
+            nursery, self._nursery = self._nursery, None
+            await nursery.close()
+
+    async def _open_nursery(self) -> Nursery:
+        if self._contained is not None:
+            return await Nursery(contained=self._contained).__aenter__()
+        try:
+            return await Nursery(contained=True).__aenter__()
+        except NurseryError as error:
+            self._contained = False
+            warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
+            return await Nursery(contained=False).__aenter__()
+
+
+def bubblewrap() -> LocalBackend:
+    return LocalBackend(contained=True)
+
+
+def subprocess() -> LocalBackend:
+    return LocalBackend(contained=False)
+
+
+def _render(head: bytes, tail: bytes, missing: int) -> str:
+    if not missing:
+        return (head + tail).decode("utf-8", "replace")
+    marker = f"\n[truncated: {missing} bytes missing here]\n"
+    return head.decode("utf-8", "ignore") + marker + tail.decode("utf-8", "ignore")

@@ -1,0 +1,132 @@
+"""`Nursery`: the one long-lived process from which sandboxes are forked.
+
+With bubblewrap the supervisor (`rollout.sandbox.guest.supervisor`) lives in its own user, mount, pid, network, IPC and
+UTS namespaces, sees a read-only system and nothing of the host's files but /usr and the Python installation, and holds
+its capabilities inside its user namespace only. Every sandbox is a fork that unshares again and drops them all.
+Without bubblewrap the same supervisor is an ordinary process: see `UNPROTECTED`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+from types import TracebackType
+from typing import IO, Self
+
+from rollout.sandbox import bubblewrap
+from rollout.sandbox.base import Limits, SandboxError
+
+START_SECONDS = 20.0
+END_SECONDS = 5.0
+UNPROTECTED = (
+    "commands can reach the network, read the host's files, write what this user may write, see and signal this "
+    "user's other processes, start any number of processes and fill the disk; only time, memory, file size and "
+    "output are limited"
+)
+
+
+class NurseryError(SandboxError):
+    """The nursery could not be started; the message holds what it printed."""
+
+
+class Nursery:
+    """An async context manager that owns the supervisor process; every sandbox of it dies with it."""
+
+    def __init__(self, *, contained: bool) -> None:
+        self.contained = contained
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._errors: IO[bytes] | None = None
+        self._folder: str | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start it. Raises `NurseryError` where it doesn't come up."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def spawn(self, limits: Limits) -> socket.socket:
+        """Ask for a sandbox; the non-blocking socket on which it will answer. Raises `SandboxError` where it can't."""
+        if self._control is None:
+            raise SandboxError("the nursery is not running")
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [json.dumps(dataclasses.asdict(limits)).encode()], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the nursery does not answer: {error}; it printed: {self._printed()}") from error
+        return ours
+
+    async def close(self) -> None:
+        """End every sandbox and the supervisor, and remove what they left."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            await asyncio.to_thread(_end, self._process)
+            self._process = None
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the nursery
+        self._folder = None if self.contained else tempfile.mkdtemp(prefix="slime-swe-")
+        with theirs:
+            try:
+                if self._folder is None:
+                    self._process = bubblewrap.start_contained(theirs, self._errors)
+                else:
+                    self._process = bubblewrap.start_plain(theirs, self._errors, self._folder)
+            except OSError as error:
+                raise NurseryError(f"the sandbox nursery did not start: {error}") from error
+        await self._await_ready(self._control)
+
+    async def _await_ready(self, control: socket.socket) -> None:
+        greeting = b""
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(START_SECONDS):
+                greeting = await asyncio.get_running_loop().sock_recv(control, 64)
+        if greeting != b"ready":
+            raise NurseryError(f"the sandbox nursery did not start; it printed: {self._printed()}")
+        control.settimeout(START_SECONDS)  # for `spawn`, which blocks where the supervisor lags by hundreds of requests
+
+    def _printed(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read()[-2000:].decode("utf-8", "replace").strip() or "nothing"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the process, which the closed control socket has told to end; kill it where that takes too long."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,84 @@
+"""`SandboxPool`: fresh sandboxes of one backend, a bounded number of them open at once."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+from rollout.sandbox.base import Limits, Sandbox
+
+BACKENDS = {
+    "local": "rollout.sandbox.local.LocalBackend",
+    "bubblewrap": "rollout.sandbox.local.bubblewrap",
+    "subprocess": "rollout.sandbox.local.subprocess",
+}
+
+
+class Backend(Protocol):
+    """What opens sandboxes. `start` is called before each `open`, and must be cheap when there is nothing to do."""
+
+    async def start(self) -> None: ...
+
+    def open(self, files: Mapping[str, str | bytes], limits: Limits) -> Sandbox: ...
+
+    async def close(self) -> None: ...
+
+
+class SandboxPool:
+    """Owns a backend. Belongs to one event loop; leaving it, or `close`, ends what the backend keeps running."""
+
+    def __init__(self, backend: str = "local", *, concurrency: int = 32, limits: Limits | None = None) -> None:
+        """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`."""
+        if concurrency < 1:
+            raise ValueError(f"sandbox concurrency must be at least 1, got {concurrency}")
+        self._backend = make_backend(backend)
+        self._limits = limits or Limits()
+        self._places = asyncio.Semaphore(concurrency)
+        self._starting = asyncio.Lock()
+
+    @asynccontextmanager
+    async def open(self, files: Mapping[str, str | bytes], limits: Limits | None = None) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox that starts with `files`, as soon as one of the pool's places is free."""
+        async with self._places:
+            async with self._starting:
+                await self._backend.start()
+            async with self._backend.open(files, limits or self._limits) as sandbox:
+                yield sandbox
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+@asynccontextmanager
+async def open_sandbox(
+    backend: str, files: Mapping[str, str | bytes], limits: Limits | None = None
+) -> AsyncIterator[Sandbox]:
+    """One sandbox without a pool, for scripts and tests; it pays for starting the backend."""
+    async with SandboxPool(backend, concurrency=1) as pool, pool.open(files, limits) as sandbox:
+        yield sandbox
+
+
+def make_backend(name: str) -> Backend:
+    """Raises `ValueError` for an unknown name, with those that there are."""
+    module, _, attribute = BACKENDS.get(name, name).rpartition(".")
+    try:
+        backend: Backend = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError) as error:
+        near = difflib.get_close_matches(name, BACKENDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        allowed = f"{', '.join(BACKENDS)}, or a dotted path to a backend of your own"
+        raise ValueError(f"unknown sandbox {name!r}{hint} (available: {allowed})") from error
+    return backend

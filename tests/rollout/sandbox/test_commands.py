@@ -1,0 +1,183 @@
+"""What a command does and leaves behind, the same in every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rollout.sandbox.base import Limits, Sandbox
+from rollout.sandbox.pool import SandboxPool
+
+Counter = Callable[[str], int]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "output"),
+    [
+        ("cat hello.txt", 0, "hello\n"),
+        ("exit 7", 7, ""),
+        ("false", 1, ""),
+        ("printf 'é\\n日本'", 0, "é\n日本"),
+        ("printf '\\377x'", 0, "�x"),
+        ("echo out; echo err >&2; echo out", 0, "out\nerr\nout\n"),
+        ("cat", 0, ""),
+        ("kill -9 $BASHPID", 137, ""),
+        ("nonexistent-command 2>/dev/null", 127, ""),
+        ("echo $__command; echo '$HOME' \"a  b\" # c", 0, "\n$HOME a  b\n"),
+        ("cat <<'X'\n$a `b`\nX\n", 0, "$a `b`\n"),
+        ("if true\nthen echo yes\nfi", 0, "yes\n"),
+        ("set -e; false; echo no", 1, ""),
+    ],
+)
+async def test_a_command_s_output_and_exit_code(sandbox: Sandbox, command: str, code: int, output: str) -> None:
+    result = await sandbox.exec(command)
+    assert (result.exit_code, result.output, result.timed_out, result.truncated) == (code, output, False, False)
+
+
+async def test_a_syntax_error_is_the_command_s_own(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("echo 'open")).exit_code not in (0, None)
+    assert (await sandbox.exec("if")).exit_code not in (0, None)
+    assert (await sandbox.exec("echo \0")).exit_code == 126
+    assert (await sandbox.exec("echo \ud800")).exit_code == 0
+    assert (await sandbox.exec("echo fine")).output == "fine\n"
+
+
+async def test_cwd_and_environment_do_not_outlive_a_command(sandbox: Sandbox) -> None:
+    await sandbox.exec("cd /; export LEAK=1; alias cat=false; ulimit -n 10; cat() { echo no; }")
+    assert (
+        await sandbox.exec("echo ${LEAK-unset}; cat hello.txt; ls")
+    ).output == "unset\nhello\ndata.bin\nhello.txt\npkg\n"
+
+
+async def test_a_command_may_kill_the_shell_it_runs_in(sandbox: Sandbox) -> None:
+    for command, code in (("kill -9 $$", 137), ("kill 0", 143)):
+        assert (await sandbox.exec(command)).exit_code == code, command
+        assert (await sandbox.exec("echo alive")).output == "alive\n"
+
+
+async def test_a_command_can_t_kill_what_runs_it(contained: Sandbox) -> None:
+    for command in ("kill -9 1", "kill -STOP 1", "kill -INT 1", "kill -9 -1"):
+        await contained.exec(command)
+        await contained.exec(f"{command}; python3 -I -S -B -m this >/dev/null")
+        assert (await contained.exec("echo alive")).output == "alive\n"
+
+
+async def test_a_long_command_passes_whole(sandbox: Sandbox) -> None:
+    text = "x" * 90_000
+    assert (await sandbox.exec(f"cat <<X | wc -c\n{text}\nX")).output.strip() == "90001"
+
+
+async def test_long_output_is_cut_in_the_middle_and_says_so(pool: SandboxPool) -> None:
+    async with pool.open({}, Limits(output_bytes=1000)) as sandbox:
+        result = await sandbox.exec("echo begin; head -c 50000000 /dev/zero | tr '\\0' x; echo end")
+    assert result.truncated
+    assert result.output.startswith("begin\n")
+    assert result.output.endswith("end\n")
+    assert f"[truncated: {50_000_010 - 1000} bytes missing here]" in result.output
+    assert len(result.output) < 1100
+
+
+async def test_output_is_not_cut_within_a_character(pool: SandboxPool) -> None:
+    async with pool.open({}, Limits(output_bytes=101)) as sandbox:
+        result = await sandbox.exec("for i in $(seq 200); do printf é; done")
+    assert result.truncated
+    assert "�" not in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 1000",
+        "sleep 1000 & sleep 1000",
+        "(setsid sleep 1000 &) ; sleep 1000",
+        "trap '' TERM INT HUP; while true; do sleep 0.1; done",
+        "setsid bash -c 'setsid sleep 1000 & exec sleep 1000' & wait",
+        "yes",
+        "kill -STOP $$",
+        "python3 -I -S -B hang.py",
+    ],
+)
+async def test_a_hung_command_dies_with_its_whole_tree(
+    sandbox: Sandbox, count_processes: Counter, command: str
+) -> None:
+    await sandbox.write_file(
+        "hang.py", b"import os, time\nif os.fork() == 0:\n    os.setsid(); os.fork()\ntime.sleep(1000)"
+    )
+    started = time.monotonic()
+    result = await sandbox.exec(command, timeout=0.3)
+    assert result.timed_out
+    assert result.exit_code is None
+    assert time.monotonic() - started < 5
+    assert count_processes("sleep 1000") == 0
+    assert (await sandbox.exec("pgrep -c yes; echo alive")).output.endswith("alive\n")
+    assert count_processes("hang.py") == 0
+
+
+async def test_nothing_that_a_command_started_outlives_it(sandbox: Sandbox, count_processes: Counter) -> None:
+    for command in ("sleep 1001 &", "(setsid sleep 1001 &)", "nohup sleep 1001 & disown", "python3 -I -S -B daemon.py"):
+        await sandbox.write_file(
+            "daemon.py", b"import os\nif os.fork() == 0:\n    os.execvp('sleep', ['sleep', '1001'])"
+        )
+        result = await sandbox.exec(f"{command}")
+        assert result.exit_code == 0
+        assert count_processes("sleep\x001001") == 0, command
+
+
+async def test_a_cancelled_command_dies_and_the_sandbox_lives(sandbox: Sandbox, count_processes: Counter) -> None:
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sandbox.exec("setsid sleep 1002 & sleep 1002")
+        assert (await sandbox.exec("echo next")).output == "next\n"
+        assert count_processes("sleep\x001002") == 0
+
+
+async def test_concurrent_calls_wait_for_each_other(sandbox: Sandbox) -> None:
+    results = await asyncio.gather(*(sandbox.exec(f"echo {number}") for number in range(10)))
+    assert [result.output for result in results] == [f"{number}\n" for number in range(10)]
+
+
+async def test_memory_is_limited(sandbox: Sandbox) -> None:
+    await sandbox.write_file("eat.py", b"x = bytearray(1 << 30)")
+    for command in ("python3 -I -S -B eat.py", "python3 eat.py"):
+        result = await sandbox.exec(command)
+        assert result.exit_code == 1
+        assert "MemoryError" in result.output
+
+
+async def test_file_size_is_limited(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("head -c 5000000 /dev/zero > big; echo $?; stat -c %s big")
+    assert result.output.endswith(f"\n{4 << 20}\n")
+
+
+async def test_cpu_time_is_limited(pool: SandboxPool) -> None:
+    async with pool.open({"spin.py": "while True: pass"}, Limits(cpu_seconds=1)) as sandbox:
+        result = await sandbox.exec("python3 -I -S -B spin.py", timeout=20)
+    assert result.exit_code == 137
+    assert not result.timed_out
+
+
+async def test_ending_while_a_command_runs_leaves_nothing(pool: SandboxPool, count_processes: Counter) -> None:
+    async with pool.open({}) as sandbox:
+        task = asyncio.create_task(sandbox.exec("setsid sleep 1003 & sleep 1003"))
+        await asyncio.sleep(0.2)
+        assert count_processes("sleep\x001003") == 2
+        task.cancel()
+    assert count_processes("sleep\x001003") == 0
+
+
+async def test_no_file_descriptor_and_no_process_is_leaked(pool: SandboxPool) -> None:
+    async with pool.open({}) as sandbox:
+        await sandbox.exec("true")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        async with pool.open({"a": "b"}) as sandbox:
+            await sandbox.exec("true")
+            for _ in range(3):
+                await sandbox.exec("kill -9 $$")
+            assert int((await sandbox.exec("ls /proc/$PPID/fd 2>/dev/null | wc -l")).output) < 20
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,177 @@
+"""Starting, ending, dying: of a sandbox, of the nursery, of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout.sandbox import open_sandbox
+from rollout.sandbox.base import SandboxError
+from rollout.sandbox.local import LocalBackend
+from rollout.sandbox.pool import BACKENDS, SandboxPool
+
+REPOSITORY = Path(__file__).parents[3]
+Counter = Callable[[str], int]
+
+
+async def test_the_pool_bounds_how_many_are_open(pool: SandboxPool) -> None:
+    now, most = 0, 0
+
+    async def use() -> None:
+        nonlocal now, most
+        async with pool.open({"a": "b"}) as sandbox:
+            now += 1
+            most = max(most, now)
+            assert (await sandbox.exec("cat a")).output == "b"
+            now -= 1
+
+    await asyncio.gather(*(use() for _ in range(30)))
+    assert most == 8
+
+
+async def test_an_error_in_the_body_ends_the_sandbox(pool: SandboxPool, count_processes: Counter) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with pool.open({}) as sandbox:
+            await sandbox.exec("true")
+            raise ZeroDivisionError
+    with pytest.raises(SandboxError, match="not open"):
+        await sandbox.exec("true")
+
+
+async def test_cancelling_an_episode_leaves_nothing(pool: SandboxPool, count_processes: Counter) -> None:
+    async def episode() -> None:
+        async with pool.open({"a": "b"}) as sandbox:
+            await sandbox.exec("setsid sleep 1010 & sleep 1010")
+
+    tasks = [asyncio.create_task(episode()) for _ in range(8)]
+    while count_processes("sleep\x001010") < 16:
+        await asyncio.sleep(0.05)
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*tasks, return_exceptions=True))
+    assert count_processes("sleep\x001010") == 0
+
+
+async def test_cancelling_while_a_sandbox_starts_leaves_nothing(pool: SandboxPool) -> None:
+    for delay in (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008):
+
+        async def episode() -> None:
+            async with pool.open({"a": "b" * 1_000_000}) as sandbox:
+                await sandbox.exec("sleep 1011")
+
+        task = asyncio.create_task(episode())
+        await asyncio.sleep(delay)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with pool.open({}) as sandbox:
+        assert (await sandbox.exec("echo ok")).output == "ok\n"
+
+
+async def test_files_that_can_t_be_written_are_a_sandbox_error(pool: SandboxPool) -> None:
+    with pytest.raises(SandboxError, match="could not write its files"):
+        async with pool.open({"a": "1", "a/b": "2"}):
+            pass
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "subprocess"])
+async def test_a_dead_nursery_is_a_sandbox_error_and_is_replaced(contained_pool: SandboxPool, backend: str) -> None:
+    async with SandboxPool(backend) as pool:
+        with pytest.raises(SandboxError):
+            async with pool.open({}) as sandbox:
+                running = asyncio.create_task(sandbox.exec("sleep 1012"))
+                await asyncio.sleep(0.2)
+                os.kill(pool._backend._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                if backend == "subprocess":  # there its sandboxes are not killed with it
+                    running.cancel()
+                    raise SandboxError("as an episode would end")
+                await running
+        async with pool.open({}) as sandbox:
+            assert (await sandbox.exec("echo again")).output == "again\n"
+
+
+async def test_a_closed_backend_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with SandboxPool("subprocess") as pool, pool.open({"a": "b"}) as sandbox:
+        await sandbox.exec("true")
+        assert list(tmp_path.rglob("testbed/a"))
+    assert list(tmp_path.iterdir()) == []
+
+
+HOST = """
+import asyncio, sys
+from rollout.sandbox import SandboxPool
+async def main():
+    async with SandboxPool(sys.argv[1]) as pool, pool.open({}) as first, pool.open({}) as second:
+        runs = [asyncio.create_task(s.exec(f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}")) for s in (first, second)]
+        await asyncio.sleep(0.5)
+        print("running", flush=True)
+        await asyncio.gather(*runs)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("backend", ["bubblewrap", "subprocess"])
+async def test_nothing_outlives_a_killed_host(
+    contained_pool: SandboxPool, count_processes: Counter, tmp_path: Path, backend: str, end: signal.Signals
+) -> None:
+    marker = f"{1020 + end}{len(backend)}"
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, backend, marker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
+    )
+    with host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"running\n"
+        assert count_processes(f"sleep\x00{marker}") == 4
+        host.send_signal(end)
+    deadline = time.monotonic() + 20
+    while count_processes(f"sleep\x00{marker}") or count_processes(str(tmp_path)) or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_without_bubblewrap_the_fallback_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with SandboxPool("local") as pool:
+            for _ in range(2):
+                async with pool.open({}) as sandbox:
+                    assert (await sandbox.exec("echo ok")).output == "ok\n"
+            await pool.close()
+            async with pool.open({}) as sandbox:
+                await sandbox.exec("true")
+    messages = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    assert len(messages) == 1
+    for word in ("network", "host's files", "processes", "disk", "bwrap"):
+        assert word in messages[0]
+
+
+async def test_bubblewrap_that_must_be_there_is_an_error_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SandboxError, match="did not start"):
+        async with open_sandbox("bubblewrap", {}):
+            pass
+
+
+def test_an_unknown_backend_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match="unknown sandbox 'bublewrap'; did you mean 'bubblewrap'.*local, bubblewrap"):
+        SandboxPool("bublewrap")
+    with pytest.raises(ValueError, match="unknown sandbox 'no.such.module'"):
+        SandboxPool("no.such.module")
+    with pytest.raises(ValueError, match="at least 1"):
+        SandboxPool("local", concurrency=0)
+    assert isinstance(SandboxPool(BACKENDS["local"])._backend, LocalBackend)

@@ -13,7 +13,7 @@ from launch.commands import episodes, evaluate, recipes, tasks, train
 COMMANDS = {"train": train, "eval": evaluate, "recipes": recipes, "tasks": tasks, "episodes": episodes}
 PACKAGES = frozenset({"data_sources", "rollout", "rewards", "embedded", "recipes", "launch"})
 
-USER_ERROR = 2
+USER_ERROR = 2  # as argparse has it
 FAILURE = 1
 INTERRUPTED = 130
 

@@ -22,7 +22,7 @@ from embedded.seed.tokenizer import train_tokenizer
 from embedded.seed.train import SeedRun, gold_probability, new_model, train
 
 TOKENIZER_TEXTS = 4000
-REPORT_EVERY = 25
+REPORT_EVERY = 10
 GATE_EVERY = 100
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data_sources.embedded.names import PIECES
 from data_sources.embedded.tasks import fix
-from embedded.model import ModelConfig, Qwen2
-from embedded.optimizer import PolicyOptimizer
+from embedded.model import Attention, ModelConfig, Qwen2
 from embedded.seed.demonstrations import Part, Script, demonstration
 
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
+EMBEDDING_STD = 0.05
+MIMETIC_GAIN = 0.1
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -44,14 +45,15 @@ class SeedRun:
 
     steps: int = 1500
     tokens_per_step: int = 10_000
-    lr: float = 5e-3
-    warmup: int = 60
-    decay_share: float = 0.35
+    matrix_lr: float = 0.02  # Muon's, for what is not an embedding
+    lr: float = 4e-3  # AdamW's, for embeddings, norms and biases
+    warmup: int = 30
+    decay_share: float = 0.4
     seed: int = 0
 
-    def learning_rate(self, step: int) -> float:
-        decay = self.decay_share * self.steps
-        return self.lr * min(1.0, (step + 1) / self.warmup, (self.steps - step) / decay)
+    def schedule(self, step: int) -> float:
+        """Share of the peak learning rates at a step."""
+        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.decay_share * self.steps))
 
 
 @dataclass(frozen=True)
@@ -61,27 +63,48 @@ class Batch:
     tokens_T: Tensor
     positions_T: Tensor
     weights_T: Tensor
+    repeats_T: Tensor  # whether a token is a piece of a name that its sequence has shown before
     offsets: list[int]
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2:
-    """A randomly initialised model for the tokenizer: normal weights of deviation 0.02, zero biases."""
-    torch.manual_seed(seed)
+    """A randomly initialised model for the tokenizer, made to find copying soon.
+
+    Embeddings are wide enough to tell names apart from the start; value and output projections of each head begin as
+    near inverses of each other, so that what a head attends to is what it passes on ("mimetic" initialisation,
+    Trockman & Kolter 2023, arXiv:2305.09828).
+    """
+    generator = torch.Generator().manual_seed(seed)
     special = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     model = Qwen2(ModelConfig.from_dict(ARCHITECTURE | special))
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.02)
+            std = EMBEDDING_STD if "embed" in name else 0.02
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
     for layer in model.model.layers:
-        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-            torch.nn.init.zeros_(projection.bias)
+        _make_mimetic(layer.self_attn, model.config, generator)
     return model
 
 
-def new_optimizer(model: Qwen2, run: SeedRun) -> PolicyOptimizer:
-    args = Namespace(lr=run.lr, num_rollout=run.steps, num_steps_per_rollout=1, optimizer="muon", weight_decay=0.01)
-    args.adam_beta1, args.adam_beta2, args.adam_eps = 0.9, 0.95, 1e-8
-    return PolicyOptimizer(model, args)
+@torch.no_grad()
+def _make_mimetic(attention: Attention, config: ModelConfig, generator: torch.Generator) -> None:
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.bias.zero_()
+    value_KDxH = torch.empty_like(attention.v_proj.weight)
+    torch.nn.init.orthogonal_(value_KDxH, generator=generator)
+    attention.v_proj.weight.copy_(value_KDxH)
+    per_group = config.num_attention_heads // config.num_key_value_heads
+    heads = value_KDxH.view(config.num_key_value_heads, config.head_dim, -1).repeat_interleave(per_group, 0)
+    attention.o_proj.weight.copy_(MIMETIC_GAIN * heads.flatten(0, 1).T)
+
+
+def new_optimizers(model: Qwen2, run: SeedRun) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for the rest; each group remembers its peak rate."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon([{"params": matrices, "peak": run.matrix_lr}], lr=run.matrix_lr, weight_decay=0.01)
+    adamw = torch.optim.AdamW([{"params": others, "peak": run.lr}], lr=run.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    return [muon, adamw]
 
 
 def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
@@ -90,15 +113,23 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
     tokens: list[int] = []
     weights: list[float] = []
     offsets = [0]
+    names = set(tokenizer.convert_tokens_to_ids(list(PIECES)))
+    repeats: list[bool] = []
     for transcript in transcripts:
+        seen: set[int] = set()
         for part in transcript:
             ids = encode(part.text, add_special_tokens=False).ids
             tokens += ids
             weights += [1.0 if part.action else CONTEXT_WEIGHT] * len(ids)
+            for token in ids:
+                repeats.append(token in seen)
+                seen |= {token} & names
         weights[offsets[-1]] = 0.0
         offsets.append(len(tokens))
     positions = [p for start, end in pairwise(offsets) for p in range(end - start)]
-    return Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), offsets)
+    return Batch(
+        torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), torch.tensor(repeats), offsets
+    )
 
 
 def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
@@ -123,16 +154,18 @@ def log_probs(model: Qwen2, batch: Batch) -> Tensor:
 
 def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, float]]:
     """Train in place; yields the metrics of every step."""
-    optimizer = new_optimizer(model, run)
+    optimizers = new_optimizers(model, run)
     started = time.perf_counter()
     seen = 0
     for step, batch in zip(range(run.steps), batches(tokenizer, run), strict=False):
-        optimizer.base_lr = run.learning_rate(step)
         taken_T = log_probs(model, batch)
         loss = -(taken_T * batch.weights_T).sum() / batch.weights_T.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * run.schedule(step)
+            optimizer.step()
         model.zero_grad(set_to_none=True)
         seen += len(batch.tokens_T)
         acted = batch.weights_T == 1.0
@@ -141,6 +174,7 @@ def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, floa
             "loss": loss.item(),
             "action_loss": -taken_T[acted].mean().item(),
             "context_loss": -taken_T[~acted & (batch.weights_T > 0)].mean().item(),
+            "copy_loss": -taken_T[batch.repeats_T].mean().item(),
             "tokens": seen,
             "seconds": time.perf_counter() - started,
         }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from data_sources.sample import Sample
 from data_sources.slime_plugin import task_of
 from rewards.advantages import Row, segment_advantages
 from rewards.filter_output import DynamicFilterOutput
 from rewards.score import GraderError, Score
-from rewards.tests import grade
+from rewards.tests import Mode, grade
 from rollout.records import flatten, trajectory_of
 from rollout.resources import sandboxes_for
 from rollout.samples import mark_infrastructure_failure
@@ -89,14 +89,14 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
 
 async def _score(settings: RolloutSettings, sample: Sample) -> dict[str, Any]:
     """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
-    task, sandboxes = task_of(sample), await sandboxes_for(settings)
+    task, sandboxes, mode = task_of(sample), await sandboxes_for(settings), cast(Mode, settings.reward_mode)
     episode = sample.metadata["episode"]
-    score = await grade(task, episode["patch"], sandboxes, settings.reward_mode)
+    score = await grade(task, episode["patch"], sandboxes, mode)
     record = _as_dict(score)
     if episode.get("evaluation"):
         first = episode["counters"].get("first_edit_patch")
         same = first == episode["patch"]
-        first_score = score if same else await grade(task, first or "", sandboxes, settings.reward_mode)
+        first_score = score if same else await grade(task, first or "", sandboxes, mode)
         record["first_edit_solved"] = first_score.solved
     return record
 

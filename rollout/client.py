@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -62,7 +61,7 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10.0),
             headers={"Content-Type": "application/json"},
-            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
 
@@ -159,8 +158,8 @@ def _inconsistency(reply: Any, kind: str, tokens: list[Any], log_probs: list[Any
         return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
     if reply["meta_info"].get("completion_tokens", len(tokens)) != len(tokens):
         return f"completion_tokens is {reply['meta_info']['completion_tokens']} for {len(tokens)} tokens"
-    if not all(type(token) is int and token >= 0 for token in tokens):
+    if set(map(type, tokens)) != {int} or min(tokens) < 0:
         return "a token id is not a natural number"
-    if not all(type(p) in (float, int) and math.isfinite(p) and p <= _POSITIVE_SLACK for p in log_probs):
+    if not set(map(type, log_probs)) <= {float, int} or not max(log_probs) <= _POSITIVE_SLACK:
         return "a log-probability is not a number of at most 0"
     return None

@@ -6,10 +6,9 @@ SLiME calls the plug-ins thousands of times and never says "start" or "stop"; th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -20,7 +19,8 @@ class LoopScope:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: dict[Hashable, asyncio.Future[Any]] = {}
-        self._guard = self._close_with_loop()
+        self._closing = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep(), name="loop scope")
 
     async def get(self, key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """What `open_it` enters to, opened by the first caller of this key; a failure to open is not remembered."""
@@ -30,18 +30,17 @@ class LoopScope:
         opened: T = await asyncio.shield(self._opened[key])  # a cancelled caller must not break the others
         return opened
 
-    async def start(self) -> None:
-        await anext(self._guard)
-
     async def close(self) -> None:
-        """Close everything, last opened first. Runs by itself when the loop shuts down."""
-        await self._guard.aclose()
+        """Close everything, last opened first."""
+        self._closing.set()
+        await self._keeper
 
-    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
-        # `asyncio.run` and its kin close every async generator that is still suspended before they close the loop.
+    async def _keep(self) -> None:
+        # `asyncio.run` and its kin cancel the tasks that are left, and wait for them, before they close the loop.
         try:
-            yield
+            await self._closing.wait()
         finally:
+            _SCOPES.pop(asyncio.get_running_loop(), None)
             self._opened.clear()
             await self._stack.aclose()
 
@@ -50,20 +49,19 @@ class LoopScope:
             self._opened.pop(key, None)
 
 
-_SCOPES: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopScope] = WeakKeyDictionary()
+_SCOPES: dict[asyncio.AbstractEventLoop, LoopScope] = {}  # a loop's entry goes when the loop ends
 
 
 async def loop_scope() -> LoopScope:
     """The running loop's scope."""
     loop = asyncio.get_running_loop()
     if loop not in _SCOPES:
-        _SCOPES[loop] = scope = LoopScope()
-        await scope.start()
+        _SCOPES[loop] = LoopScope()
     return _SCOPES[loop]
 
 
 async def close_loop_scope() -> None:
     """Close what the running loop has opened, before the loop ends; it may be opened again."""
-    scope = _SCOPES.pop(asyncio.get_running_loop(), None)
+    scope = _SCOPES.get(asyncio.get_running_loop())
     if scope is not None:
         await scope.close()

@@ -13,12 +13,14 @@ from rollout.agents.base import Agent, Journal
 from rollout.client import EngineAborted, EngineError
 from rollout.episode import Episode, StopReason, Timings
 from rollout.sampling import Sampling
-from rollout.sandbox.base import Sandbox, SandboxError
+from rollout.sandbox.base import Limits, Sandbox, SandboxError
 from rollout.session import Session
 
 
 class Sandboxes(Protocol):
-    def open(self, files: Mapping[str, str | bytes]) -> AbstractAsyncContextManager[Sandbox]:
+    def open(
+        self, files: Mapping[str, str | bytes], limits: Limits | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox that holds `files`."""
         ...
 

@@ -101,7 +101,8 @@ class _Run:
 
     def _reserve(self) -> int:
         """Tokens kept for the next reply when results are cut: up to a quarter of the room."""
-        return max(MIN_REPLY, min(self.sampling.params["max_new_tokens"], self.room // 4))
+        wanted: int = self.sampling.params["max_new_tokens"]
+        return max(MIN_REPLY, min(wanted, self.room // 4))
 
     async def _sample(self) -> Generation:
         journal, settings = self.journal, self.settings

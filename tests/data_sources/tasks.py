@@ -20,7 +20,16 @@ sys.exit(1 if failed else 0)
 """
 BROKEN = "def add(a, b):\n    return a - b\n\n\ndef name():\n    return 'calc'\n"
 FIXED = BROKEN.replace("a - b", "a + b")
-TESTS = "import calc\n\n\ndef test_add():\n    assert calc.add(1, 2) == 3\n\n\ndef test_name():\n    assert calc.name() == 'calc'\n"
+TESTS = """import calc
+
+
+def test_add():
+    assert calc.add(1, 2) == 3
+
+
+def test_name():
+    assert calc.name() == "calc"
+"""
 GOLD = """--- a/calc.py
 +++ b/calc.py
 @@ -1,5 +1,5 @@

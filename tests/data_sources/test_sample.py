@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from array import array
 from argparse import Namespace
+from array import array
 
 import pytest
 

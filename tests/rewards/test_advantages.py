@@ -124,5 +124,5 @@ def test_one_excluded_segment_excludes_its_trajectory():
 
 
 def test_segments_of_one_trajectory_with_different_rewards_are_refused():
-    with pytest.raises(AdvantageError, match="trajectory 'a' of group 0 has segments with rewards 1.0 and 0.0"):
+    with pytest.raises(AdvantageError, match="trajectory 'a' of group 0 has segments with rewards"):
         segment_advantages([Row(0, "a", 1.0), Row(0, "a", 0.0)], normalize_std=True)

@@ -64,11 +64,13 @@ async def play(settings):
     """`await play(url, **changed settings) -> Episode` in a real sandbox."""
     async with SandboxPool("local", concurrency=4) as pool:
 
-        async def run(url: str, sandboxes=pool, max_new_tokens: int = 400, **changes) -> Episode:
+        async def run(
+            url: str, sandboxes=pool, max_new_tokens: int = 400, engine_timeout: float = 5, **changes
+        ) -> Episode:
             chosen = replace(settings, **changes)
             if chosen.checkpoint not in _TEMPLATES:
                 _TEMPLATES[chosen.checkpoint] = load_template(chosen.checkpoint)
-            async with EngineClient(url, timeout=5, attempts=2, pause=0.01) as client:
+            async with EngineClient(url, timeout=engine_timeout, attempts=2, pause=0.01) as client:
                 agent = NativeAgent(chosen, client, _TEMPLATES[chosen.checkpoint])
                 sampling = Sampling({"max_new_tokens": max_new_tokens, "temperature": 1.0, "stop": None}, ("k",))
                 return await run_episode(agent, make_task(), sandboxes, sampling, time_budget=chosen.time_budget)
@@ -272,7 +274,7 @@ async def test_an_engine_that_fails_later_keeps_what_was_sampled(scripted, play)
 
 async def test_an_engine_that_hangs_is_infrastructure_too(play):
     async with serve(hang) as url:
-        episode = await asyncio.wait_for(play(url, time_budget=30.0), 20)
+        episode = await asyncio.wait_for(play(url, engine_timeout=0.5), 10)
     assert episode.stop_reason is StopReason.ENGINE_ERROR
     assert "did not reply" in episode.detail
 

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import inspect
+from argparse import Namespace
+from contextlib import asynccontextmanager
+
+import pytest
+
+from data_sources.sample import Sample
+from rewards import slime_plugin
+from rewards.filter_output import DynamicFilterOutput
+from rollout.sandbox.base import SandboxError
+from tests.data_sources.tasks import GOLD, make_task
+
+WRONG = GOLD.replace("+    return a + b", "+    return a * b")
+
+
+def make_args(**changes) -> Namespace:
+    values = {
+        "hf_checkpoint": "unused",
+        "rollout_max_context_len": 100,
+        "rollout_seed": 3,
+        "sglang_router_ip": "127.0.0.1",
+        "sglang_router_port": 1,
+        "reward_key": None,
+        "rewards_normalization": True,
+        "grpo_std_normalization": False,
+        "swe_agent": "native",
+        "swe_tool_format": "hermes",
+        "swe_system_prompt": "",
+        "swe_max_turns": 6,
+        "swe_time_budget": 20,
+        "swe_sandbox": "local",
+        "swe_sandbox_concurrency": 4,
+        "swe_reward_mode": "plus_minus",
+        "swe_max_attempts": 2,
+        "swe_run_dir": "unused",
+    }
+    return Namespace(**{**values, **changes})
+
+
+def episode(index: int, patch: str = GOLD, *, group: int = 0, first_edit=None, evaluation=False, **changes) -> Sample:
+    record = {"patch": patch, "counters": {"first_edit_patch": first_edit}, "evaluation": evaluation}
+    metadata = {"task": make_task().to_dict(), "episode": record}
+    status = changes.pop("status", Sample.Status.COMPLETED)
+    return Sample(index=index, rollout_id=index, group_index=group, metadata=metadata, status=status, **changes)
+
+
+def graded(index: int, solved: bool, value: float | None = None, **changes) -> Sample:
+    sample = episode(index, **changes)
+    sample.reward = float(solved) if value is None else value
+    sample.metadata["score"] = {"value": sample.reward, "solved": solved}
+    return sample
+
+
+def broken(index: int, **changes) -> Sample:
+    return episode(index, status=Sample.Status.ABORTED, reward=0.0, remove_sample=True, **changes)
+
+
+def test_the_signatures_are_slime_s():
+    assert inspect.iscoroutinefunction(slime_plugin.reward)
+    for function in (slime_plugin.reward, slime_plugin.post_process, slime_plugin.keep_group):
+        assert next(iter(inspect.signature(function).parameters)) == "args"
+    assert list(inspect.signature(slime_plugin.keep_group).parameters)[1] == "samples"
+
+
+async def test_a_patch_is_graded_and_the_evidence_kept():
+    good, bad, none = episode(0), episode(1, WRONG), episode(2, "")
+    assert await slime_plugin.reward(make_args(), good) == 1.0
+    assert await slime_plugin.reward(make_args(), [bad, none]) == [-1.0, -1.0]
+    assert good.metadata["score"]["solved"] and not bad.metadata["score"]["solved"]
+    assert bad.metadata["score"]["value"] == -1.0
+    assert good.metadata["score"]["evidence"]
+    assert "first_edit_solved" not in good.metadata["score"]
+
+
+async def test_other_modes():
+    assert await slime_plugin.reward(make_args(swe_reward_mode="binary"), episode(0, WRONG)) == 0.0
+    assert await slime_plugin.reward(make_args(swe_reward_mode="binary"), episode(0)) == 1.0
+
+
+async def test_siblings_share_one_grading():
+    one, two = episode(4), episode(-5, "nonsense that is never looked at")
+    two.rollout_id = 4
+    assert await slime_plugin.reward(make_args(), [one, two]) == [1.0, 1.0]
+    assert one.metadata["score"] == two.metadata["score"]
+
+
+async def test_the_first_edit_is_graded_in_evaluations():
+    cases = [(GOLD, GOLD, True), ("", GOLD, True), (GOLD, WRONG, False), (GOLD, None, False)]
+    for final, first, solved in cases:
+        sample = episode(0, final, first_edit=first, evaluation=True)
+        await slime_plugin.reward(make_args(), sample)
+        assert sample.metadata["score"]["first_edit_solved"] is solved
+
+
+async def test_what_infrastructure_broke_is_not_graded():
+    sample = broken(0, patch=GOLD)
+    assert await slime_plugin.reward(make_args(), sample) == 0.0
+    assert "score" not in sample.metadata and sample.remove_sample
+
+
+class DyingBackend:
+    """Dies `left` times, then works as the local sandbox does."""
+
+    left = 0
+    opened = 0
+
+    def __init__(self):
+        from rollout.sandbox.local import LocalBackend
+
+        self.real = LocalBackend()
+
+    async def start(self):
+        await self.real.start()
+
+    async def close(self):
+        await self.real.close()
+
+    @asynccontextmanager
+    async def open(self, files, limits):
+        DyingBackend.opened += 1
+        if DyingBackend.opened <= DyingBackend.left:
+            raise SandboxError("the sandbox died")
+        async with self.real.open(files, limits) as sandbox:
+            yield sandbox
+
+
+@pytest.mark.parametrize(("deaths", "reward"), [(1, 1.0), (2, 0.0)])
+async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, reward):
+    DyingBackend.opened, DyingBackend.left = 0, deaths
+    args = make_args(swe_sandbox="tests.rewards.test_slime_plugin.DyingBackend")
+    one, two = episode(0), episode(-1)
+    two.rollout_id = 0
+    assert await slime_plugin.reward(args, [one, two]) == [reward, reward]
+    assert DyingBackend.opened == 2
+    for sample in (one, two):
+        assert (sample.status is Sample.Status.ABORTED) == sample.remove_sample == (reward == 0.0)
+    if reward == 0.0:
+        assert one.metadata["infrastructure"]["where"] == "grader_error"
+        assert "the sandbox died" in one.metadata["infrastructure"]["detail"]
+        assert slime_plugin.post_process(args, [one, two, graded(2, True), graded(3, False)])[1] == [0, 0, 0.5, -0.5]
+
+
+def test_advantages_are_per_group_and_per_trajectory():
+    fan_out = [graded(0, True), graded(-1, True)]
+    fan_out[1].rollout_id = 0
+    samples = [*fan_out, graded(1, False), broken(2), graded(8, True, group=1), graded(9, True, group=1)]
+    raw, advantages = slime_plugin.post_process(make_args(), samples)
+    assert raw == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    assert advantages == [0.5, 0.5, -0.5, 0.0, 0.0, 0.0]
+    nested = [[fan_out, samples[2], samples[3]], samples[4:]]
+    assert slime_plugin.post_process(make_args(), nested) == (raw, advantages)
+
+
+def test_advantages_of_an_odd_number_of_samples_do_not_become_one_group():
+    samples = [graded(i, True, group=0) for i in range(3)] + [graded(i, False, group=1) for i in range(3, 5)]
+    assert slime_plugin.post_process(make_args(grpo_std_normalization=True), samples)[1] == [0.0] * 5
+
+
+def test_a_sample_that_slime_aborted_before_us_has_no_reward_and_no_say():
+    samples = [graded(0, True), graded(1, False), Sample(index=2, group_index=0, status=Sample.Status.ABORTED)]
+    assert slime_plugin.post_process(make_args(), samples) == ([1.0, 0.0, 0.0], [0.5, -0.5, 0.0])
+
+
+def test_without_normalisation_the_rewards_are_the_advantages():
+    samples = [graded(0, True), broken(1)]
+    assert slime_plugin.post_process(make_args(rewards_normalization=False), samples) == ([1.0, 0.0], [1.0, 0.0])
+
+
+def test_a_reward_of_several_is_read_by_its_key():
+    samples = [Sample(index=i, group_index=0, reward={"a": float(i)}) for i in range(2)]
+    assert slime_plugin.post_process(make_args(reward_key="a"), samples)[1] == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("samples", "keep", "reason"),
+    [
+        ([graded(0, True), graded(1, False)], True, None),
+        ([graded(0, True), graded(1, True)], False, "all_solved"),
+        ([graded(0, False), graded(1, False)], False, "all_unsolved"),
+        ([graded(0, False, 0.25), graded(1, False, 0.75)], False, "all_unsolved"),
+        ([graded(0, True), broken(1)], False, "all_solved"),
+        ([broken(0), broken(1)], False, "all_infrastructure_failures"),
+        ([[graded(0, True), graded(0, True)], [graded(1, False)]], True, None),
+        ([[graded(0, True), graded(0, True)], graded(1, True)], False, "all_solved"),
+        ([Sample(index=0, reward=1.0), Sample(index=1, reward=0.0)], True, None),
+    ],
+)
+def test_groups_are_filtered_on_the_binary_outcome(samples, keep, reason):
+    output = slime_plugin.keep_group(make_args(), samples, anything=1)
+    assert isinstance(output, DynamicFilterOutput)
+    assert (output.keep, output.reason) == (keep, reason)
+    assert keep or output.keep_when_insufficient
+
+
+def test_the_filter_s_answer_is_slime_s_own_type():
+    theirs = pytest.importorskip("slime.rollout.filter_hub.base_types", reason="SLiME is not installed")
+    assert DynamicFilterOutput is theirs.DynamicFilterOutput

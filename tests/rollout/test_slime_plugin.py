@@ -1,0 +1,435 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+import resource
+import subprocess
+import sys
+from argparse import Namespace
+from array import array
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from data_sources.arguments import ArgumentError
+from data_sources.sample import Sample
+from data_sources.task import TaskError
+from rollout import slime_plugin
+from rollout.chat.template import TemplateError
+from rollout.episode import StopReason
+from rollout.loop_scope import close_loop_scope, loop_scope
+from rollout.records import RunDirectoryError, append_records
+from tests.data_sources.tasks import make_task
+from tests.rollout.conftest import make_tokenizer, serve
+from tests.rollout.test_client import body
+from tests.rollout.test_native import FIX, SUBMIT, VIEW
+
+PARAMS = {"max_new_tokens": 200, "temperature": 1.0, "top_p": 1.0, "stop": None, "stop_token_ids": None}
+
+
+def make_args(checkpoint: str, url: str, tmp_path: Path, **changes) -> Namespace:
+    address = urlsplit(url)
+    values = {
+        "hf_checkpoint": checkpoint,
+        "rollout_max_context_len": 4096,
+        "rollout_seed": 3,
+        "sglang_router_ip": address.hostname,
+        "sglang_router_port": address.port,
+        "sglang_enable_deterministic_inference": True,
+        "reward_key": None,
+        "swe_agent": "native",
+        "swe_tool_format": "hermes",
+        "swe_system_prompt": "Be brief.",
+        "swe_max_turns": 6,
+        "swe_time_budget": 20,
+        "swe_sandbox": "local",
+        "swe_sandbox_concurrency": 4,
+        "swe_reward_mode": "binary",
+        "swe_max_attempts": 2,
+        "swe_run_dir": str(tmp_path / "run"),
+    }
+    return Namespace(**{**values, **changes})
+
+
+def make_sample(index: int = 5, **changes) -> Sample:
+    task = make_task()
+    return Sample(index=index, group_index=2, prompt=task.statement, metadata={"task": task.to_dict()}, **changes)
+
+
+@pytest.fixture
+def run_with(checkpoint, tmp_path, scripted):
+    """`async with run_with(*turns, **changed args) as (args, engine)`."""
+
+    @asynccontextmanager
+    async def start(*turns: str, **changes):
+        async with scripted(*turns) as engine:
+            yield make_args(checkpoint, engine.url, tmp_path, **changes), engine
+
+    return start
+
+
+def test_the_signatures_are_slime_s():
+    assert list(inspect.signature(slime_plugin.generate).parameters) == [
+        "args",
+        "sample",
+        "sampling_params",
+        "evaluation",
+    ]
+    log = ["rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"]
+    assert list(inspect.signature(slime_plugin.log_rollout).parameters) == log
+    assert list(inspect.signature(slime_plugin.log_evaluation).parameters) == [
+        "rollout_id",
+        "args",
+        "data",
+        "extra_metrics",
+    ]
+
+
+async def test_an_episode_becomes_a_sample(run_with):
+    async with run_with(VIEW, FIX, SUBMIT) as (args, engine):
+        given = make_sample()
+        sample = await slime_plugin.generate(args, given, PARAMS)
+    assert sample is given
+    assert sample.status is Sample.Status.COMPLETED
+    assert (sample.index, sample.group_index, sample.rollout_id, sample.reward) == (5, 2, 5, None)
+    assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs)
+    prompt = sample.tokens[: len(sample.tokens) - sample.response_length]
+    assert prompt == engine.requests[0]["input_ids"]
+    assert sample.response.startswith("<tool_call>\n") and sample.response.endswith("</tool_call>")
+    assert sample.weight_versions == ["3"]
+    assert not sample.remove_sample
+    assert sample.non_generation_time > 0
+    episode = sample.metadata["episode"]
+    assert episode["stop_reason"] == "submitted" and episode["turns"] == 3 and not episode["evaluation"]
+    assert "+    return a + b" in episode["patch"]
+    assert orjson.loads(orjson.dumps(sample.metadata)) == sample.metadata
+
+
+async def test_shared_sampling_parameters_and_metadata_are_never_changed(run_with):
+    async with run_with(VIEW, SUBMIT) as (args, _):
+        params, metadata = dict(PARAMS), make_sample().metadata
+        kept = orjson.dumps(metadata)
+        await slime_plugin.generate(args, _with(metadata), params)
+    assert params == PARAMS
+    assert orjson.dumps(metadata) == kept
+
+
+def _with(metadata) -> Sample:
+    sample = make_sample()
+    sample.metadata = metadata
+    return sample
+
+
+async def test_seeds_depend_on_sample_turn_and_purpose_alone(run_with):
+    async with run_with(VIEW, SUBMIT) as (args, engine):
+
+        async def seeds(index: int, evaluation: bool = False) -> tuple[int, ...]:
+            engine.requests.clear()
+            await slime_plugin.generate(args, make_sample(index), PARAMS, evaluation=evaluation)
+            return tuple(asked["sampling_params"]["sampling_seed"] for asked in engine.requests)
+
+        one = await seeds(5)
+        assert one == await seeds(5)
+        assert len({*one, *await seeds(6), *await seeds(5, evaluation=True)}) == 6
+        args.sglang_enable_deterministic_inference = False
+        with pytest.raises(KeyError):
+            await seeds(5)
+
+
+async def test_an_episode_that_infrastructure_broke_is_tried_again(run_with, scripted):
+    async with run_with(FIX, SUBMIT) as (args, engine):
+        usual, calls = engine.handle, []
+
+        async def flaky(request):
+            calls.append(1)
+            return await body(b"nonsense")(request) if len(calls) == 1 else await usual(request)
+
+        async with serve(flaky) as url:
+            args.sglang_router_port = urlsplit(url).port
+            sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert sample.status is Sample.Status.COMPLETED
+    assert "infrastructure" not in sample.metadata
+    assert len(calls) == 3
+
+
+async def test_infrastructure_that_stays_broken_is_no_reward(checkpoint, tmp_path):
+    calls = []
+
+    async def broken(request):
+        calls.append(1)
+        return await body(b"nonsense")(request)
+
+    async with serve(broken) as url:
+        sample = await slime_plugin.generate(make_args(checkpoint, url, tmp_path), make_sample(), PARAMS)
+    assert len(calls) == 2
+    assert sample.status is Sample.Status.ABORTED
+    assert (sample.reward, sample.remove_sample) == (0.0, True)
+    assert sample.metadata["infrastructure"]["where"] == "engine_error"
+    assert "not JSON" in sample.metadata["infrastructure"]["detail"]
+    assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (1, [0], [0.0])
+    assert len(sample.tokens) == 2
+
+
+async def test_an_aborted_request_is_not_tried_again(checkpoint, tmp_path):
+    calls = []
+
+    async def abort(request):
+        calls.append(1)
+        return await body({"meta_info": {"finish_reason": {"type": "abort", "message": "enough"}}})(request)
+
+    async with serve(abort) as url:
+        sample = await slime_plugin.generate(make_args(checkpoint, url, tmp_path), make_sample(), PARAMS)
+    assert len(calls) == 1
+    assert sample.status is Sample.Status.ABORTED
+
+
+async def test_a_sample_that_comes_round_again_starts_afresh(run_with):
+    async with run_with(FIX, SUBMIT) as (args, _):
+        old = make_sample(tokens=[1, 2, 3], response="x", response_length=2, reward=0.0, status=Sample.Status.ABORTED)
+        old.remove_sample = True
+        old.metadata["infrastructure"] = {"where": "engine_error"}
+        again = await slime_plugin.generate(args, old, PARAMS)
+        fresh = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert again.tokens == fresh.tokens and again.reward is None
+    assert not again.remove_sample and "infrastructure" not in again.metadata
+
+
+@pytest.mark.parametrize(
+    ("turns", "changes", "status", "reason"),
+    [
+        ([VIEW], {"swe_max_turns": 2}, Sample.Status.TRUNCATED, StopReason.MAX_TURNS),
+        ([VIEW], {"rollout_max_context_len": 1000}, Sample.Status.TRUNCATED, StopReason.CONTEXT_FULL),
+        (["no<|im_end|>"], {}, Sample.Status.COMPLETED, StopReason.NO_TOOL_CALL),
+    ],
+)
+async def test_the_policy_s_own_failures_keep_their_tokens(run_with, turns, changes, status, reason):
+    async with run_with(*turns, **changes) as (args, _):
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert (sample.status, sample.metadata["episode"]["stop_reason"]) == (status, reason.value)
+    assert sample.reward is None and not sample.remove_sample and any(sample.loss_mask)
+    assert sample.loss_mask[-1] == 1, "context after the last sampled token is dropped"
+    assert len(sample.tokens) <= args.rollout_max_context_len
+
+
+class Forking:
+    """An agent that rewrites its history once, so that its episode becomes two segments."""
+
+    placeholder_token = 0
+
+    def decode(self, tokens):
+        return ",".join(map(str, tokens))
+
+    async def run(self, task, sandbox, session, sampling, journal):
+        session.add_context([1, 2])
+        session.add_sampled([3], [-0.5], weight_version="1")
+        session.add_context([9, 9])
+        session.fork(None)
+        session.add_context([1])
+        session.add_sampled([4, 5], [-0.25, -0.5], weight_version="2")
+        return StopReason.SUBMITTED
+
+
+@asynccontextmanager
+async def open_forking(settings):
+    yield Forking()
+
+
+async def test_segments_of_one_episode_are_siblings(checkpoint, tmp_path):
+    agent = "tests.rollout.test_slime_plugin.open_forking"
+    args = make_args(checkpoint, "http://x:1", tmp_path, swe_agent=agent)
+    given = make_sample(7)
+    one, two = await slime_plugin.generate(args, given, PARAMS)
+    other = await slime_plugin.generate(args, make_sample(8), PARAMS)
+    assert one is given
+    assert (one.tokens, one.response, one.loss_mask) == ([1, 2, 3], "3", [1])
+    assert (two.tokens, two.response, two.loss_mask) == ([1, 4, 5], "4,5", [1, 1])
+    assert two.rollout_log_probs == [-0.25, -0.5]
+    assert {s.rollout_id for s in (one, two)} == {7} and {s.group_index for s in (one, two)} == {2}
+    assert len({s.index for s in (one, two, *other)}) == 4
+    assert one.metadata is not two.metadata and one.metadata == two.metadata
+
+
+async def test_routing_replay_is_asked_for_and_kept(run_with):
+    layers, top_k = 2, 1
+    async with run_with(VIEW, SUBMIT, use_rollout_routing_replay=True, num_layers=2, moe_router_topk=1) as (
+        args,
+        engine,
+    ):
+        usual = engine.answer
+
+        def answer(asked, ids):
+            reply = usual(asked, ids)
+            rows = len(asked["input_ids"]) + len(reply["output_ids"]) - 1
+            flat = array("i", range(rows * layers * top_k))
+            reply["meta_info"]["routed_experts"] = base64.b64encode(flat.tobytes()).decode()
+            return reply
+
+        engine.answer = answer
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert all(asked["return_routed_experts"] for asked in engine.requests)
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+
+
+async def test_many_at_once_are_each_as_if_alone(run_with):
+    async with run_with(VIEW, FIX, SUBMIT) as (args, _):
+        alone = await slime_plugin.generate(args, make_sample(0), PARAMS)
+        crowd = await asyncio.gather(*(slime_plugin.generate(args, make_sample(i), PARAMS) for i in range(12)))
+    assert all(sample.tokens == alone.tokens for sample in crowd)
+    assert [sample.index for sample in crowd] == list(range(12))
+
+
+async def test_cancelling_ends_the_episode_at_once(run_with):
+    async with run_with('<tool_call>{"name": "bash", "arguments": {"command": "sleep 60"}}</tool_call>') as (
+        args,
+        engine,
+    ):
+        running = asyncio.create_task(slime_plugin.generate(args, make_sample(), PARAMS))
+        while not engine.requests:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swe_max_turns": None}, "args.swe_max_turns is missing: set it in the recipe"),
+        ({"swe_max_turns": 0}, "args.swe_max_turns must be at least 1, got 0"),
+        ({"swe_time_budget": "1m"}, "args.swe_time_budget must be int or float, got '1m'"),
+        ({"swe_tool_format": "hermess"}, "Did you mean 'hermes'"),
+        ({"swe_agent": "nativ"}, "Did you mean 'native'"),
+        ({"swe_reward_mode": "shaped"}, "Available: binary, fraction, plus_minus"),
+        ({"rollout_top_p": 0.9}, "args.rollout_top_p is 0.9: training needs 1.0"),
+        ({"sglang_router_ip": None}, "args.sglang_router_ip is missing: .*--sglang-router-ip"),
+    ],
+)
+async def test_a_wrong_argument_is_named(checkpoint, tmp_path, changes, message):
+    with pytest.raises(ArgumentError, match=message):
+        await slime_plugin.generate(make_args(checkpoint, "http://x:1", tmp_path, **changes), make_sample(), PARAMS)
+
+
+async def test_a_sample_without_a_task_is_named(checkpoint, tmp_path):
+    with pytest.raises(TaskError, match="a task must be a JSON object"):
+        await slime_plugin.generate(make_args(checkpoint, "http://x:1", tmp_path), Sample(index=0), PARAMS)
+
+
+async def test_a_checkpoint_whose_template_can_t_be_proven_stops_the_run(tmp_path):
+    make_tokenizer(None).save_pretrained(tmp_path / "bare")
+    with pytest.raises(TemplateError, match="no chat template"):
+        await slime_plugin.generate(make_args(str(tmp_path / "bare"), "http://x:1", tmp_path), make_sample(), PARAMS)
+
+
+def test_what_a_loop_opened_is_closed_with_it():
+    log = []
+
+    @asynccontextmanager
+    async def thing():
+        log.append("open")
+        await asyncio.sleep(0.01)
+        yield "thing"
+        log.append("close")
+
+    async def use():
+        scope = await loop_scope()
+        assert await asyncio.gather(*(scope.get("key", thing) for _ in range(3))) == ["thing"] * 3
+        return scope
+
+    first = asyncio.run(use())
+    assert log == ["open", "close"]
+    assert asyncio.run(use()) is not first
+    assert log == ["open", "close"] * 2
+
+
+async def test_a_failed_opening_is_not_remembered_and_closing_can_be_early():
+    attempts = []
+
+    @asynccontextmanager
+    async def thing():
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("not yet")
+        yield len(attempts)
+        attempts.clear()
+
+    scope = await loop_scope()
+    with pytest.raises(ValueError, match="not yet"):
+        await scope.get("k", thing)
+    await asyncio.sleep(0)
+    assert await scope.get("k", thing) == 2
+    await close_loop_scope()
+    assert attempts == []
+    assert await loop_scope() is not scope
+
+
+async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
+    async with run_with(VIEW, FIX, SUBMIT) as (args, _):
+        samples = [await slime_plugin.generate(args, make_sample(i), PARAMS) for i in range(3)]
+    for sample, solved in zip(samples, [True, False, False], strict=True):
+        sample.reward = float(solved)
+        sample.metadata["score"] = {"value": float(solved), "solved": solved, "components": {}, "evidence": {"t": 1}}
+    broken = make_sample(3)
+    broken.status, broken.reward, broken.remove_sample = Sample.Status.ABORTED, 0.0, True
+    metrics: dict = {"other": 1}
+    assert slime_plugin.log_rollout(4, args, [samples, [broken]], metrics, 1.0) is False
+    assert metrics["other"] == 1
+    assert metrics["swe/episodes"] == 4 and metrics["swe/infrastructure_failures"] == 1
+    assert metrics["swe/solve_rate"] == metrics["swe/reward"] == pytest.approx(1 / 3)
+    assert metrics["swe/stop/submitted"] == 1.0 and metrics["swe/stop/max_turns"] == 0.0
+    assert metrics["swe/turns"] == 3 and metrics["swe/edits"] == 1
+    lines = (Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()
+    records = [orjson.loads(line) for line in lines]
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    first = records[0]
+    assert (first["rollout_id"], first["task"], first["tokens"]) == (4, "calc-1", samples[0].tokens)
+    assert first["loss_mask"] == samples[0].loss_mask and first["log_probs"] == samples[0].rollout_log_probs
+    assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
+    slime_plugin.log_rollout(5, args, samples, None, 1.0)
+    assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
+
+
+async def test_evaluations_are_logged_apart(run_with):
+    async with run_with(FIX, SUBMIT) as (args, _):
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS, evaluation=True)
+    sample.reward = 1.0
+    metrics: dict = {}
+    slime_plugin.log_evaluation(2, args, {"heldout": {"rewards": [1.0], "samples": [sample]}}, metrics)
+    assert metrics["eval/heldout/swe/reward"] == 1.0
+    (line,) = (Path(args.swe_run_dir) / "evaluations.jsonl").read_bytes().splitlines()
+    assert orjson.loads(line)["dataset"] == "heldout"
+    assert sample.metadata["episode"]["evaluation"]
+
+
+def test_a_run_directory_that_is_no_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"can't write .*/file/episodes.jsonl: .*choose another run directory"):
+        append_records(tmp_path / "file" / "episodes.jsonl", [Sample()], {})
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from data_sources.sample import Sample
+from rollout.records import RunDirectoryError, append_records
+path = Path(sys.argv[1])
+append_records(path, [Sample(index=0)], {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+try:
+    append_records(path, [Sample(index=i) for i in range(50)], {})
+except RunDirectoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs RLIMIT_FSIZE to stand in for a full disk")
+def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    assert f"can't write {path}: File too large. Nothing of this step was written" in done.stdout
+    (line,) = path.read_bytes().splitlines()
+    assert orjson.loads(line)["index"] == 0

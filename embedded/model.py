@@ -152,9 +152,7 @@ class Qwen2(nn.Module):
     @classmethod
     def load(cls, directory: str | Path, dtype: torch.dtype = torch.float32) -> Qwen2:
         """Read a Hugging Face checkpoint directory; raises CheckpointError where names or shapes don't fit."""
-        with torch.device("meta"):
-            model = cls(ModelConfig.load(directory))
-        model.to_empty(device="cpu").to(dtype)
+        model = cls(ModelConfig.load(directory)).to(dtype)
         model.load_tensors(read_tensors(directory))
         return model
 

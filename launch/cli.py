@@ -29,7 +29,9 @@ def run(argv: Sequence[str]) -> int:
     """The exit code of one sub-command; what users did wrong is said in one paragraph, without a traceback."""
     options = parse(argv)
     try:
-        return int(COMMANDS[options.command].run(options))
+        code = int(COMMANDS[options.command].run(options))
+        sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's exit
+        return code
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `slime-swe episodes RUN | head`

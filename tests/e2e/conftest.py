@@ -1,0 +1,78 @@
+"""The real command line as a process of its own, in an empty folder, and task files small enough for a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from data_sources.registry import load_tasks
+
+ROOT = Path(__file__).parents[2]
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `train.jsonl`, `heldout.jsonl` and `unseen.jsonl`: the first tasks of each embedded set."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for split in ("train", "heldout", "unseen"):
+        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"embedded:{split}")[:4]]
+        (folder / f"{split}.jsonl").write_bytes(b"\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def small(task_files: Path) -> list[str]:
+    """Overrides that make `tiny_cpu` a run of two steps of four episodes."""
+    return [
+        "recipe=tiny_cpu", "run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2",
+        f"data.train=[{task_files}/train.jsonl]", f"data.eval.heldout={task_files}/heldout.jsonl",
+        f"data.eval.unseen={task_files}/unseen.jsonl",
+    ]  # fmt: skip
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "launch.cli", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run `slime-swe` with these words in `tmp_path`."""
+
+    def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600, **options
+        )
+
+    return run
+
+
+@pytest.fixture
+def start_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `slime-swe` in a process group of its own, as a terminal does; what still runs at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(*words), cwd=tmp_path, env=environment(), text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,75 @@
+"""What a user may do wrong: each ends in one clear message, no traceback, and nothing half-made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+
+def refused(result, code: int, *said: str) -> None:
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    for text in said:
+        assert text in result.stderr
+
+
+def test_an_unknown_recipe_key_or_value(cli, tmp_path):
+    refused(cli("train", "recipe=tiny_gpu"), 2, "did you mean tiny_cpu", "Available: tiny_cpu")
+    refused(cli("train", "rollout.max_tuns=3"), 2, "did you mean rollout.max_turns")
+    refused(cli("train", "optimizer.lr=fast"), 2, "optimizer.lr=fast", "a number")
+    refused(cli("train", "algorithm.steps_per_rollout=3"), 2, "does not divide")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unreadable_recipe_file(cli, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("rollout: [")
+    refused(cli("train", "recipe=recipe.yaml"), 2, "recipe recipe.yaml is not YAML")
+    refused(cli("train", "recipe=./"), 2, "can't read recipe")
+
+
+def test_a_run_folder_that_can_not_be_made(cli):
+    refused(cli("train", "run.dir=/proc/nowhere", "run.name=a"), 2, "/proc/nowhere/a", "give another run.dir")
+
+
+def test_a_checkpoint_that_is_none(cli, tmp_path):
+    refused(cli("train", "model.checkpoint=."), 2, "holds no config.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_malformed_task_file_is_named_with_its_line(cli, task_files, tmp_path):
+    good = (task_files / "train.jsonl").read_text().splitlines()[0]
+    (tmp_path / "tasks.jsonl").write_text(f'{good}\n{{"id": "broken"}}\n')
+    refused(cli("tasks", "validate", "tasks.jsonl"), 2, "tasks.jsonl, line 2", "'broken'")
+
+
+def test_a_closed_pipe_is_no_error(start_cli):
+    process = start_cli("recipes", "recipe=tiny_cpu")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_task_set_that_leads_nowhere_is_named(cli, small):
+    result = cli("train", *small, "run.name=a", "data.train=[nothing:train]")
+    refused(result, 2, "nothing", "embedded")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_is_named_with_what_to_do(cli, small, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"can't mount a small file system here: {mount.stderr.strip()}")
+    try:
+        result = cli("train", *small, f"run.dir={disk}", "run.name=a")
+        assert result.returncode != 0
+        assert "Traceback" not in result.stderr
+        assert str(disk) in result.stderr and "No space left" in result.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=os.geteuid() == 0)

@@ -1,0 +1,105 @@
+"""`slime-swe train` from the command line to a summary, with the seed policy, real sandboxes and a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import orjson
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FILES = ("recipe.yaml", "metrics.jsonl", "episodes.jsonl", "evaluations.jsonl", "summary.json", "learning_curve.png")
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def timeless(path: Path) -> list[dict]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines_of(path)]
+
+
+def test_a_run_trains_reports_and_can_be_read(cli, small, tmp_path):
+    result = cli("train", *small, "run.name=a", "--json")
+    assert result.returncode == 0, result.stderr
+    assert "rollout 2/2" in result.stderr
+    folder = tmp_path / "runs" / "a"
+    assert all((folder / name).stat().st_size for name in FILES)
+    assert json.loads(result.stdout) == json.loads((folder / "summary.json").read_text())
+    check_summary(json.loads(result.stdout))
+    check_episodes(lines_of(folder / "episodes.jsonl"))
+    check_readable(cli)
+    check_evaluation(cli)
+    check_it_is_never_overwritten_and_resumes_to_the_same(cli, small, folder)
+
+
+def check_summary(summary):
+    for name in ("heldout", "unseen_bug_class"):
+        for moment in ("before", "after"):
+            low, high = summary[f"{name}_interval_{moment}"]
+            assert 0 <= low <= summary[f"{name}_solve_rate_{moment}"] <= high <= 1
+            assert summary[f"{name}_episodes_{moment}"] + summary[f"{name}_infrastructure_failures_{moment}"] == 4
+    assert summary["num_rollouts"] == 2 and summary["seed"] == 0
+    assert summary["wall_seconds"] > 0
+    assert len(summary["reward_per_step"]) == 2
+    assert summary["logprob_diff_max"] <= 1e-4
+
+
+def check_episodes(episodes):
+    assert {record["rollout_id"] for record in episodes} == {0, 1}
+    assert len({record["index"] for record in episodes}) == len(episodes)
+    for record in episodes:
+        assert len(record["loss_mask"]) == len(record["log_probs"]) == record["response_length"]
+        assert record["score"] is not None or record["infrastructure"] is not None
+
+
+def check_readable(cli):
+    listed = cli("episodes", "a", "--list", "--json")
+    assert len(json.loads(listed.stdout)) == 8
+    shown = cli("episodes", "a")
+    assert shown.returncode == 0, shown.stderr
+    assert "──── policy" in shown.stdout and "──── patch" in shown.stdout
+
+
+def check_evaluation(cli):
+    result = cli("eval", "a", "--samples", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    sets = json.loads(result.stdout)["sets"]
+    assert sorted(sets) == ["heldout", "unseen"]
+    assert sets["heldout"]["episodes"] + sets["heldout"]["infrastructure_failures"] == 8
+
+
+def check_it_is_never_overwritten_and_resumes_to_the_same(cli, small, folder):
+    again = cli("train", *small, "run.name=a")
+    assert again.returncode == 2
+    assert "exists already: add --resume" in again.stderr
+    before = timeless(folder / "metrics.jsonl")
+    resumed = cli("train", *small, "run.name=a", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "held-out tasks" in resumed.stdout and "run  runs/a" in resumed.stdout
+    assert timeless(folder / "metrics.jsonl") == before
+    changed = cli("train", "run.name=a", "--resume", "optimizer.lr=1")
+    assert changed.returncode == 2
+    assert "optimizer.lr was 0.0004 and is 1.0" in changed.stderr
+
+
+def test_ctrl_c_says_how_to_go_on_and_going_on_gives_the_run_that_was_never_stopped(cli, start_cli, small, tmp_path):
+    process = start_cli("train", *small, "run.name=stopped")
+    for line in process.stderr:
+        if line.startswith("rollout 1/2"):
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "slime-swe train run.name=stopped --resume" in said
+    assert "Traceback" not in said
+    resumed = cli("train", "run.name=stopped", "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = cli("train", *small, "run.name=whole", "--json")
+    assert whole.returncode == 0, whole.stderr
+    runs = tmp_path / "runs"
+    assert timeless(runs / "stopped" / "metrics.jsonl") == timeless(runs / "whole" / "metrics.jsonl")

@@ -129,7 +129,7 @@ class Engine:
             with self._wake:
                 self._running = False
             self._drain()
-            self.scheduler.abort(lambda _: True, "the engine stopped")
+            self.scheduler.abort(lambda _: True, "the engine stopped", 503)
             self._on_exit()
 
     def _drain(self) -> None:

@@ -44,13 +44,15 @@ class Scheduler:
         else:
             self.waiting.append(request)
 
-    def abort(self, chosen: Callable[[Request], bool], message: str = "Aborted") -> int:
-        """End the requests for which `chosen` is true; what they have sampled so far is returned to their clients."""
+    def abort(self, chosen: Callable[[Request], bool], message: str = "Aborted", status: int | None = None) -> int:
+        """End the requests for which `chosen` is true; what they have sampled so far is returned to their clients,
+        unless there is an HTTP error `status`.
+        """
         ended = [request for request in (*self.active.values(), *self.waiting) if chosen(request)]
         self.waiting = deque(request for request in self.waiting if not chosen(request))
         for request in ended:
             self._release(request)
-            request.complete(abort_reason(message), self.weight_version)
+            request.complete(abort_reason(message, status), self.weight_version)
         return len(ended)
 
     def retract(self) -> None:

@@ -1,0 +1,352 @@
+"""The server as a client meets it: a separate process, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from embedded.engine import Engine, EngineStopped
+from embedded.model import Qwen2
+from embedded.requests import Request
+from embedded.sampling import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "embedded.server", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@dataclass
+class Client:
+    url: str
+    session: aiohttp.ClientSession
+
+    async def post(self, path: str, payload: Any = None, **options: Any) -> tuple[int, Any]:
+        data = None if payload is None else json.dumps(payload)
+        async with self.session.post(self.url + path, data=data, **options) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def generate(self, tokens: list[int], **params: Any) -> dict[str, Any]:
+        params = {"no_stop_trim": True, "skip_special_tokens": False, **params}
+        status, answer = await self.post(
+            "/generate", {"input_ids": tokens, "sampling_params": params, "return_logprob": True}
+        )
+        assert status == 200, answer
+        return answer
+
+    async def running(self) -> int:
+        _, loads = await self.get("/v1/loads?include=core")
+        return loads["loads"][0]["num_running_reqs"] + loads["loads"][0]["num_waiting_reqs"]
+
+    async def until_running(self, count: int) -> None:
+        while await self.running() != count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint) -> Iterator[dict[str, Any]]:
+    process = launch("--model", str(tiny_checkpoint), "--slots", "32", "--die-with-parent")
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture
+async def client(server) -> AsyncIterator[Client]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as session:
+        yield Client(server["url"], session)
+        await session.post(server["url"] + "/abort_request", json={"abort_all": True})
+
+
+async def test_it_says_where_it_listens_and_that_results_are_reproducible(server):
+    assert server["url"].startswith("http://127.0.0.1:")
+    assert server["batch_invariant"] is True
+
+
+async def test_an_answer_has_sglangs_fields(client):
+    answer = await client.generate([5, 6, 7], max_new_tokens=6, ignore_eos=True, sampling_seed=3)
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 6)
+    assert meta["weight_version"] == "default"
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
+    assert all(log_prob <= 0 and text is None for log_prob, _, text in meta["output_token_logprobs"])
+    assert isinstance(answer["text"], str) and isinstance(meta["id"], str)
+
+
+async def test_a_hundred_at_once_get_the_bits_that_each_gets_alone(client):
+    rng = random.Random(0)
+    system = [rng.randrange(3, 300) for _ in range(100)]
+    prompts = [system + [rng.randrange(3, 300) for _ in range(rng.randint(1, 80))] for _ in range(100)]
+    params = [{"max_new_tokens": rng.randint(5, 40), "sampling_seed": index} for index in range(100)]
+
+    async def run(index: int) -> Any:
+        await asyncio.sleep(rng.random() * 0.2)
+        answer = await client.generate(prompts[index], **params[index])
+        return answer["text"], answer["meta_info"]["output_token_logprobs"], answer["meta_info"]["finish_reason"]
+
+    order = list(range(100))
+    together = []
+    for _ in range(2):
+        rng.shuffle(order)
+        together.append(dict(zip(order, await asyncio.gather(*map(run, order)), strict=True)))
+    await client.post("/flush_cache")
+    assert together[0] == together[1]
+    for index in range(0, 100, 7):
+        assert await run(index) == together[0][index]
+
+
+async def test_a_second_turn_reuses_the_first_ones_context(client):
+    tokens = list(range(10, 90))
+    first = await client.generate(tokens, max_new_tokens=10, ignore_eos=True)
+    second = await client.generate(tokens + first["output_ids"] + [5, 6, 7], max_new_tokens=2)
+    assert second["meta_info"]["cached_tokens"] == 89
+
+
+async def test_text_prompts_batches_and_trimming(client):
+    status, answers = await client.post(
+        "/generate",
+        {"text": ["def area", "return"], "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "rid": "pair"},
+    )
+    assert status == 200
+    assert [a["meta_info"]["id"] for a in answers] == ["pair_0", "pair_1"]
+    assert "output_token_logprobs" not in answers[0]["meta_info"]
+    free = await client.generate([40, 41], max_new_tokens=9, ignore_eos=True, sampling_seed=1)
+    stop = free["output_ids"][5]
+    kept = await client.generate([40, 41], max_new_tokens=9, stop_token_ids=[stop], sampling_seed=1)
+    cut = await client.generate([40, 41], max_new_tokens=9, stop_token_ids=[stop], sampling_seed=1, no_stop_trim=False)
+    assert kept["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert kept["output_ids"] == cut["output_ids"] and kept["output_ids"][-1] == stop
+    assert kept["text"].startswith(cut["text"]) and len(cut["text"]) < len(kept["text"])
+
+
+async def test_stop_strings(client):
+    free = await client.generate([50, 51], max_new_tokens=30, ignore_eos=True, sampling_seed=1)
+    printable = [c for c in free["text"] if c.isascii() and c.isprintable()]
+    stop = printable[len(printable) // 2]
+    answer = await client.generate([50, 51], max_new_tokens=30, stop=stop, ignore_eos=True, sampling_seed=1)
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    trimmed = await client.generate(
+        [50, 51], max_new_tokens=30, stop=[stop], ignore_eos=True, sampling_seed=1, no_stop_trim=False
+    )
+    assert trimmed["text"] == answer["text"].partition(stop)[0]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({}, "exactly one of text and input_ids"),
+        ({"text": "a", "input_ids": [1]}, "exactly one"),
+        ({"input_ids": []}, "at least one token id"),
+        ({"input_ids": [1, "a"]}, "integers only"),
+        ({"input_ids": [1, True]}, "integers only"),
+        ({"input_ids": [1, 320]}, "320 is not in the vocabulary; ids go from 0 to 319"),
+        ({"input_ids": [-1]}, "-1 is not in the vocabulary"),
+        ({"input_ids": [1] * 512}, r"512 tokens\) is longer than .* \(512 tokens"),
+        (
+            {"input_ids": [1] * 500, "sampling_params": {"max_new_tokens": 13}},
+            "500 .*max_new_tokens=13.* 513.*512.*at most 12",
+        ),
+        ({"input_ids": [1], "sampling_params": {"top_p": 2}}, "top_p=2"),
+        ({"input_ids": [1], "sampling_params": []}, "sampling_params is a list of 0"),
+        ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "list of 1, but there are 2"),
+        ({"input_ids": [1], "stream": True}, "stream=True is not supported"),
+        ({"input_ids": [1], "logprob_start_len": 0}, "logprob_start_len=0 is not supported"),
+        ({"input_ids": [1], "return_routed_experts": True}, "return_routed_experts"),
+        ({"input_ids": [1], "rid": 5}, "rid=5"),
+        ([1], "JSON list"),
+    ],
+)
+async def test_bad_requests_get_a_400_that_says_why(client, payload, message):
+    status, answer = await client.post("/generate", payload)
+    assert status == 400
+    assert re.search(message, answer["error"]["message"]), answer
+
+
+async def test_half_a_json_unknown_paths_and_huge_bodies(client):
+    async with client.session.post(client.url + "/generate", data=b'{"input_ids": [1') as response:
+        assert response.status == 400 and "not JSON" in (await response.json())["error"]["message"]
+    assert (await client.get("/nowhere"))[0] == 404
+    async with client.session.post(client.url + "/generate", data=b" " * 10_000_000) as response:
+        assert response.status == 413 and "too large" in (await response.json())["error"]["message"]
+    assert (await client.get("/health"))[0] == 200
+
+
+async def test_without_max_new_tokens_the_default_is_cut_to_the_context(client):
+    status, answer = await client.post("/generate", {"input_ids": [9] * 505, "sampling_params": {"ignore_eos": True}})
+    assert status == 200 and len(answer["output_ids"]) == 7
+
+
+async def test_abort_by_id_and_abort_all(client):
+    def start(rid: str) -> asyncio.Task[Any]:
+        params = {"max_new_tokens": 500, "ignore_eos": True}
+        return asyncio.create_task(client.post("/generate", {"input_ids": [7], "sampling_params": params, "rid": rid}))
+
+    tasks = [start(rid) for rid in ("one", "two", "three")]
+    await client.until_running(3)
+    assert await client.post("/abort_request", {"rid": "two"}) == (200, {"aborted": 1})
+    status, answer = await tasks[1]
+    assert status == 200 and answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) < 500
+    assert (await client.post("/abort_request", {"abort_all": True}))[1] == {"aborted": 2}
+    assert {(await task)[1]["meta_info"]["finish_reason"]["type"] for task in tasks} == {"abort"}
+    assert (await client.post("/abort_request", {}))[0] == 400
+
+
+async def test_a_client_that_goes_away_frees_its_slot(client):
+    task = asyncio.create_task(client.generate([7], max_new_tokens=500, ignore_eos=True))
+    await client.until_running(1)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    started = time.monotonic()
+    await client.until_running(0)
+    assert time.monotonic() - started < 5
+
+
+async def test_new_weights_are_used_and_named_and_bad_ones_refused(client, tiny_checkpoint, tmp_path):
+    model = Qwen2.load(tiny_checkpoint)
+    before = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(-1)
+    model.save(tmp_path)
+    status, answer = await client.post(
+        "/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": 4, "load_format": None}
+    )
+    assert (status, answer["success"]) == (200, True)
+    after = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    assert after["meta_info"]["weight_version"] == "4" and after["meta_info"]["cached_tokens"] == 0
+    assert after["output_ids"] != before["output_ids"]
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    status, answer = await client.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
+    assert status == 400 and not answer["success"] and "model.safetensors" in answer["message"]
+    again = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    assert again["output_ids"] == after["output_ids"]
+    await client.post("/update_weights_from_disk", {"model_path": str(tiny_checkpoint), "weight_version": "default"})
+    restored = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    assert restored["meta_info"]["output_token_logprobs"] == before["meta_info"]["output_token_logprobs"]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_request_goes_on_where_it_was(client, mode):
+    expected = await client.generate([7, 8], max_new_tokens=200, ignore_eos=True, sampling_seed=5)
+    task = asyncio.create_task(client.generate([7, 8], max_new_tokens=200, ignore_eos=True, sampling_seed=5))
+    await client.until_running(1)
+    assert (await client.post("/pause_generation", {"mode": mode}))[0] == 200
+    assert (await client.get("/health_generate"))[0] == 200
+    async with client.session.get(client.url + "/flush_cache") as response:
+        assert response.status == (400 if mode == "in_place" else 200)
+    done, _ = await asyncio.wait([task], timeout=0.1)
+    assert not done
+    await client.post("/continue_generation", {})
+    assert (await task)["meta_info"]["output_token_logprobs"] == expected["meta_info"]["output_token_logprobs"]
+
+
+async def test_pausing_aborts_by_default_and_holds_back_new_requests(client):
+    task = asyncio.create_task(client.generate([7], max_new_tokens=500, ignore_eos=True))
+    await client.until_running(1)
+    await client.post("/pause_generation", {})
+    assert (await task)["meta_info"]["finish_reason"]["type"] == "abort"
+    task = asyncio.create_task(client.generate([7], max_new_tokens=2))
+    await client.until_running(1)
+    await client.post("/continue_generation", {})
+    assert (await task)["meta_info"]["completion_tokens"] > 0
+    assert (await client.post("/pause_generation", {"mode": "nap"}))[0] == 400
+
+
+async def test_what_slime_asks_an_external_engine(client, tiny_checkpoint):
+    for path in ("/server_info", "/get_server_info"):
+        _, info = await client.get(path)
+        assert (info["tp_size"], info["pp_size"], info["ep_size"], info["enable_memory_saver"]) == (1, 1, 1, False)
+        assert info["disaggregation_mode"] not in ("prefill", "decode")
+    for path in ("/get_model_info", "/model_info"):
+        assert (await client.get(path))[1]["model_path"] == str(tiny_checkpoint)
+    assert (await client.get("/get_weight_version"))[1] == {"weight_version": "default"}
+    assert (await client.get("/health_generate"))[0] == 200
+    assert (await client.get("/v1/models"))[1]["data"][0]["max_model_len"] == 512
+    assert (await client.post("/update_weight_version", {"new_version": "x"}))[0] == 200
+    assert (await client.post("/update_weight_version", {"new_version": "default"}))[1]["success"]
+
+
+def test_a_directory_that_is_no_checkpoint_and_a_taken_port_end_with_a_sentence(tiny_checkpoint, tmp_path, server):
+    process = launch("--model", str(tmp_path))
+    assert process.wait(60) == 2
+    assert "tokenizer.json" in process.communicate()[1]
+    shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+    port = server["url"].rpartition(":")[2]
+    process = launch("--model", str(tiny_checkpoint), "--port", port)
+    assert process.wait(60) == 2
+    assert port in process.communicate()[1]
+
+
+def test_it_dies_with_its_parent(tiny_checkpoint):
+    script = (
+        "import subprocess, sys\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'embedded.server', '--model', {str(tiny_checkpoint)!r}, "
+        "'--die-with-parent'], stdout=subprocess.PIPE, text=True)\n"
+        "print(p.stdout.readline(), flush=True)\nimport time; time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pid = json.loads(parent.stdout.readline())["pid"]
+    os.kill(pid, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and _alive(pid):
+        time.sleep(0.05)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_whose_step_fails_ends_and_leaves_nobody_waiting(tiny_checkpoint):
+    ended, results = [], []
+    engine = Engine(Qwen2.load(tiny_checkpoint), slots=2, max_length=64, decode=str, on_exit=lambda: ended.append(True))
+    engine.scheduler.decoder.layers = None
+    engine.start()
+    engine.submit(Request("a", [5, 6], SamplingParams(), 0, frozenset(), results.append))
+    deadline = time.monotonic() + 10
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended and results[0].finish_reason["status_code"] == 503
+    with pytest.raises(EngineStopped):
+        engine.flush()
+    engine.stop()

@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from launch.extras import require
+
 
 def line_of(record: dict[str, Any]) -> str:
     episode, score = record.get("episode") or {}, record.get("score") or {}
@@ -20,6 +22,7 @@ def line_of(record: dict[str, Any]) -> str:
 
 def readable(record: dict[str, Any], tokenizer_file: Path) -> str:
     """The whole trajectory. What the policy sampled stands under `policy`, everything else under `context`."""
+    require("tokenizers")
     from tokenizers import Tokenizer  # of the `embedded` extra; only this needs it
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))

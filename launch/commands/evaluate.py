@@ -19,6 +19,7 @@ from rich.table import Table
 from launch.args import to_args
 from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
 from launch.config import resolve
+from launch.extras import EMBEDDED, require
 from launch.output import print_json
 from launch.runs import RECIPE_FILE, RunError, find_run
 from launch.text import rate
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    require(*EMBEDDED)
     recipe = _with_options(_recipe(options.target, options.overrides), options)
     recipe.validate()
     with tempfile.TemporaryDirectory(prefix="slime-swe-eval-") as temporary:

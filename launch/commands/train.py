@@ -13,6 +13,7 @@ from pathlib import Path
 from launch.args import to_args
 from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
 from launch.config import resolve
+from launch.extras import EMBEDDED, require
 from launch.output import print_json
 from launch.progress import make_progress
 from launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    require(*EMBEDDED)
     recipe, folder = _continued(options.overrides) if options.resume else _started(options.overrides)
     from embedded.loop import train  # torch takes seconds to import; the other commands don't need it
 

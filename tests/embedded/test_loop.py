@@ -44,7 +44,7 @@ def episodes(run_dir: Path) -> list[tuple[int, int]]:
 
 def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, tmp_path, engine):
     progress = NoProgress()
-    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=8, eval_interval=4, **engine.address)
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=6, eval_interval=3, lr=0.03, **engine.address)
     summary = train(args, progress)
     run_dir = tmp_path / "run"
     assert json.loads((run_dir / "summary.json").read_bytes()) == summary
@@ -52,11 +52,11 @@ def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, t
     records = lasting(run_dir)
     kinds = [(record["kind"], record.get("moment")) for record in records]
     two = [("eval", "during")] * 2
-    steps = [("train", None)] * 4
+    steps = [("train", None)] * 3
     assert kinds == [("eval", "before")] * 2 + steps + two + steps + [("eval", "after")] * 2
-    assert episodes(run_dir) == [(index // 16, index) for index in range(8 * 16)]
-    assert engine.versions == ["-1", *map(str, range(8))]
-    assert [step for step, _ in progress.steps] == list(range(8))
+    assert episodes(run_dir) == [(index // 16, index) for index in range(6 * 16)]
+    assert engine.versions == ["-1", *map(str, range(6))]
+    assert [step for step, _ in progress.steps] == list(range(6))
     assert progress.evals[0] == "heldout before" and progress.evals[-1] == "unseen after"
     assert {"startup", "evaluation", "generation", "training", "weight_sync", "checkpoint"} <= set(progress.phases)
     assert summary["heldout_solve_rate_after"] > summary["heldout_solve_rate_before"] + 0.2
@@ -64,16 +64,23 @@ def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, t
     assert summary["logprob_diff_max"] <= 1e-4
     assert 0 < sum(summary["seconds_by_phase"].values()) <= summary["wall_seconds"]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").glob("rollout_*"))
-    assert checkpoints == ["rollout_6", "rollout_7"]
+    assert checkpoints == ["rollout_4", "rollout_5"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in (run_dir / "checkpoints/rollout_7/hf").iterdir()
+        path.name for path in (run_dir / "checkpoints/rollout_5/hf").iterdir()
     }
-    Trainer(make_args(run_dir / "checkpoints/rollout_7/hf", run_dir))  # the last one is a model like any other
+    Trainer(make_args(run_dir / "checkpoints/rollout_5/hf", run_dir))  # the last one is a model like any other
 
 
 def test_two_runs_of_one_seed_give_identical_metrics_and_another_seed_does_not(tiny_checkpoint, tmp_path, engine):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        args = make_args(tiny_checkpoint, tmp_path / name / "run", rollout_seed=seed, num_rollout=2, **engine.address)
+        args = make_args(
+            tiny_checkpoint,
+            tmp_path / name / "run",
+            rollout_seed=seed,
+            num_rollout=2,
+            n_samples_per_eval_prompt=1,
+            **engine.address,
+        )
         args.sglang_server_concurrency = {"a": 2, "b": 16, "c": 2}[name]
         train(args, NoProgress())
     a, b, c = (lasting(tmp_path / name / "run") for name in "abc")

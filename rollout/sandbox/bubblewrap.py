@@ -98,7 +98,11 @@ def python_prefix() -> str:
 
 
 def python_executable() -> str:
-    return os.path.join(python_prefix(), "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    """The interpreter by the name that commands use, where that is this one."""
+    folder = Path(python_prefix(), "bin")
+    versioned = folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    plain = folder / "python3"
+    return str(plain if plain.resolve() == versioned.resolve() else versioned)
 
 
 def _python(config: Mapping[str, object], control: socket.socket, root: str) -> list[str]:

@@ -15,8 +15,9 @@ import posix
 import sys
 from _weakref import ref
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 _FLUSH_FAILED = 120  # as Py_FinalizeEx has it
 _INTERRUPTED = -1  # ends by SIGINT, as an uncaught KeyboardInterrupt does
@@ -50,7 +51,7 @@ def _report(error: BaseException) -> None:
     traceback = error.__traceback__
     for _ in range(2):  # `run` and the program's runner
         traceback = traceback and traceback.tb_next
-    sys.excepthook(type(error), error, traceback)
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
 
 
 def _finish(code: int, library: tuple[str, ...]) -> NoReturn:
@@ -60,7 +61,7 @@ def _finish(code: int, library: tuple[str, ...]) -> NoReturn:
     atexit._run_exitfuncs()
     flushed = _flush_standard()
     _drop_program(library)
-    flushed &= _flush_standard()
+    flushed = flushed and _flush_standard()
     if code == _INTERRUPTED:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         posix.kill(posix.getpid(), _signal.SIGINT)
@@ -97,11 +98,18 @@ def _clear(module: ModuleType) -> None:
 
 
 def _flush_standard() -> bool:
-    flushed = True
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except (OSError, ValueError):
-            flushed = False
-    return flushed
+    try:
+        flush(sys.stdout)
+    except (OSError, ValueError) as error:
+        print(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    finally:
+        with suppress(OSError, ValueError):
+            flush(sys.stderr)
+    return True
+
+
+def flush(stream: TextIO | None) -> None:
+    """Raises `OSError` or `ValueError`."""
+    if stream is not None and not stream.closed:
+        stream.flush()

@@ -13,9 +13,9 @@ import ctypes
 import gc
 import os
 import re
-import runpy
 import shutil
 import sys
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from rollout.sandbox.guest import python_exit
 from rollout.sandbox.guest.warm_imports import WarmImports
 
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./\- ]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\- ]+")
 _FLAGS = ["B", "I", "S"]
 _FLAG_WORD = re.compile("-[BIS]+")
 _ISOLATED_FIELDS = ("isolated", "ignore_environment", "hash_randomization")
@@ -70,7 +70,7 @@ class Interpreter:
         sys.path_importer_cache.clear()
         self._library = tuple(path)
         imports.install()
-        os.environ.update(_=sys.executable, SHLVL="1")  # as a program that bash starts has them
+        os.environ.update(_=self._executables["python3"], SHLVL="1")  # as a program that bash starts has them
 
     def accepts(self, command: PythonCommand) -> bool:
         """Whether forking gives what starting the program would give."""
@@ -110,10 +110,15 @@ def _script(path: str) -> None:
         source = file.read()
     namespace = vars(sys.modules["__main__"])
     namespace.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
-    exec(compile(source, path, "exec", dont_inherit=True), namespace)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), namespace)
+    finally:  # so what was printed comes before the traceback, as CPython's `flush_io` has it
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                python_exit.flush(stream)
 
 
 def _module(name: str) -> None:
     """What `python -m MODULE` does."""
-    run_as_main: Any = vars(runpy)["_run_module_as_main"]
-    run_as_main(name)
+    runpy: Any = __import__("runpy")  # an import like the program's own, with all that comes with it
+    runpy._run_module_as_main(name)

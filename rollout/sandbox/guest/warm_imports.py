@@ -4,7 +4,8 @@ A forked interpreter starts with the `sys.modules` of a fresh one. Importing a m
 that the supervisor had loaded, and puts into `sys.modules` all that its own imports would have put there. As soon as
 the program has put a folder on `sys.path` that holds a module of such a name, every further import is a real one, so
 that a repository's own `queue.py` or `types.py` is found as it would be.
-What differs from a fresh interpreter: `sys.meta_path` has one more entry.
+What differs from a fresh interpreter: `sys.meta_path` has one more entry, and `collections.abc` is there as soon as
+`collections` is.
 
 This file imports nothing that a fresh interpreter has not loaded: it is there to see the first import of all the rest.
 """
@@ -18,6 +19,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -31,7 +33,7 @@ PRELOADED = """
 
 
 class WarmImports:
-    """A meta-path finder and loader. Each module is served once: a second import, or a reload, is a real one."""
+    """A meta-path finder. Each module is served once: a second import, or a reload, is a real one."""
 
     def __init__(self, fresh: frozenset[str]) -> None:
         """Import `PRELOADED`. `fresh` names what was in `sys.modules` when this interpreter had started."""
@@ -61,22 +63,16 @@ class WarmImports:
         if any(self._holds_a_namesake(entry) for entry in sys.path if entry not in self._known_path):
             self._cache.clear()
             return None
-        spec_class = type(sys.__spec__)  # ModuleSpec, which only a further import would name
-        return spec_class(name, self)  # type: ignore[arg-type]  # a loader by its methods
+        return _spec(name, self._cache[name], self)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The loaded module; what it imported itself is put in its place."""
-        module = self._cache.pop(spec.name)
-        self._original = module.__spec__, module.__loader__
-        for name in self._closures[spec.name]:
-            if name in self._cache and name not in sys.modules:
-                sys.modules[name] = self._cache.pop(name)
-                self._link(name)
+    def take(self, name: str) -> ModuleType:
+        """The loaded module, which leaves the cache; what it imported itself is put in its place."""
+        module = self._cache.pop(name)
+        for brought in self._closures[name]:
+            if brought in self._cache and brought not in sys.modules:
+                sys.modules[brought] = self._cache.pop(brought)
+                self._link(brought)
         return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: undo what the import system wrote into the module."""
-        module.__spec__, module.__loader__ = self._original
 
     def _link(self, name: str) -> None:
         parent, _, child = name.rpartition(".")
@@ -95,6 +91,36 @@ class WarmImports:
         except OSError:
             return False
         return any(entry.partition(".")[0] in self._top_names for entry in entries)
+
+
+class _Loader:
+    """Gives a loaded module, and is otherwise the loader that loaded it."""
+
+    def __init__(self, imports: WarmImports, spec: ModuleSpec | None, loader: Loader | None) -> None:
+        self._imports = imports
+        self._original = spec, loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._imports.take(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: undo what the import system wrote into the module."""
+        module.__spec__, module.__loader__ = self._original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original[1], name)
+
+
+def _spec(name: str, module: ModuleType, imports: WarmImports) -> ModuleSpec:
+    """The module's own spec but for the loader."""
+    own = getattr(module, "__spec__", None)
+    loader: Any = _Loader(imports, own, getattr(module, "__loader__", None))
+    spec = type(sys.__spec__)(name, loader, origin=own and own.origin)  # ModuleSpec: naming it would be an import
+    if own is not None:
+        spec.submodule_search_locations = own.submodule_search_locations
+        spec.has_location = own.has_location
+        spec.cached = own.cached
+    return spec
 
 
 def _record_imports(names: Sequence[str]) -> dict[str, set[str]]:

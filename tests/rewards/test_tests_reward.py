@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from data_sources.task import Task, TestOracle, Workspace
+from rewards import tests as reward
+from rewards.score import GraderError, Score
+from rewards.tests import OracleError, grade, graded_files, validate
+from rollout.patch import make_patch
+from rollout.sandbox import SandboxPool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RUNNER = """\
+import sys
+sys.path.insert(0, ".")
+from tests import test_calc
+failed = False
+for name, test in vars(test_calc).items():
+    if name.startswith("test_"):
+        try:
+            test()
+            print("PASSED", "tests/test_calc.py::" + name)
+        except Exception as error:
+            failed = True
+            print("FAILED", "tests/test_calc.py::" + name, "-", repr(error))
+sys.exit(failed)
+"""
+FILES = {
+    "runtests.py": RUNNER,
+    "calc.py": "def add(a, b):\n    return a - b\n\n\ndef one():\n    return 1\n",
+    "tests/__init__.py": "",
+    "tests/test_calc.py": (
+        "from calc import add, one\n\n\ndef test_add():\n    assert add(1, 2) == 3\n\n\n"
+        "def test_zero():\n    assert add(1, 0) == 1\n\n\ndef test_one():\n    assert one() == 1\n"
+    ),
+}
+F2P, P2P = "tests/test_calc.py::test_add", ("tests/test_calc.py::test_zero", "tests/test_calc.py::test_one")
+
+
+def patch(**changes: str | None) -> str:
+    """A patch that gives these files these texts; `calc=` means calc.py, and None deletes."""
+    named = {path if "." in path else f"{path}.py": text for path, text in changes.items()}
+    return make_patch(FILES, {path: text for path, text in {**FILES, **named}.items() if text is not None})
+
+
+FIXED = FILES["calc.py"].replace("a - b", "a + b")
+BROKEN = FIXED.replace("return 1", "return 2")
+GOLD = patch(calc=FIXED)
+TASK = Task(
+    id="calc",
+    statement="add subtracts",
+    workspace=Workspace(FILES),
+    oracle=TestOracle(
+        (F2P,), P2P, ("tests/__init__.py", "tests/test_calc.py", "runtests.py"), "python3 -I -S -B runtests.py", GOLD
+    ),
+    source="test",
+    split="test",
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandboxes() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool("local") as pool:
+        yield pool
+
+
+async def score(sandboxes: SandboxPool, text: str, mode: reward.Mode = "plus_minus") -> Score:
+    return await grade(TASK, text, sandboxes, mode)
+
+
+async def test_the_gold_patch_solves(sandboxes: SandboxPool) -> None:
+    result = await score(sandboxes, GOLD)
+    assert result.solved
+    assert result.evidence["outcome"] == "solved"
+    assert result.evidence["tests"] == dict.fromkeys((F2P, *P2P), True)
+    assert result.evidence["patch_bytes"] == len(GOLD)
+    assert "PASSED" in result.evidence["log"]
+    assert result.components == {"fail_to_pass": 1.0, "pass_to_pass": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),  # in the order plus_minus, binary, fraction
+    [
+        (GOLD, (1.0, 1.0, 1.0)),
+        ("", (-1.0, 0.0, 0.0)),
+        (patch(calc=FILES["calc.py"] + "\n# nothing\n"), (-1.0, 0.0, 0.0)),
+        (patch(calc=BROKEN), (-1.0, 0.0, 2 / 3)),
+        (patch(calc="syntax error"), (-1.0, 0.0, 0.0)),
+        (patch(calc=None), (-1.0, 0.0, 0.0)),
+    ],
+)
+async def test_values_by_mode(sandboxes: SandboxPool, text: str, values: tuple[float, ...]) -> None:
+    modes: tuple[reward.Mode, ...] = ("plus_minus", "binary", "fraction")
+    assert [(await score(sandboxes, text, mode)).value for mode in modes] == list(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("", "empty_patch"),
+        (" \n", "empty_patch"),
+        ("--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n", "unappliable_patch"),
+        ("@@ -1 +1 @@\n-a\n+b\n", "unappliable_patch"),
+        ("nonsense", "failed"),
+        ("+" * ((1 << 20) + 1), "oversized_patch"),
+    ],
+)
+async def test_a_bad_patch_is_a_stated_outcome(sandboxes: SandboxPool, text: str, outcome: str) -> None:
+    result = await score(sandboxes, text)
+    assert not result.solved
+    assert result.evidence["outcome"] == outcome
+
+
+CHEATS = {
+    "edits the test": {"tests/test_calc.py": "def test_add(): pass\ndef test_zero(): pass\ndef test_one(): pass\n"},
+    "edits the runner": {"runtests.py": f"for t in {(F2P, *P2P)!r}: print('PASSED', t)\n"},
+    "deletes the test": {"tests/test_calc.py": None},
+    "shadows the test with a package": {"tests/test_calc/__init__.py": "def test_add(): pass\n"},
+    "adds a module beside the tests": {"tests/helper.py": "x = 1\n"},
+    "conftest": {"conftest.py": "x = 1\n", "sub/conftest.py": "x = 1\n"},
+    "sitecustomize": {"sitecustomize.py": "x = 1\n"},
+    "standard library": {"traceback.py": "x = 1\n", "sys/__init__.py": "x = 1\n"},
+    "shadows the runner": {"runtests/__init__.py": "x = 1\n"},
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_a_patch_to_what_decides_counts_for_nothing(sandboxes: SandboxPool, name: str) -> None:
+    text = patch(**CHEATS[name])
+    files, ignored = graded_files(TASK, text)
+    assert ignored == sorted(CHEATS[name])
+    assert (
+        files == {path: content for path, content in FILES.items()}
+        or {path: content if isinstance(content, str) else content.decode() for path, content in files.items()} == FILES
+    )
+    result = await score(sandboxes, text)
+    assert not result.solved
+    assert result.evidence["ignored_paths"] == sorted(CHEATS[name])
+
+
+async def test_a_fix_with_a_patch_to_the_tests_still_solves(sandboxes: SandboxPool) -> None:
+    result = await score(sandboxes, patch(calc=FIXED, **{"tests/test_calc.py": "def test_add(): assert False\n"}))
+    assert result.solved
+
+
+async def test_new_modules_of_the_fix_are_kept(sandboxes: SandboxPool) -> None:
+    result = await score(sandboxes, patch(calc="from core.ops import add, one\n", **{"core/ops.py": FIXED}))
+    assert result.solved
+    assert result.evidence["ignored_paths"] == []
+
+
+async def test_a_binary_file_beside_the_fix_does_not_spoil_it(sandboxes: SandboxPool) -> None:
+    text = make_patch(FILES, {**FILES, "calc.py": FIXED, "core.dump": b"\x00\xff"})
+    result = await score(sandboxes, text)
+    assert result.solved
+    assert result.evidence["binary_paths"] == ["core.dump"]
+
+
+@pytest.mark.parametrize(
+    "body", ["while True: pass\n", "import os, time\nif os.fork() == 0: time.sleep(99)\ntime.sleep(99)\n"]
+)
+async def test_code_that_hangs_is_the_policy_s_failure(sandboxes: SandboxPool, body: str) -> None:
+    task = replace(TASK, oracle=replace(TASK.oracle, timeout_seconds=0.5))
+    result = await grade(task, patch(calc=body), sandboxes)
+    assert (result.evidence["outcome"], result.value, result.solved) == ("timeout", -1.0, False)
+
+
+async def test_a_long_log_loses_no_test(sandboxes: SandboxPool) -> None:
+    noisy = FIXED + "print('x' * 100_000)\n"
+    assert (await score(sandboxes, patch(calc=noisy))).solved
+
+
+async def test_a_failing_sandbox_is_a_grader_error() -> None:
+    pool = SandboxPool("local")
+    broken = replace(TASK, workspace=Workspace({**FILES, "calc.py/x": ""}))  # no sandbox can hold these files
+    async with pool:
+        with pytest.raises(GraderError, match="sandbox failed"):
+            await reward.run_oracle(broken.oracle, broken.workspace.files, pool)
+
+
+async def test_an_unknown_mode_says_which_there_are(sandboxes: SandboxPool) -> None:
+    with pytest.raises(ValueError, match="available: plus_minus, binary, fraction"):
+        await grade(TASK, GOLD, sandboxes, "shaped")  # type: ignore[arg-type]
+
+
+async def test_a_sound_task_proves_itself(sandboxes: SandboxPool) -> None:
+    await validate(TASK, sandboxes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gold_patch": ""}, "empty_patch"),
+        ({"gold_patch": patch(calc=BROKEN)}, "ends in failed; tests that fail: .*test_one"),
+        ({"fail_to_pass": (F2P, P2P[0])}, "FAIL_TO_PASS tests .*test_zero.* pass"),
+        ({"fail_to_pass": P2P[:1], "pass_to_pass": (F2P,)}, "PASS_TO_PASS tests .*test_add.* fail"),
+        ({"command": "true"}, "ends in failed"),
+    ],
+)
+async def test_a_task_that_proves_nothing_is_refused(
+    sandboxes: SandboxPool, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(OracleError, match=message):
+        await validate(replace(TASK, oracle=replace(TASK.oracle, **changes)), sandboxes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from launch.text import duration, rate, sparkline
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
+    "episodes": ("  episodes", "{:,}".format),
     "first_edit_solve_rate": ("  solved by the first edit", rate),
     "edits_per_episode": ("  edits per episode", "{:.2f}".format),
     "turns_per_episode": ("  turns per episode", "{:.2f}".format),
@@ -29,7 +31,9 @@ def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | N
 
 def evaluation_table(summary: Mapping[str, Any]) -> Table:
     """Each evaluation set before and after, with 95 % intervals."""
-    table = Table("solve rate (95 % interval)", "before", "after", title_justify="left")
+    table = Table(title="Solve rate, with 95 % intervals", title_justify="left", title_style="bold", box=SIMPLE)
+    for heading in ("", "before", "after"):
+        table.add_column(heading, no_wrap=True)
     for name in evaluation_sets(summary):
         cells = [_rate(summary, name, moment) for moment in ("before", "after")]
         table.add_row(TITLES.get(name, name), *cells, style="bold")
@@ -64,6 +68,4 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _rate(summary: Mapping[str, Any], name: str, moment: str) -> str:
-    episodes = summary.get(f"{name}_episodes_{moment}")
-    shown = rate(summary.get(f"{name}_solve_rate_{moment}"), summary.get(f"{name}_interval_{moment}"))
-    return f"{shown}, n = {episodes}" if episodes is not None else shown
+    return rate(summary.get(f"{name}_solve_rate_{moment}"), summary.get(f"{name}_interval_{moment}"))

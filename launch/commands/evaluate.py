@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -94,12 +95,11 @@ def _quoted(text: str) -> str:
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:
-    table = Table(
-        "set", "tasks", "episodes", "solve rate (95 % interval)", "turns", "edits", "broken by infrastructure"
-    )
+    table = Table(title="Solve rate, with 95 % intervals", title_justify="left", title_style="bold", box=SIMPLE)
+    for heading in ("", "tasks", "episodes", "broken", "solved", "turns", "edits"):
+        table.add_column(heading, no_wrap=True)
     for name, metrics in results.items():
+        counts = [str(metrics[key]) for key in ("tasks", "episodes", "infrastructure_failures")]
         behaviour = [f"{metrics[key]:.2f}" if key in metrics else "–" for key in ("turns", "edits")]
-        counts = [str(metrics["tasks"]), str(metrics["episodes"])]
-        failures = str(metrics["infrastructure_failures"])
-        table.add_row(name, *counts, rate(metrics["solve_rate"], metrics["interval"]), *behaviour, failures)
+        table.add_row(name, *counts, rate(metrics["solve_rate"], metrics["interval"]), *behaviour)
     return table

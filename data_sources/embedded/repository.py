@@ -110,7 +110,7 @@ def make_repository(
     namer = Namer(rng, held_out=held_out)
     layout = rng.choice(_LAYOUTS)
     package = namer.piece()
-    sizes = (rng.choice((1, 2, 2, 3)), rng.choice((1, 2)))
+    sizes = (rng.choice((1, 2)), rng.choice((1, 2)))
     companions = rng.sample(others, sum(sizes) - 1)
     first = companions[: sizes[0] - 1]
     position = rng.randint(0, len(first))
@@ -132,7 +132,7 @@ def _make_module(
 
 def _make_function(rng: random.Random, namer: Namer, template: FunctionTemplate) -> Function:
     names = {
-        placeholder: namer.pair() if placeholder == "FN" or rng.random() < 0.25 else namer.piece()
+        placeholder: namer.pair() if placeholder == "FN" else namer.piece()
         for placeholder in template.placeholders
     }
     function = Function(template, names, "", {})

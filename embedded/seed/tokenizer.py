@@ -1,7 +1,7 @@
 """The seed policy's tokenizer: byte-level pieces made for tool calls and Python.
 
 The scaffold of a tool call, a newline with its indentation and an operator with its spaces are one piece each, so that
-an action is tens of tokens; a name is an underscore and two pieces, each a token of its own.
+an action is tens of tokens; a name is one piece, or two of which the second starts with its underscore.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-VOCAB_SIZE = 1024
+VOCAB_SIZE = 1280
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 # Words of the language, the templates and the tools take the spaces around them; names take none. So a piece of a name
@@ -46,7 +46,7 @@ _PIECES = "|".join(
         rf" ?\b(?:{'|'.join(sorted(set(_WORDS.split())))})\b ?",
         r" (?:[-<>=!+*/]=|//|[-+*/%<>=]) ",
         r", ",
-        r"\b[A-Za-z]+(?=_|\b)|(?<=_)[A-Za-z]+",
+        r"_?[A-Za-z]+",
         r"\d",
         r'[-<>=!+*/]=|//|"""|\(\)|[^\sA-Za-z0-9]',
         r"\s",

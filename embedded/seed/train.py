@@ -28,7 +28,7 @@ ARCHITECTURE: dict[str, Any] = {
     "intermediate_size": 384,
     "num_hidden_layers": 5,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
@@ -113,7 +113,7 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
     tokens: list[int] = []
     weights: list[float] = []
     offsets = [0]
-    names = set(tokenizer.convert_tokens_to_ids(list(PIECES)))
+    names = set(tokenizer.convert_tokens_to_ids([*PIECES, *(f"_{piece}" for piece in PIECES)]))
     repeats: list[bool] = []
     for transcript in transcripts:
         seen: set[int] = set()

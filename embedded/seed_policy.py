@@ -20,6 +20,7 @@ from embedded.model import Qwen2
 from embedded.seed.demonstrations import demonstration
 from embedded.seed.tokenizer import train_tokenizer
 from embedded.seed.train import SeedRun, gold_probability, new_model, train
+from rollout.chat.tokenizer import load_tokenizer
 
 TOKENIZER_TEXTS = 4000
 REPORT_EVERY = 10
@@ -29,26 +30,41 @@ GATE_EVERY = 100
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the seed policy of the tiny_cpu recipe.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    parser.add_argument("--start", type=Path, help="go on from this checkpoint, with a rate that only falls")
     parser.add_argument("--steps", type=int, default=SeedRun.steps)
     parser.add_argument("--seed", type=int, default=SeedRun.seed)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    make(options.out, SeedRun(steps=options.steps, seed=options.seed))
+    if options.start is None:
+        make(options.out, SeedRun(steps=options.steps, seed=options.seed))
+    else:
+        anneal(options.start, options.out, SeedRun(steps=options.steps, seed=options.seed, warmup=10, decay_share=1.0))
 
 
 def make(out: Path, run: SeedRun) -> None:
-    """Train and write the seed policy, saving at every gate: a run that is cut short leaves its newest state."""
+    """Train a seed policy from random weights."""
     rng = random.Random(f"tokenizer {run.seed}")
     tokenizer = train_tokenizer("".join(p.text for p in demonstration(rng)) for _ in range(TOKENIZER_TEXTS))
     model = new_model(tokenizer, run.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)
-    curve: list[dict[str, float]] = []
+    _train(model, tokenizer, run, out, {"runs": [], "curve": []})
+
+
+def anneal(start: Path, out: Path, run: SeedRun) -> None:
+    """Go on from a checkpoint of `make`, whatever step it was saved at."""
+    before = json.loads((start / "training.json").read_text(encoding="utf-8"))
+    _train(Qwen2.load(start), load_tokenizer(start), run, out, before)
+
+
+def _train(model: Qwen2, tokenizer: Any, run: SeedRun, out: Path, before: dict[str, Any]) -> None:
+    """Save at every gate, so that a run that is cut short leaves its newest state."""
+    curve = before["curve"]
     for metrics in train(model, tokenizer, run):
         if metrics["step"] % GATE_EVERY == 0 or metrics["step"] == run.steps:
             for split in ("train", "heldout", "unseen"):
                 metrics |= gold_probability(model, tokenizer, split)
-            save(out, model, tokenizer, {"run": asdict(run), "curve": [*curve, metrics]})
+            save(out, model, tokenizer, {"runs": [*before["runs"], asdict(run)], "curve": [*curve, metrics]})
         if metrics["step"] % REPORT_EVERY == 0:
             curve.append(metrics)
             print(" ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)

@@ -132,8 +132,7 @@ def _make_module(
 
 def _make_function(rng: random.Random, namer: Namer, template: FunctionTemplate) -> Function:
     names = {
-        placeholder: namer.pair() if placeholder == "FN" else namer.piece()
-        for placeholder in template.placeholders
+        placeholder: namer.pair() if placeholder == "FN" else namer.piece() for placeholder in template.placeholders
     }
     function = Function(template, names, "", {})
     return replace(function, source=function.rename(template.source), tests=_make_tests(rng, template, names["FN"]))

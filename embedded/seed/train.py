@@ -127,14 +127,12 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
         weights[offsets[-1]] = 0.0
         offsets.append(len(tokens))
     positions = [p for start, end in pairwise(offsets) for p in range(end - start)]
-    return Batch(
-        torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), torch.tensor(repeats), offsets
-    )
+    return Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), torch.tensor(repeats), offsets)
 
 
 def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
     """Fresh demonstrations for ever: none is seen twice."""
-    rng = random.Random(run.seed)
+    rng = random.Random(f"{run.seed} {run.steps}")
     while True:
         transcripts: list[list[Part]] = []
         size = 0

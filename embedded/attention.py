@@ -1,100 +1,94 @@
-"""Attention of one step over the cache: running rows (one query each) as one batch, runs of new tokens one by one.
+"""Attention of a step over the cache, for a batch of runs: n slots, each with M queries of its own at its end.
 
-Letters: K key/value heads, G query heads per key/value head, D head dimension, R running rows, T all new tokens.
-Both halves do the same arithmetic on a query, see `decoder.py`.
+One new token of every running slot is such a batch (one token a slot); prompts of similar length are another. Letters:
+n runs, K key/value heads, T tokens of a run (the longest; shorter ones are padded), G query heads per key/value head,
+M = T × G queries, D head dimension, L columns (positions). What makes the bits of a query independent of n, T, L and
+the shared prefix is said in `decoder.py`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from embedded.kv_cache import BLOCK, KVCache, round_up
-
-if TYPE_CHECKING:
-    from embedded.decoder import Step
+from embedded.kv_cache import BLOCK, KVCache
 
 
-def _blocks(start: int, end: int) -> list[slice]:
-    return [slice(block, block + BLOCK) for block in range(start, end, BLOCK)]
+@dataclass(frozen=True)
+class Prefix:
+    """Positions 0 … length-1, a multiple of BLOCK, are the same in all slots of the step; `slot` is one of them."""
+
+    slot: int
+    length: int
 
 
-def _mask(positions: Tensor, start: int, end: int) -> Tensor:
-    """0 where a column is at or before the row's position, else -inf; [rows, end - start]."""
-    mask = torch.zeros(len(positions), end - start, device=positions.device)
-    return mask.masked_fill_(torch.arange(start, end, device=positions.device) > positions[:, None], -math.inf)
+class RunAttention:
+    """`slots` of the n runs: a range from 0, or any; `positions` [n, T] of their tokens; `end` of the longest, rounded
+    up to a multiple of BLOCK."""
 
+    def __init__(
+        self, cache: KVCache, slots: Sequence[int], positions: Tensor, end: int, prefix: Prefix, groups: int
+    ) -> None:
+        self.cache, self.prefix, self.end = cache, prefix, end
+        self.runs, self.tokens = positions.shape
+        self.heads, self.groups = cache.keys.shape[2], groups
+        self.first = slots[0] if len(slots) == 1 or slots == range(len(slots)) else None
+        self.slots = torch.tensor(slots, device=positions.device) if self.first is None else None
+        columns = torch.arange(prefix.length, end, device=positions.device)
+        hidden = (columns > positions[..., None]).repeat_interleave(groups, dim=1)
+        mask = torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, -math.inf)
+        self.mask = mask.repeat_interleave(self.heads, dim=0)
 
-class DecodeAttention:
-    """One query per slot 0 … R-1. Scores are [R, K, G, columns]."""
-
-    def __init__(self, cache: KVCache, step: Step, positions_R: Tensor) -> None:
-        self.cache, self.step = cache, step
-        self.mask = _mask(positions_R, step.shared, step.decode_end)[:, None, None]
-
-    def __call__(self, layer: int, query_RxKxGxD: Tensor) -> Tensor:
-        """[R, K × G × D]"""
-        step, keys, values = self.step, self.cache.keys[layer], self.cache.values[layer]
-        rows, heads, groups, dim = query_RxKxGxD.shape
-        query = query_RxKxGxD.reshape(rows * heads, groups, dim)
-        mask = self.mask.expand(-1, heads, groups, -1).reshape(rows * heads, groups, -1)
-        own = torch.baddbmm(mask, query, keys[:rows].flatten(0, 1)[:, :, step.shared : step.decode_end])
-        own = own.view(rows, heads, groups, -1)
-        by_head = (heads, rows * groups, -1)
-        if step.shared:
-            grouped = query_RxKxGxD.transpose(0, 1).reshape(by_head)
-            common = torch.bmm(grouped, keys[step.reference, :, :, : step.shared])
-            own = torch.cat((common.view(heads, rows, groups, -1).transpose(0, 1), own), dim=-1)
+    def __call__(self, layer: int, query: Tensor) -> Tensor:
+        """From queries [n × T, K, G, D] to outputs [n × T, K × G × D]."""
+        queries = self._by_run(query)
+        own = torch.baddbmm(self.mask, queries, self._cached(self.cache.keys[layer], 3))
+        if self.prefix.length:
+            keys = self.cache.keys[layer, self.prefix.slot, :, :, : self.prefix.length]
+            own = torch.cat((self._to_runs(torch.bmm(self._to_heads(queries), keys)), own), dim=-1)
         weights = torch.softmax(own, dim=-1)
-        out = self._shared(weights[..., : step.shared].transpose(0, 1).reshape(by_head), values, rows, dim)
-        flat, cached = weights.view(rows * heads, groups, -1), values[:rows].flatten(0, 1)
-        for block in _blocks(step.shared, step.decode_end):
-            out.baddbmm_(flat[:, :, block], cached[:, block])
-        return out.view(rows, -1)
+        out = self._from_prefix(weights, self.cache.values[layer, self.prefix.slot])
+        values = self._cached(self.cache.values[layer], 2)
+        for block in range(0, self.end - self.prefix.length, BLOCK):
+            column = self.prefix.length + block
+            out.baddbmm_(weights[:, :, column : column + BLOCK], values[:, block : block + BLOCK])
+        by_token = out.view(self.runs, self.heads, self.tokens, -1).transpose(1, 2)
+        return by_token.reshape(self.runs * self.tokens, -1)
 
-    def _shared(self, weights: Tensor, values: Tensor, rows: int, dim: int) -> Tensor:
-        """What the shared blocks add up to, [R × K, G, D]; they are read once for all rows."""
-        heads = values.shape[1]
-        out = weights.new_zeros(heads, weights.shape[1], dim)
-        for block in _blocks(0, self.step.shared):
-            out.baddbmm_(weights[:, :, block], values[self.step.reference, :, block])
-        return out.view(heads, rows, -1, dim).transpose(0, 1).reshape(rows * heads, -1, dim)
+    def _from_prefix(self, weights: Tensor, values: Tensor) -> Tensor:
+        """What the shared prefix adds up to, [n × K, M, D]; it is read once for all runs."""
+        if not self.prefix.length:
+            return weights.new_zeros(weights.shape[0], weights.shape[1], values.shape[-1])
+        shared = self._to_heads(weights[:, :, : self.prefix.length])
+        out = shared.new_zeros(self.heads, shared.shape[1], values.shape[-1])
+        for block in range(0, self.prefix.length, BLOCK):
+            out.baddbmm_(shared[:, :, block : block + BLOCK], values[:, block : block + BLOCK])
+        return self._to_runs(out).reshape(weights.shape[0], weights.shape[1], -1)
 
+    def _by_run(self, query: Tensor) -> Tensor:
+        """[n × T, K, G, D] → [n × K, M, D]"""
+        dim = query.shape[-1]
+        split = query.view(self.runs, self.tokens, self.heads, self.groups, dim).transpose(1, 2)
+        return split.reshape(self.runs * self.heads, self.tokens * self.groups, dim)
 
-class PrefillAttention:
-    """Runs of new tokens, each of one slot. Scores are [K, T × G, columns]."""
+    def _to_heads(self, x: Tensor) -> Tensor:
+        """[n × K, M, …] → [K, n × M, …]"""
+        split = x.unflatten(0, (self.runs, self.heads)).transpose(0, 1)  # type: ignore[no-untyped-call]
+        return split.reshape(self.heads, self.runs * x.shape[1], x.shape[2])
 
-    def __init__(self, cache: KVCache, step: Step, positions_T: Tensor, groups: int) -> None:
-        self.cache, self.step = cache, step
-        self.end = max(round_up(span.end, BLOCK) for span in step.spans)
-        self.mask = _mask(positions_T, step.shared, self.end).repeat_interleave(groups, 0)
-        self.parts = []
-        row = 0
-        for span in step.spans:
-            stop = row + len(span.tokens) * groups
-            self.parts.append((span.slot, slice(row, stop), round_up(span.end, BLOCK)))
-            row = stop
+    def _to_runs(self, x: Tensor) -> Tensor:
+        """[K, n × M, …] → [n × K, M, …]"""
+        split = x.view(self.heads, self.runs, -1, x.shape[2]).transpose(0, 1)
+        return split.reshape(self.runs * self.heads, -1, x.shape[2])
 
-    def __call__(self, layer: int, query_TxKxGxD: Tensor) -> Tensor:
-        """[T, K × G × D]"""
-        step, keys, values = self.step, self.cache.keys[layer], self.cache.values[layer]
-        tokens, heads, groups, dim = query_TxKxGxD.shape
-        query = query_TxKxGxD.transpose(0, 1).reshape(heads, tokens * groups, dim)
-        scores = query.new_empty(heads, tokens * groups, self.end)
-        if step.shared:
-            scores[:, :, : step.shared] = torch.bmm(query, keys[step.reference, :, :, : step.shared])
-        scores[:, :, step.shared :] = self.mask
-        for slot, rows, end in self.parts:
-            scores[:, rows, step.shared : end].baddbmm_(query[:, rows], keys[slot, :, :, step.shared : end])
-        weights = torch.softmax(scores, dim=-1)
-        out = torch.zeros_like(query)
-        for block in _blocks(0, step.shared):
-            out.baddbmm_(weights[:, :, block], values[step.reference, :, block])
-        for slot, rows, end in self.parts:
-            target = out[:, rows]
-            for block in _blocks(step.shared, end):
-                target.baddbmm_(weights[:, rows, block], values[slot, :, block])
-        return out.view(heads, tokens, groups, dim).transpose(0, 1).reshape(tokens, -1)
+    def _cached(self, tensor: Tensor, axis: int) -> Tensor:
+        """The runs' part of a layer's keys or values [slot, K, …] after the prefix, [n × K, …]; a view if it can be."""
+        part = tensor.narrow(axis, self.prefix.length, self.end - self.prefix.length)
+        if self.slots is None:
+            assert self.first is not None
+            return part[self.first : self.first + self.runs].flatten(0, 1)
+        return part.index_select(0, self.slots).flatten(0, 1)

@@ -24,24 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.attention import DecodeAttention, PrefillAttention
-from embedded.kv_cache import BLOCK, KVCache, round_up
+from embedded.attention import Prefix, RunAttention
+from embedded.kv_cache import KVCache, round_up
 from embedded.model import Layer, ModelConfig, Qwen2
-
-ROWS = 16  # the number of rows of a batch is padded to a multiple of this
-
-
-@dataclass(frozen=True)
-class Span:
-    """A run of new tokens of one slot, at positions `start`, `start + 1`, …"""
-
-    slot: int
-    start: int
-    tokens: Sequence[int]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+from embedded.step import ROWS, Step
 
 
 @dataclass(frozen=True)
@@ -75,43 +61,6 @@ def _interleave(rows: Tensor, config: ModelConfig) -> Tensor:
     """Put rotary pairs (i, i + D/2) side by side, so that a rotation is one complex product."""
     pairs = rows.view(-1, 2, config.head_dim // 2, *rows.shape[1:]).transpose(1, 2)
     return pairs.reshape(rows.shape)
-
-
-class Step:
-    """What all layers of one forward pass share: where rows come from, go to, and may look."""
-
-    def __init__(self, cache: KVCache, decode: Sequence[tuple[int, int, int]], spans: Sequence[Span]) -> None:
-        """`decode` holds (slot, token, position) of each running row; rows 0 … highest slot are computed."""
-        self.spans = spans
-        self.rows = round_up(max(slot for slot, _, _ in decode) + 1, ROWS) if decode else 0
-        self.rows = min(self.rows, cache.slots)
-        slots = [slot for slot, _, _ in decode] + [span.slot for span in spans]
-        reach = [position for _, _, position in decode] + [span.start for span in spans]
-        self.shared = cache.shared_blocks(slots, min(reach)) if len(slots) > 1 else 0
-        self.reference = slots[0]
-        self.new_tokens = sum(len(span.tokens) for span in spans)
-        self.size = round_up(self.rows + self.new_tokens, ROWS)
-        self._pack(cache, decode)
-        longest_decode = max((position + 1 for _, _, position in decode), default=0)
-        self.decode_end = round_up(longest_decode, BLOCK)
-
-    def _pack(self, cache: KVCache, decode: Sequence[tuple[int, int, int]]) -> None:
-        tokens = np.zeros(self.size, dtype=np.int64)
-        positions = np.full(self.size, self.shared, dtype=np.int64)
-        slots = np.zeros(self.size, dtype=np.int64)
-        columns = np.full(self.size, cache.scratch, dtype=np.int64)
-        if decode:
-            rows, ids, places = np.array(decode, dtype=np.int64).T
-            tokens[rows], slots[rows], positions[rows], columns[rows] = ids, rows, places, places
-        self.offsets = []
-        row = self.rows
-        for span in self.spans:
-            end = row + len(span.tokens)
-            tokens[row:end], slots[row:end] = span.tokens, span.slot
-            positions[row:end] = columns[row:end] = np.arange(span.start, span.end)
-            self.offsets.append(row)
-            row = end
-        self.tokens, self.positions, self.slots, self.columns = tokens, positions, slots, columns
 
 
 class Decoder:
@@ -174,24 +123,20 @@ class Decoder:
         return query.repeat_interleave(self.copies, 2) if self.copies > 1 else query
 
     def _attention(self, step: Step, positions: Tensor) -> Callable[[int, Tensor], Tensor]:
-        """The function (layer, queries of all rows) → attention output [rows, K × G × D]."""
-        rows, end = step.rows, step.rows + step.new_tokens
-        decode = DecodeAttention(self.cache, step, positions[:rows]) if rows else None
-        prefill = (
-            PrefillAttention(self.cache, step, positions[rows:end], self.groups * self.copies) if end > rows else None
-        )
-        size = self.config.num_attention_heads * self.config.head_dim
+        """The function (layer, queries of all rows) → attention output of all rows."""
+        groups, prefix = self.groups * self.copies, Prefix(step.reference, step.shared)
+        rows = [torch.from_numpy(batch.rows).to(self.device) for batch in step.batches]
+        runs = [
+            RunAttention(self.cache, batch.slots, positions[row], batch.end, prefix, groups)
+            for batch, row in zip(step.batches, rows, strict=True)
+        ]
+        order = torch.from_numpy(step.order()).to(self.device)
+        width, copied = self.config.head_dim, self.copies > 1
 
         def attend(layer: int, query: Tensor) -> Tensor:
-            parts = [decode(layer, query[:rows])] if decode else []
-            if prefill:
-                parts.append(prefill(layer, query[rows:end]))
-            if len(query) > end:
-                parts.append(query.new_zeros(len(query) - end, size * self.copies))
-            out = torch.cat(parts) if len(parts) > 1 else parts[0]
-            if self.copies > 1:
-                out = out.view(len(out), -1, self.copies, self.config.head_dim)[:, :, 0].reshape(len(out), size)
-            return out
+            outputs = [run(layer, query[row.flatten()]) for run, row in zip(runs, rows, strict=True)]
+            out = torch.cat(outputs)[order]
+            return out.view(len(out), -1, self.copies, width)[:, :, 0].reshape(len(out), -1) if copied else out
 
         return attend
 

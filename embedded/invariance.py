@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedded.decoder import Decoder, Span, Step
+from embedded.decoder import Decoder
 from embedded.kv_cache import BLOCK
+from embedded.step import Span, Step
 
 COMMON, TAIL = BLOCK, 12  # tokens that the probe sequences share, and tokens of their own
 

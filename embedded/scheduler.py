@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embedded.decoder import ROWS, Decoder, Span, Step
+from embedded.decoder import Decoder
 from embedded.kv_cache import round_up
 from embedded.requests import Decode, Request, abort_reason
 from embedded.sampling import sample, uniforms
+from embedded.step import ROWS, Span, Step
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix

@@ -24,11 +24,12 @@ class ServerError(RuntimeError):
 class ServerProcess:
     """A server on loopback for as long as the context is open; it also dies with this process."""
 
-    def __init__(self, model_dir: Path, log: Path, *, threads: int, seed: int) -> None:
+    def __init__(self, model_dir: Path, log: Path, **options: int) -> None:
+        """`options` are the server's own, such as `threads`, `seed`, `slots` and `context_length`."""
         self.log = log
         self.host, self.port = "127.0.0.1", 0
-        options = {"--model": model_dir, "--host": self.host, "--port": 0, "--threads": threads, "--seed": seed}
-        words = [str(word) for pair in options.items() for word in pair]
+        pairs = {"model": model_dir, "host": self.host, "port": 0, **options}
+        words = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent"]
         self._process: asyncio.subprocess.Process | None = None
 

@@ -22,6 +22,7 @@ from rollout.patch import PatchError, apply_patch, binary_paths
 from rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError
 
 Mode = Literal["plus_minus", "binary", "fraction"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 MAX_PATCH_BYTES = 1 << 20
 LOG_TAIL_CHARACTERS = 4_000
@@ -63,8 +64,8 @@ async def grade(task: Task, patch: str, sandboxes: Sandboxes, mode: Mode = "plus
     is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing nothing earns 0.
     `evidence["outcome"]` is one of solved, failed, timeout, empty_patch, oversized_patch, unappliable_patch.
     """
-    if mode not in get_args(Mode):
-        raise ValueError(f"unknown reward mode {mode!r}; available: {', '.join(get_args(Mode))}")
+    if mode not in MODES:
+        raise ValueError(f"unknown reward mode {mode!r}; available: {', '.join(MODES)}")
     started = time.monotonic()
     size = len(patch.encode("utf-8", "replace"))
     evidence: dict[str, Any] = {"patch_bytes": size}

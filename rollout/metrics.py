@@ -10,6 +10,8 @@ from data_sources.sample import Sample
 from rollout.episode import StopReason
 from rollout.records import trajectory_of
 
+_COUNTERS = ("edits", "failed_edits", "malformed_calls", "test_runs", "cut_turns")
+
 
 def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Means over trajectories (fan-out siblings count once); stop reasons one-hot, as fractions.
@@ -25,7 +27,10 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "infrastructure_failures": float(len(trajectories) - len(sound)),
     }
     if sound:
-        metrics |= _means(sound)
+        metrics |= _outcomes(sound)
+    told = [segments for segments in sound if "episode" in segments[0].metadata]
+    if told:
+        metrics |= _conduct(told)
     return metrics
 
 
@@ -33,33 +38,43 @@ def _broken(sample: Sample) -> bool:
     return sample.status == Sample.Status.ABORTED or "infrastructure" in sample.metadata
 
 
-def _means(trajectories: list[list[Sample]]) -> dict[str, float]:
-    def mean(figure: Callable[[dict[str, Any]], float]) -> float:
-        return sum(figure(segments[0].metadata) for segments in trajectories) / len(trajectories)
-
-    def counter(name: str) -> float:
-        return mean(lambda m: float(m["episode"]["counters"].get(name, 0)))
-
-    metrics = {
-        "solve_rate": mean(lambda m: float((m.get("score") or {}).get("solved", False))),
+def _outcomes(trajectories: list[list[Sample]]) -> dict[str, float]:
+    solved = [bool((segments[0].metadata.get("score") or {}).get("solved", False)) for segments in trajectories]
+    return {
+        "solve_rate": sum(solved) / len(solved),
         "reward": sum(_reward(segments[0]) for segments in trajectories) / len(trajectories),
-        "turns": mean(lambda m: m["episode"]["turns"]),
         "sampled_tokens": _per_trajectory(trajectories, lambda s: sum(s.loss_mask or ())),
         "context_tokens": _per_trajectory(trajectories, lambda s: len(s.tokens)),
         "segments": _per_trajectory(trajectories, lambda s: 1),
-        "seconds": mean(lambda m: m["episode"]["timings"]["total"]),
-        "engine_seconds": mean(lambda m: m["episode"]["timings"]["engine"]),
-        "sandbox_seconds": mean(lambda m: m["episode"]["timings"]["sandbox"]),
     }
-    metrics |= {name: counter(name) for name in ("edits", "failed_edits", "malformed_calls", "test_runs", "cut_turns")}
+
+
+def _conduct(trajectories: list[list[Sample]]) -> dict[str, float]:
+    """What our own `generate` noted of each episode; other rollout functions leave no such note."""
+    episodes = [segments[0].metadata["episode"] for segments in trajectories]
+
+    def mean(figure: Callable[[dict[str, Any]], float]) -> float:
+        return sum(map(figure, episodes)) / len(episodes)
+
+    metrics = {"turns": mean(lambda e: e["turns"]), "seconds": mean(lambda e: e["timings"]["total"])}
+    metrics |= {f"{part}_seconds": mean(partial(_timing, part)) for part in ("engine", "sandbox")}
+    metrics |= {name: mean(partial(_counter, name)) for name in _COUNTERS}
     for reason in StopReason:
         if not reason.is_infrastructure:
             metrics[f"stop/{reason.value}"] = mean(partial(_stopped_by, reason))
     return metrics
 
 
-def _stopped_by(reason: StopReason, metadata: dict[str, Any]) -> float:
-    return float(metadata["episode"]["stop_reason"] == reason.value)
+def _timing(part: str, episode: dict[str, Any]) -> float:
+    return float(episode["timings"][part])
+
+
+def _counter(name: str, episode: dict[str, Any]) -> float:
+    return float(episode["counters"].get(name, 0))
+
+
+def _stopped_by(reason: StopReason, episode: dict[str, Any]) -> float:
+    return float(episode["stop_reason"] == reason.value)
 
 
 def _reward(sample: Sample) -> float:

@@ -18,17 +18,18 @@ SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # is the same token wherever it stands, and copying it is copying a token. (With a space or an underscore inside the
 # pieces a name has three forms, and 700 steps of training did not learn to turn one into another.)
 _WORDS = """
-    Add All Cost Count Distance Each Edited Error False Files First Hours How In Index KeyError Keys Largest Last Length
-    Level Limit List Longest Minutes None Numbers Pay Percent Place Please Price Product Repair Running Share Smallest
-    Split Stock Sum Sums Steps TypeError The Tests Tools Total True Value Whether Whole Border Second S A An
-    a above add after all and append are as assert at back backwards bash be before below between by called capitals code
-    command copy count counts cut dash def dict differs divides double doubled each empty enumerate equal even exchanged
-    exit fail failed first fit fits for found front from get half hours how if import in instead is it items keys largest
-    last least left len less letters line list max min minus minutes most much must negative neighbours never new no not
-    number numbers occurrences occurs odd of often old once one or order others passed path percent plus price products
-    range reads red rejected repair repeats reports rest result results return returns reversed rounds run same short
-    show sorted squares step str strictly submit sum than that the their then there this times to too tests two upper
-    use user values view when whether with without wrong year zeros zip builds build code lower too few
+    Add All Cost Count Distance Each Edited Error False Files First Hours How In Index KeyError Keys Largest Last
+    Length Level Limit List Longest Minutes None Numbers Pay Percent Place Please Price Product Repair Running
+    Share Smallest Split Stock Sum Sums Steps TypeError The Tests Tools Total True Value Whether Whole Border
+    Second S A An a above add after all and append are as assert at back backwards bash be before below between by
+    called capitals code command copy count counts cut dash def dict differs divides double doubled each empty
+    enumerate equal even exchanged exit fail failed first fit fits for found front from get half hours how if
+    import in instead is it items keys largest last least left len less letters line list max min minus minutes
+    most much must negative neighbours never new no not number numbers occurrences occurs odd of often old once
+    one or order others passed path percent plus price products range reads red rejected repair repeats reports
+    rest result results return returns reversed rounds run same short show sorted squares step str strictly submit
+    sum than that the their then there this times to too tests two upper use user values view when whether with
+    without wrong year zeros zip builds build code lower too few
 """
 
 _PIECES = "|".join(

@@ -132,7 +132,7 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
 
 def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
     """Fresh demonstrations for ever: none is seen twice."""
-    rng = random.Random(f"{run.seed} {run.steps}")
+    rng = random.Random(run.seed)
     while True:
         transcripts: list[list[Part]] = []
         size = 0

@@ -47,7 +47,7 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
         if ready is not None:
             flags += ready.flags
             fds += ready.fds
-        command = ["bwrap", *flags, *system_flags(), *_python(config, control, _GUEST_ROOT)]
+        command = ["bwrap", *flags, *system_flags(), "--chdir", "/", *_python(config, control, _GUEST_ROOT)]
         process = _popen(command, {}, errors, [*fds, control.fileno()])
         if ready is not None:
             ready.write(process)
@@ -83,7 +83,7 @@ def system_flags() -> list[str]:
     for path in ("/testbed", "/tmp", "/var"):
         flags += _folders(path)
     flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
-    return [*flags, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def environment() -> dict[str, str]:

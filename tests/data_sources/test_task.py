@@ -4,7 +4,7 @@ import copy
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_sources.task import Task, TaskError
@@ -50,7 +50,12 @@ def test_a_wrong_field_is_named(dotted, value, message):
         Task.from_dict(put(make_task().to_dict(), dotted, value))
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=8
+    )
+)
 def test_any_other_json_is_refused(record):
     with pytest.raises(TaskError):
         Task.from_dict(record)

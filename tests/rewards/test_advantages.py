@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.advantages import EPSILON, AdvantageError, Row, group_advantages, segment_advantages
@@ -42,6 +42,7 @@ def test_known_groups(rewards, plain, normalised):
     assert group_advantages(rewards, normalize_std=True) == pytest.approx(normalised, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(REWARD, min_size=2, max_size=10), st.booleans())
 def test_it_is_the_textbook_formula(rewards, normalize_std):
     mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
@@ -57,6 +58,7 @@ def test_it_is_slime_s_formula():
     assert group_advantages(rewards.tolist(), normalize_std=True) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans())
 def test_how_many_segments_a_trajectory_became_changes_nothing(trajectories, normalize_std):
     one_each = rows_of([(group, reward, out, 1) for group, reward, out, _ in trajectories])
@@ -66,6 +68,7 @@ def test_how_many_segments_a_trajectory_became_changes_nothing(trajectories, nor
     assert by_trajectory(rows, fanned) == by_trajectory(one_each, single)
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans(), st.randoms())
 def test_the_order_of_samples_changes_nothing(trajectories, normalize_std, random):
     rows = rows_of(trajectories)
@@ -75,6 +78,7 @@ def test_the_order_of_samples_changes_nothing(trajectories, normalize_std, rando
     assert mixed == pytest.approx(straight, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans())
 def test_what_is_excluded_gets_nothing_and_moves_nothing(trajectories, normalize_std):
     rows = rows_of(trajectories)
@@ -86,6 +90,7 @@ def test_what_is_excluded_gets_nothing_and_moves_nothing(trajectories, normalize
     ]
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans())
 def test_each_group_sums_to_zero_over_its_trajectories(trajectories, normalize_std):
     rows = rows_of(trajectories)
@@ -97,6 +102,7 @@ def test_each_group_sums_to_zero_over_its_trajectories(trajectories, normalize_s
         assert total == pytest.approx(0.0, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans())
 def test_groups_do_not_touch_each_other(trajectories, normalize_std):
     rows = rows_of(trajectories)
@@ -107,6 +113,7 @@ def test_groups_do_not_touch_each_other(trajectories, normalize_std):
         assert values == {name: together[name] for name in values}
 
 
+@settings(deadline=None)
 @given(TRAJECTORIES, st.booleans())
 def test_a_better_reward_never_gets_a_lower_advantage(trajectories, normalize_std):
     rows = [row for row in rows_of(trajectories) if not row.excluded]

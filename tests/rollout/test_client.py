@@ -6,7 +6,7 @@ import time
 import orjson
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
@@ -219,10 +219,13 @@ def test_nan_is_refused():
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    max_leaves=8,
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["meta_info", "output_ids", "text"]), JSON), JSON, JSON)
 def test_no_reply_breaks_the_reader(answer, finish, triples):
     answer.setdefault("meta_info", {"finish_reason": finish, "output_token_logprobs": triples})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.chat.parsers import PARSERS, ToolCall, parse
@@ -137,6 +137,7 @@ JSON = [
 PIECES = st.sampled_from([*TAGS, *JSON])
 
 
+@settings(deadline=None)
 @given(st.lists(PIECES | st.text(max_size=5)).map("".join))
 def test_no_text_makes_a_parser_raise(text):
     for format in PARSERS:
@@ -145,6 +146,7 @@ def test_no_text_makes_a_parser_raise(text):
         assert text.startswith(turn.text_before)
 
 
+@settings(deadline=None)
 @given(
     st.text("abcdefgh_", min_size=1),
     st.dictionaries(st.text("xyz_", min_size=1), st.text(st.characters(exclude_categories=["Cs"]))),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.session import Node, Session
@@ -60,6 +60,7 @@ def test_sampling_needs_a_prompt_and_a_log_probability_for_each_token():
 STEPS = st.lists(st.tuples(st.sampled_from(["context", "sample", "fork"]), st.integers(0, 9), st.integers(1, 3)))
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_every_sampled_token_is_trained_exactly_once(steps):
     session, fresh, nodes, sampled = Session(), count(1), [], []
@@ -84,6 +85,7 @@ def test_every_sampled_token_is_trained_exactly_once(steps):
     assert sorted(trained) == sorted(sampled)
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_every_segment_is_a_path_from_a_root(steps):
     session = Session()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,17 @@ GATE_EVERY = 100
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the seed policy of the tiny_cpu recipe.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--start", type=Path, help="go on from this checkpoint, with a rate that only falls")
-    parser.add_argument("--steps", type=int, default=SeedRun.steps)
-    parser.add_argument("--seed", type=int, default=SeedRun.seed)
+    parser.add_argument("--start", type=Path, help="go on from this checkpoint instead of random weights")
     parser.add_argument("--threads", type=int, default=2)
+    for field in fields(SeedRun):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    run = SeedRun(**{field.name: getattr(options, field.name) for field in fields(SeedRun)})
     if options.start is None:
-        make(options.out, SeedRun(steps=options.steps, seed=options.seed))
+        make(options.out, run)
     else:
-        anneal(options.start, options.out, SeedRun(steps=options.steps, seed=options.seed, warmup=10, decay_share=1.0))
+        go_on(options.start, options.out, run)
 
 
 def make(out: Path, run: SeedRun) -> None:
@@ -51,7 +52,7 @@ def make(out: Path, run: SeedRun) -> None:
     _train(model, tokenizer, run, out, {"runs": [], "curve": []})
 
 
-def anneal(start: Path, out: Path, run: SeedRun) -> None:
+def go_on(start: Path, out: Path, run: SeedRun) -> None:
     """Go on from a checkpoint of `make`, whatever step it was saved at."""
     before = json.loads((start / "training.json").read_text(encoding="utf-8"))
     _train(Qwen2.load(start), load_tokenizer(start), run, out, before)

@@ -46,16 +46,16 @@ class Edit:
     template_source: str
 
 
-def demonstration(rng: random.Random) -> list[Part]:
+def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Part]:
     """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
     script = Script.draw(rng)
-    play(rng, script)
+    play(rng, script, gold_share)
     return script.parts
 
 
-def play(rng: random.Random, script: Script) -> None:
+def play(rng: random.Random, script: Script, gold_share: float = GOLD_SHARE) -> None:
     """Write the policy's part of an opened transcript, with what each call shows."""
-    edit = _choose(rng, script.repository)
+    edit = _choose(rng, script.repository, gold_share)
     script.edit(edit.old, edit.new)
     script.apply(edit)
     if rng.random() >= SKIP_TESTS_SHARE:
@@ -63,17 +63,17 @@ def play(rng: random.Random, script: Script) -> None:
         if not solved and rng.random() < RETRY_SHARE and script.source.count(edit.new) == 1:
             script.edit(edit.new, edit.old)
             script.undo(edit)
-            second = _choose(rng, script.repository)
+            second = _choose(rng, script.repository, gold_share)
             script.edit(second.old, second.new)
             script.apply(second)
             script.run_tests()
     script.call("submit")
 
 
-def _choose(rng: random.Random, repository: Repository) -> Edit:
-    """The right fix in `GOLD_SHARE` of the cases, else a random legal mutation of the module as it is."""
+def _choose(rng: random.Random, repository: Repository, gold_share: float) -> Edit:
+    """The right fix in `gold_share` of the cases, else a random legal mutation of the module as it is."""
     bug = repository.bug
-    if rng.random() < GOLD_SHARE:
+    if rng.random() < gold_share:
         old, new = fix(repository) or ("", "")
         return Edit(old, new, bug.function, repository.modules[bug.module].functions[bug.function].template.source)
     module = repository.buggy_module

@@ -16,7 +16,7 @@ from torch import Tensor
 from data_sources.embedded.names import PIECES
 from data_sources.embedded.tasks import fix
 from embedded.model import Attention, ModelConfig, Qwen2
-from embedded.seed.demonstrations import Part, Script, demonstration
+from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration
 
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
 EMBEDDING_STD = 0.05
@@ -50,6 +50,7 @@ class SeedRun:
     warmup: int = 30
     decay_share: float = 0.4
     seed: int = 0
+    gold_share: float = GOLD_SHARE
 
     def schedule(self, step: int) -> float:
         """Share of the peak learning rates at a step."""
@@ -137,7 +138,7 @@ def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
         transcripts: list[list[Part]] = []
         size = 0
         while size < run.tokens_per_step:
-            transcripts.append(demonstration(rng))
+            transcripts.append(demonstration(rng, run.gold_share))
             size += sum(len(part.text) for part in transcripts[-1]) // 4
         yield pack(tokenizer, transcripts)
 

@@ -101,6 +101,7 @@ class _Loop:
         self.player = Player(args, self.hooks)
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
+        self.told = clock.snapshot()
         if found is not None:
             self.trainer.load_state(found.optimizer_state())
             self.data_source.load(found.state.rollout_id)
@@ -137,14 +138,13 @@ class _Loop:
         return summary
 
     async def _step(self, rollout_id: int) -> None:
-        before = self.clock.snapshot()
         rollout, metrics = await self._generate(rollout_id)
         with self.clock.phase("training"):
             data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process)
             metrics |= self.trainer.train(data)
         with self.clock.phase("weight_sync"):
             await self._sync(rollout_id)
-        self._record_step(rollout_id, metrics, before)
+        self._record_step(rollout_id, metrics)
         if self._evaluation_is_due(rollout_id):
             await self._evaluate(rollout_id, "during")
         with self.clock.phase("checkpoint"):
@@ -165,10 +165,9 @@ class _Loop:
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
         return rollout, metrics | outcome_metrics(samples)
 
-    def _record_step(self, rollout_id: int, metrics: Mapping[str, Any], before: Mapping[str, float]) -> None:
-        """Times are kept apart, under `seconds`: all else is a function of the recipe."""
-        after = self.clock.snapshot()
-        seconds = {name: after[name] - before[name] for name in after}
+    def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+        """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""
+        seconds = self._seconds_since_told()
         seconds |= {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
         lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
         self.journal.append({"kind": "train", "rollout_id": rollout_id, **lasting, "seconds": seconds})
@@ -176,6 +175,10 @@ class _Loop:
         sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
         speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
         self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})
+
+    def _seconds_since_told(self) -> dict[str, float]:
+        before, self.told = self.told, self.clock.snapshot()
+        return {name: seconds - before[name] for name, seconds in self.told.items()}
 
     def _evaluation_is_due(self, rollout_id: int) -> bool:
         interval, done = self.args.eval_interval, rollout_id + 1
@@ -189,7 +192,8 @@ class _Loop:
             if self.hooks.log_evaluation is not None:
                 self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
             metrics = evaluation_metrics(samples)
-            self.journal.append({"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **metrics})
+            record = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **metrics}
+            self.journal.append(record | {"seconds": self._seconds_since_told()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
     def _require_sound(self, samples: list[Sample], what: str) -> None:

@@ -16,8 +16,9 @@ class Clock:
     """Adds up wall seconds by phase. Phases don't nest: one ends before the next begins."""
 
     def __init__(self, on_phase: Callable[[str], None], earlier: Mapping[str, float] | None = None) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) | dict(earlier or {})
-        self._earlier = self.seconds.get("total", 0.0)
+        earlier = earlier or {}
+        self.seconds: dict[str, float] = {name: earlier.get(name, 0.0) for name in PHASES}
+        self._earlier = earlier.get("total", 0.0)
         self._on_phase = on_phase
         self._started = time.perf_counter()
 

@@ -1,0 +1,114 @@
+"""Does the main job learn? The launcher's own command for several seeds, and a control whose rewards say nothing.
+
+    python -m benchmarks.learning [--seeds 0 1 2] [--json] [--save] [key=value ...]
+
+Each run is `bash launch/run_qwen_swe.sh recipe=tiny_cpu run.seed=N`, one after the other, in a folder of its own. The
+control is the first seed with `algorithm.post_process=embedded.control.shuffled_post_process`: the same run in every
+other respect. `--save` writes the baseline. A run that is there already is read, not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BASELINE = Path(__file__).parent / "baselines" / "learning.json"
+CONTROL = "algorithm.post_process=embedded.control.shuffled_post_process"
+KEPT = (
+    "heldout_solve_rate_before",
+    "heldout_solve_rate_after",
+    "heldout_interval_before",
+    "heldout_interval_after",
+    "heldout_episodes_before",
+    "heldout_episodes_after",
+    "heldout_first_edit_solve_rate_before",
+    "heldout_first_edit_solve_rate_after",
+    "heldout_paired",
+    "unseen_bug_class_solve_rate_before",
+    "unseen_bug_class_solve_rate_after",
+    "unseen_bug_class_interval_before",
+    "unseen_bug_class_interval_after",
+    "wall_seconds",
+    "seconds_by_phase",
+    "logprob_diff_max",
+    "seed",
+    "num_rollouts",
+)
+
+
+class LearningError(RuntimeError):
+    """A run of the benchmark failed; its own output says why."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options, overrides = _parser().parse_known_args(words)
+    runs = {f"seed{seed}": [f"run.seed={seed}"] for seed in options.seeds}
+    runs["shuffled"] = [f"run.seed={options.seeds[0]}", CONTROL]
+    results = {name: _result(options.dir, name, [*extra, *overrides]) for name, extra in runs.items()}
+    if options.json:
+        print(json.dumps(results, indent=2))
+    else:
+        print(_table(results))
+    if options.save:
+        BASELINE.parent.mkdir(exist_ok=True)
+        BASELINE.write_text(json.dumps(results, indent=2) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "benchmark-learning", help="folder of the runs")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help=f"write {BASELINE.relative_to(ROOT)}")
+    return parser
+
+
+def _result(folder: Path, name: str, overrides: list[str]) -> dict[str, Any]:
+    summary = folder / name / "summary.json"
+    if not summary.exists():
+        resume = ["--resume"] if (folder / name).exists() else ["recipe=tiny_cpu"]
+        where = [f"run.dir={folder}", f"run.name={name}"]
+        command = ["bash", str(ROOT / "launch" / "run_qwen_swe.sh"), *resume, *where, *overrides]
+        print(f"$ {' '.join(command)}", file=sys.stderr)
+        code = subprocess.run(command, stdout=sys.stderr).returncode
+        if code != 0:
+            raise LearningError(f"the run {name} ended with code {code}")
+    found = json.loads(summary.read_text())
+    return {key: found.get(key) for key in KEPT}
+
+
+def _table(results: dict[str, dict[str, Any]]) -> str:
+    lines = ["run        held-out before → after           gain    first edit        unseen classes    wall"]
+    for name, result in results.items():
+        before, after = (_rate(result, "heldout", moment) for moment in ("before", "after"))
+        gain = result["heldout_solve_rate_after"] - result["heldout_solve_rate_before"]
+        first = _pair(result, "heldout_first_edit_solve_rate")
+        unseen = _pair(result, "unseen_bug_class_solve_rate")
+        wall = f"{result['wall_seconds']:.0f} s"
+        lines.append(f"{name:10} {before} → {after}  {gain:+.2f}   {first:16}  {unseen:16}  {wall}")
+    seeds = [result for name, result in results.items() if name != "shuffled"]
+    means = [mean(result[f"heldout_solve_rate_{moment}"] for result in seeds) for moment in ("before", "after")]
+    lines.append(f"mean of {len(seeds)} seeds: {means[0]:.3f} → {means[1]:.3f}  {means[1] - means[0]:+.3f}")
+    return "\n".join(lines)
+
+
+def _rate(result: dict[str, Any], name: str, moment: str) -> str:
+    low, high = result[f"{name}_interval_{moment}"]
+    return f"{result[f'{name}_solve_rate_{moment}']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _pair(result: dict[str, Any], figure: str) -> str:
+    values = [result[f"{figure}_{moment}"] for moment in ("before", "after")]
+    return " → ".join("–" if value is None else f"{value:.2f}" for value in values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

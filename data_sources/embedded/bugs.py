@@ -46,6 +46,37 @@ def mutations(source: str) -> list[Mutation]:
     return list(found.values())
 
 
+def corruptions(source: str) -> list[Mutation]:
+    """Every exchange of one name, number or operator for another of its kind, likely slip or not.
+
+    A superset of most trained classes, for demonstrations: who has repaired a place in many ways knows what is right
+    there, and not only the slips that were shown.
+    """
+    editor = _Editor(source)
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef), source
+    variables, fixed = _variables(function), _loop_names(function)
+    found: dict[str, Mutation] = {}
+    for statement in function.body[1:]:
+        for node in ast.walk(statement):
+            for mutant in _exchanges(node, editor, variables, fixed):
+                if mutant != source and _parses(mutant):
+                    found.setdefault(mutant, Mutation("corruption", mutant))
+    return list(found.values())
+
+
+def _exchanges(node: ast.AST, editor: _Editor, variables: list[str], fixed: set[int]) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in variables and id(node) not in fixed:
+        yield from (editor.put(node, other) for other in variables)
+    elif isinstance(node, ast.Constant) and type(node.value) is int:
+        yield from (editor.put(node, str(value)) for value in (0, 1, 2, 3, 5, 10, node.value + 1, node.value * 2))
+    elif isinstance(node, ast.BinOp):
+        yield from (editor.between(node.left, node.right, sign) for sign in ("+", "-", "*", "//", "%"))
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        right = node.comparators[0]
+        yield from (editor.between(node.left, right, sign) for sign in ("<", ">", "<=", ">=", "==", "!="))
+
+
 def _parses(source: str) -> bool:
     """Dropping the only statement of a block leaves no program."""
     try:

@@ -6,14 +6,14 @@ import ast
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from data_sources.embedded.arguments import draw
-from data_sources.embedded.bugs import Mutation, mutations
+from data_sources.embedded.bugs import Mutation, corruptions, mutations
 
 PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
 _CALLS = 48  # calls tried per template; those that tell the most mutants apart become tests
@@ -83,16 +83,32 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
     drawn = [ast.literal_eval(text) for text in arguments]
     gold = compile_function(source)
     expected = [run_call(gold, values) for values in drawn]
+    mutants = _killed(name, mutations(source), drawn, expected)
+    calls = tuple(Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True))
+    return FunctionTemplate(name, source, calls, tuple(mutants))
+
+
+def _killed(
+    name: str, candidates: Sequence[Mutation], drawn: Sequence[tuple[Any, ...]], expected: Sequence[str]
+) -> list[Mutant]:
+    """Those of the candidates that a call tells from the right version."""
     mutants = []
-    for mutation in mutations(source):
+    for mutation in candidates:
         wrong = compile_function(mutation.source)
         answers = [run_call(wrong, values) for values in drawn]
         killed_by = frozenset(i for i, answer in enumerate(answers) if answer != expected[i])
         if killed_by:
-            key = f"{name}\n{mutation.source}"
-            mutants.append(Mutant(mutation, key, killed_by))
-    calls = tuple(Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True))
-    return FunctionTemplate(name, source, calls, tuple(mutants))
+            mutants.append(Mutant(mutation, f"{name}\n{mutation.source}", killed_by))
+    return mutants
+
+
+@cache
+def corrupted(template: FunctionTemplate) -> tuple[Mutant, ...]:
+    """Corruptions of a template, without its mutants: none of them is a task's bug, held out or not."""
+    known = {mutant.mutation.source for mutant in template.mutants}
+    candidates = [mutation for mutation in corruptions(template.source) if mutation.source not in known]
+    drawn = [ast.literal_eval(f"({call.arguments},)") for call in template.calls]
+    return tuple(_killed(template.name, candidates, drawn, [call.expected for call in template.calls]))
 
 
 def compile_function(source: str) -> Callable[..., Any]:

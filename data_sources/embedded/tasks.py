@@ -15,7 +15,7 @@ from importlib import resources
 
 from data_sources.embedded.bugs import UNSEEN_CLASSES
 from data_sources.embedded.edits import as_replacement
-from data_sources.embedded.functions import FunctionTemplate, Mutant, templates
+from data_sources.embedded.functions import FunctionTemplate, Mutant, corrupted, templates
 from data_sources.embedded.repository import Repository, make_repository
 from data_sources.task import Task, TestOracle, Workspace
 
@@ -45,6 +45,15 @@ def draw_repository(rng: random.Random, split: str) -> Repository:
     template, by_class = rng.choice(pools)
     mutant = rng.choice(by_class[rng.choice(sorted(by_class))])
     return make_repository(rng, template, mutant, templates(), held_out=split != "train")
+
+
+def draw_corrupted(rng: random.Random) -> Repository:
+    """A repository with a corruption for a bug, under training names: for demonstrations, no task has it."""
+    while True:
+        template = rng.choice(templates())
+        mutants = corrupted(template)
+        if mutants:
+            return make_repository(rng, template, rng.choice(mutants), templates(), held_out=False)
 
 
 def fix(repository: Repository) -> tuple[str, str] | None:

@@ -18,10 +18,11 @@ from data_sources.embedded.edits import as_replacement
 from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
 from data_sources.embedded.repository import Repository
 from data_sources.embedded.runtests import shorten
-from data_sources.embedded.tasks import draw_repository, failing_tests, fix, statement
+from data_sources.embedded.tasks import draw_corrupted, draw_repository, failing_tests, fix, statement
 from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
+CORRUPTED_SHARE = 0.6  # of the demonstrations: their bug is any exchange of a token, and no task's bug
 GOLD_SHARE = 0.45
 IN_FAILING_FUNCTION = 0.8  # of the random edits
 RETRY_SHARE = 0.3  # of the failed first edits: take it back and try another
@@ -48,7 +49,7 @@ class Edit:
 
 def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Part]:
     """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
-    script = Script.draw(rng)
+    script = Script.draw(rng, corrupted_share=CORRUPTED_SHARE)
     play(rng, script, gold_share)
     return script.parts
 
@@ -120,10 +121,11 @@ class Script:
         self.sources = [_current_source(repository, index) for index in range(len(module.functions))]
 
     @classmethod
-    def draw(cls, rng: random.Random, split: str = "train") -> Script:
+    def draw(cls, rng: random.Random, split: str = "train", corrupted_share: float = 0.0) -> Script:
         """A repository of the split, with the task stated and its buggy module looked at."""
         while True:
-            repository = draw_repository(rng, split)
+            corrupt = rng.random() < corrupted_share
+            repository = draw_corrupted(rng) if corrupt else draw_repository(rng, split)
             if fix(repository) is not None:
                 break
         script = cls(repository)

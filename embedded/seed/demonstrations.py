@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
-from data_sources.embedded.edits import as_replacement
 from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
 from data_sources.embedded.repository import Repository
 from data_sources.embedded.runtests import shorten
-from data_sources.embedded.tasks import draw_corrupted, draw_repository, failing_tests, fix, statement
+from data_sources.embedded.tasks import draw_corrupted, draw_repository, failing_tests, statement
 from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
 CORRUPTED_SHARE = 0.6  # of the demonstrations: their bug is any exchange of a token, and no task's bug
 GOLD_SHARE = 0.45
 IN_FAILING_FUNCTION = 0.8  # of the random edits
-RETRY_SHARE = 0.3  # of the failed first edits: take it back and try another
+RETRY_SHARE = 0.3  # of the failed first edits: try another
 SKIP_TESTS_SHARE = 0.1
 
 
@@ -56,47 +55,47 @@ def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Pa
 
 def play(rng: random.Random, script: Script, gold_share: float = GOLD_SHARE) -> None:
     """Write the policy's part of an opened transcript, with what each call shows."""
-    edit = _choose(rng, script.repository, gold_share)
-    script.edit(edit.old, edit.new)
-    script.apply(edit)
+    script.edit(_choose(rng, script, gold_share))
     if rng.random() >= SKIP_TESTS_SHARE:
         solved = script.run_tests()
-        if not solved and rng.random() < RETRY_SHARE and script.source.count(edit.new) == 1:
-            script.edit(edit.new, edit.old)
-            script.undo(edit)
-            second = _choose(rng, script.repository, gold_share)
-            script.edit(second.old, second.new)
-            script.apply(second)
+        if not solved and rng.random() < RETRY_SHARE:
+            script.edit(_choose(rng, script, gold_share))
             script.run_tests()
     script.call("submit")
 
 
-def _choose(rng: random.Random, repository: Repository, gold_share: float) -> Edit:
-    """The right fix in `gold_share` of the cases, else a random legal mutation of the module as it is."""
-    bug = repository.bug
+def gold_edit(script: Script) -> Edit:
+    """What brings the buggy function, as it is now, to its right version."""
+    index = script.repository.bug.function
+    return script.rewrite(index, script.module.functions[index].template.source)
+
+
+def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
+    """The right fix in `gold_share` of the cases, else a random legal mutation of a function as it is."""
     if rng.random() < gold_share:
-        old, new = fix(repository) or ("", "")
-        return Edit(old, new, bug.function, repository.modules[bug.module].functions[bug.function].template.source)
-    module = repository.buggy_module
+        return gold_edit(script)
     while True:
-        index = bug.function
+        index = script.repository.bug.function
         if rng.random() >= IN_FAILING_FUNCTION:
-            index = rng.randrange(len(module.functions))
-        by_class = _legal_edits(module.functions[index].template, _current_source(repository, index))
-        if not by_class:
-            continue
-        mutation = rng.choice(by_class[rng.choice(sorted(by_class))])
-        after = module.with_source_of(index, module.functions[index].rename(mutation.source))
-        replacement = as_replacement(module.source, after.source)
-        if replacement is not None:
-            return Edit(*replacement, index, mutation.source)
+            index = rng.randrange(len(script.sources))
+        by_class = _legal_edits(script.module.functions[index].template, script.sources[index])
+        if by_class:
+            mutation = rng.choice(by_class[rng.choice(sorted(by_class))])
+            edit = script.rewrite(index, mutation.source)
+            if script.source.count(edit.old) == 1:
+                return edit
 
 
-def _current_source(repository: Repository, index: int) -> str:
-    bug = repository.bug
-    if index == bug.function:
-        return bug.mutant.mutation.source
-    return repository.modules[bug.module].functions[index].template.source
+def rewritten(before: str, after: str) -> tuple[str, str, str]:
+    """`(old, new, result)`: one replacement that turns template `before` into `after`, or a step nearer to it.
+
+    The body after the docstring is rewritten whole, without its first line's indentation; or the `def` line, where
+    that is what differs.
+    """
+    (old_head, doc, *old_body), (new_head, _, *new_body) = before.splitlines(), after.splitlines()
+    if old_head != new_head:
+        return old_head, new_head, "\n".join([new_head, doc, *old_body]) + "\n"
+    return "\n".join(old_body).strip(), "\n".join(new_body).strip(), after
 
 
 @cache
@@ -117,22 +116,28 @@ class Script:
         self.repository = repository
         self.parts: list[Part] = []
         self.source = repository.buggy_module.source
-        module = repository.modules[repository.bug.module]
-        self.sources = [_current_source(repository, index) for index in range(len(module.functions))]
+        self.module = repository.modules[repository.bug.module]
+        self.sources = [function.template.source for function in self.module.functions]
+        self.sources[repository.bug.function] = repository.bug.mutant.mutation.source
 
     @classmethod
     def draw(cls, rng: random.Random, split: str = "train", corrupted_share: float = 0.0) -> Script:
         """A repository of the split, with the task stated and its buggy module looked at."""
         while True:
             corrupt = rng.random() < corrupted_share
-            repository = draw_corrupted(rng) if corrupt else draw_repository(rng, split)
-            if fix(repository) is not None:
+            script = cls(draw_corrupted(rng) if corrupt else draw_repository(rng, split))
+            if script.source.count(gold_edit(script).old) == 1:
                 break
-        script = cls(repository)
-        script.open(statement(rng, repository, failing_tests(repository)[0]))
-        script.call("view", path=repository.buggy_module.path)
-        script.show(repository.buggy_module.source.rstrip("\n"))
+        script.open(statement(rng, script.repository, failing_tests(script.repository)[0]))
+        script.call("view", path=script.module.path)
+        script.show(script.source.rstrip("\n"))
         return script
+
+    def rewrite(self, index: int, template_source: str) -> Edit:
+        """The edit that rewrites function `index`, as it is now, towards a version of its template."""
+        old, new, result = rewritten(self.sources[index], template_source)
+        rename = self.module.functions[index].rename
+        return Edit(rename(old), rename(new), index, result)
 
     def open(self, text: str) -> None:
         signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
@@ -150,18 +155,11 @@ class Script:
             f"\n<|im_start|>user\n<tool_response>\n{result}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
         )
 
-    def edit(self, old: str, new: str) -> None:
-        path = self.repository.buggy_module.path
-        self.call("str_replace", path=path, old_str=old, new_str=new)
-        self.show(f"Edited {path}")
-
-    def apply(self, edit: Edit) -> None:
+    def edit(self, edit: Edit) -> None:
+        self.call("str_replace", path=self.module.path, old_str=edit.old, new_str=edit.new)
+        self.show(f"Edited {self.module.path}")
         self.sources[edit.function] = edit.template_source
         self.source = self.source.replace(edit.old, edit.new)
-
-    def undo(self, edit: Edit) -> None:
-        self.sources[edit.function] = _current_source(self.repository, edit.function)
-        self.source = self.source.replace(edit.new, edit.old)
 
     def run_tests(self) -> bool:
         """Run every test on the functions as they are now; write the runner's output; say whether all passed."""

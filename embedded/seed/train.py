@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_sources.embedded.names import PIECES
-from data_sources.embedded.tasks import fix
 from embedded.model import Attention, ModelConfig, Qwen2
-from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration
+from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
 
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
 EMBEDDING_STD = 0.05
@@ -202,5 +201,5 @@ def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = 96) 
 
 def _gold_transcript(rng: random.Random, split: str) -> list[Part]:
     script = Script.draw(rng, split)
-    script.edit(*(fix(script.repository) or ("", "")))
+    script.edit(gold_edit(script))
     return script.parts[:4]

@@ -26,15 +26,6 @@ _DATA = {
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
-_BOOTSTRAP = """\
-import sys
-fresh, path = frozenset(sys.modules), list(sys.path)
-sys.path.insert(0, {root!r})
-from rollout.sandbox.guest.warm_imports import WarmImports
-imports = WarmImports(fresh)
-from rollout.sandbox.guest.supervisor import main
-main(imports, path)
-"""
 
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -106,8 +97,8 @@ def python_executable() -> str:
 
 
 def _python(config: Mapping[str, object], control: socket.socket, root: str) -> list[str]:
-    bootstrap = _BOOTSTRAP.format(root=root)
-    return [python_executable(), *_PYTHON_FLAGS, "-c", bootstrap, str(control.fileno()), json.dumps(config)]
+    bootstrap = f"{root}/rollout/sandbox/guest/bootstrap.py"
+    return [python_executable(), *_PYTHON_FLAGS, bootstrap, str(control.fileno()), json.dumps(config)]
 
 
 def _popen(command: list[str], variables: dict[str, str], errors: IO[bytes], fds: list[int]) -> subprocess.Popen[bytes]:

@@ -129,6 +129,7 @@ SUPPORT = {"writer.py": "f = open('written.txt', 'w'); f.write('module')", "shad
 def scrubbed(output: str) -> str:
     """Without what differs between any two runs."""
     output = re.sub(r"0x[0-9a-f]+", "0xADDRESS", output)
+    output = re.sub(r"Exception ignored .*", "Exception ignored", output)  # Python 3.13 words it otherwise
     output = re.sub(r"in \d+\.\d+s", "in TIME", output)
     output = re.sub(r"^bash: line .*\n|^Terminated\n", "", output)  # the shell's own remark
     return re.sub(r"<_MainThread\(MainThread, started \d+\)>|Pool\S+", "NAME", output)

@@ -1,0 +1,195 @@
+"""What a sandbox costs, beside what it would cost without the nursery.
+
+Each figure is the median of many, in milliseconds. The rival of a sandbox forked from the nursery is one started by
+bubblewrap itself; that of a command in the persistent shell is a bubblewrap of its own; that of a test run in a forked
+interpreter is the same run in an interpreter started for it. A cycle is what grading costs: a fresh sandbox, its files,
+one test run, the end.
+
+    python -m benchmarks.sandbox [--json] [--check] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from rollout.sandbox import SandboxError, SandboxPool
+from rollout.sandbox.base import Sandbox
+from rollout.sandbox.bubblewrap import system_flags
+from rollout.sandbox.local import LocalBackend
+
+BASELINE = Path(__file__).parent / "baselines" / "sandbox.json"
+TOLERANCE = 2.0  # a ratio to the rival this many times the baseline's fails the check
+TESTS = "python3 -I -S -B runtests.py"
+STARTED_TESTS = "python3 -I -S -B 'runtests.py'"  # quotes make it a command for the shell, which starts an interpreter
+FILES = {
+    "runtests.py": (Path(__file__).parents[1] / "data_sources" / "embedded" / "runtests.py").read_text(),
+    "calc.py": "def add(first, second):\n    return first - second\n",
+    "tests/test_calc.py": (
+        "from calc import add\n\n\ndef test_zero():\n    assert add(1, 0) == 1\n\n\n"
+        "def test_sum():\n    assert add(1, 2) == 3\n"
+    ),
+}
+RATIOS = {
+    "open_ms": "bwrap_start_ms",
+    "command_ms": "bwrap_command_ms",
+    "forked_tests_ms": "started_tests_ms",
+    "cycle_ms": "bwrap_cycle_ms",
+    "cycle_16_ms": "bwrap_cycle_16_ms",
+}
+LABELS = {
+    "nursery_start_ms": "nursery, once",
+    "open_ms": "fresh sandbox with its files",
+    "close_ms": "its end, no process left",
+    "first_command_ms": "first shell command (starts bash)",
+    "command_ms": "shell command",
+    "forked_tests_ms": "test run",
+    "cycle_ms": "cycle, one at a time",
+    "cycle_16_ms": "cycle, 16 at once",
+}
+
+Figures = dict[str, float]
+
+
+async def measure(rounds: int) -> Figures:
+    """Raises `SandboxError` where bubblewrap does not work."""
+    figures = {"nursery_start_ms": await _median(3, _start_nursery)}
+    async with SandboxPool("bubblewrap", concurrency=16) as pool:
+        await _cycle(pool)
+        figures |= await _parts(pool, rounds)
+        figures["cycle_ms"] = await _median(rounds, lambda: _cycle(pool))
+        figures["cycle_16_ms"] = await _sixteen(rounds, lambda: _cycle(pool))
+    figures["bwrap_start_ms"] = await _median(rounds, lambda: _bwrap("true"))
+    figures["bwrap_command_ms"] = await _median(rounds, lambda: _bwrap("echo hello; cat /etc/ld.so.conf"))
+    figures["bwrap_cycle_ms"] = await _median(rounds, _bwrap_cycle)
+    figures["bwrap_cycle_16_ms"] = await _sixteen(rounds, _bwrap_cycle)
+    return figures
+
+
+async def _parts(pool: SandboxPool, rounds: int) -> Figures:
+    """Medians of each step of one sandbox's life."""
+    times: dict[str, list[float]] = {}
+
+    def lap(name: str, since: float) -> float:
+        now = time.perf_counter()
+        times.setdefault(name, []).append(now - since)
+        return now
+
+    for _ in range(rounds):
+        at = time.perf_counter()
+        async with pool.open(FILES) as sandbox:
+            at = lap("open_ms", at)
+            await _run_tests(sandbox, TESTS)
+            at = lap("forked_tests_ms", at)
+            await sandbox.exec("echo hello")
+            at = lap("first_command_ms", at)
+            await sandbox.exec("echo hello; cat /etc/ld.so.conf")
+            at = lap("command_ms", at)
+            await _run_tests(sandbox, STARTED_TESTS)
+            at = lap("started_tests_ms", at)
+        lap("close_ms", at)
+    return {name: statistics.median(values) * 1e3 for name, values in times.items()}
+
+
+async def _start_nursery() -> None:
+    backend = LocalBackend(contained=True)
+    await backend.start()
+    await backend.close()
+
+
+async def _run_tests(sandbox: Sandbox, command: str) -> None:
+    result = await sandbox.exec(command)
+    assert result.exit_code == 1, result
+    assert result.output.endswith("1 passed, 1 failed\n"), result
+
+
+async def _cycle(pool: SandboxPool) -> None:
+    async with pool.open(FILES) as sandbox:
+        await _run_tests(sandbox, TESTS)
+
+
+async def _bwrap(command: str, *flags: str) -> bytes:
+    words = ["bwrap", *system_flags(), "--cap-drop", "ALL", *(flags or ("--chdir", "/")), "bash", "-c", command]
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+    )
+    return (await process.communicate())[0]
+
+
+async def _bwrap_cycle() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in FILES.items():
+            Path(folder, path).parent.mkdir(exist_ok=True)
+            Path(folder, path).write_text(text)
+        output = await _bwrap(f"exec {TESTS}", "--bind", folder, "/testbed", "--chdir", "/testbed")
+    assert output.endswith(b"1 passed, 1 failed\n"), output
+
+
+async def _median(rounds: int, action: Callable[[], Awaitable[object]]) -> float:
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        await action()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1e3
+
+
+async def _sixteen(rounds: int, action: Callable[[], Awaitable[object]]) -> float:
+    """Milliseconds of wall time for each of many, 16 of them at once."""
+
+    async def batch() -> None:
+        await asyncio.gather(*(action() for _ in range(16)))
+
+    return await _median(max(2, rounds // 16), batch) / 16
+
+
+def table(figures: Mapping[str, float]) -> str:
+    rows = [f"{'milliseconds, median':36} {'nursery':>8} {'rival':>8} {'ratio':>7}"]
+    for name, label in LABELS.items():
+        rival = figures.get(RATIOS.get(name, ""))
+        beside = f" {rival:8.2f} {figures[name] / rival:7.3f}" if rival else ""
+        rows.append(f"{label:36} {figures[name]:8.2f}{beside}")
+    return "\n".join(rows)
+
+
+def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """The ratios that are worse than the baseline's by more than `TOLERANCE`: a busy machine slows both sides alike."""
+    worse = []
+    for name, rival in RATIOS.items():
+        ratio, expected = figures[name] / figures[rival], baseline[name] / baseline[rival]
+        if ratio > TOLERANCE * expected:
+            worse.append(f"{name} is {ratio:.3f} of {rival}; the baseline is {expected:.3f}")
+    return worse
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=48, help="how many of each to measure")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--check", action="store_true", help="fail where a ratio is much worse than its baseline")
+    parser.add_argument("--save", action="store_true", help="make these figures the baseline")
+    options = parser.parse_args()
+    try:
+        figures = {name: round(value, 3) for name, value in asyncio.run(measure(options.rounds)).items()}
+    except SandboxError as error:
+        print(f"this benchmark needs bubblewrap (apt-get install bubblewrap): {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(figures) if options.json else table(figures))
+    if options.save:
+        BASELINE.parent.mkdir(exist_ok=True)
+        BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
+    worse = slower(figures, json.loads(BASELINE.read_text())) if options.check else []
+    for line in worse:
+        print(line, file=sys.stderr)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

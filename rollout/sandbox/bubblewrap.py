@@ -40,8 +40,13 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
             fds += ready.fds
         command = ["bwrap", *flags, *system_flags(), "--chdir", "/", *_python(config, control, _GUEST_ROOT)]
         process = _popen(command, {}, errors, [*fds, control.fileno()])
-        if ready is not None:
-            ready.write(process)
+        try:
+            if ready is not None:
+                ready.write(process)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
     return process
 
 

@@ -37,7 +37,7 @@ class Channel:
             except TimeoutError as error:
                 self.close()
                 raise SandboxError(f"the sandbox did not answer {request['op']!r} within {seconds:.0f} s") from error
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: what it sent is not JSON
                 self.close()
                 raise SandboxError(f"the sandbox died: {error}") from error
 

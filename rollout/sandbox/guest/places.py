@@ -43,6 +43,7 @@ class Contained:
 
     def __init__(self, outer_id: int | None) -> None:
         self._outer_id = outer_id
+        os.environ["PWD"] = isolation.REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self._free_networks: list[int] = []
         self._networks: dict[int, int] = {}  # pid of a sandbox -> its network namespace
@@ -71,8 +72,7 @@ class Contained:
         """Nothing to do: when the supervisor ends, the kernel kills every process of the nursery."""
 
     def _enter_network(self) -> int:
-        for pid in _dead_children():
-            self._free_networks.append(self._networks.pop(pid))
+        self._free_networks += [self._networks.pop(pid) for pid in _dead_children()]
         if self._free_networks:
             network = self._free_networks.pop()
             kernel.setns(network, kernel.NEWNET)
@@ -102,7 +102,7 @@ class Plain:
         repository, temporary = (os.path.join(self._folder, name) for name in ("testbed", "tmp"))
         os.mkdir(repository)
         os.mkdir(temporary)
-        os.environ.update(HOME=temporary, TMPDIR=temporary)
+        os.environ.update(HOME=temporary, TMPDIR=temporary, PWD=repository)
         os.chdir(repository)
 
     def leave(self) -> None:

@@ -63,7 +63,6 @@ def _become_sandbox(place: Place, channel: Channel, limits: dict[str, Any], inte
     """In the forked child: never returns."""
     try:
         place.enter(limits)
-        os.environ["PWD"] = os.getcwd()
         Server(channel, Commands(limits, place.contained, interpreter, channel)).serve()
     except OSError as error:
         _report(channel, error)

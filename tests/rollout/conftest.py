@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.rollout.support import make_args
+
 # ChatML with tools, as Qwen2.5 lays it out: results of one turn share one user message.
 CHATML = """
 {%- if messages[0].role == "system" -%}
@@ -152,5 +154,17 @@ def scripted(tokenizer):
         async with serve(engine.handle) as url:
             engine.url = url
             yield engine
+
+    return start
+
+
+@pytest.fixture
+def run_with(checkpoint, tmp_path, scripted):
+    """`async with run_with(*turns, **changed args) as (args, engine)`."""
+
+    @asynccontextmanager
+    async def start(*turns: str, **changes):
+        async with scripted(*turns) as engine:
+            yield make_args(checkpoint, engine.url, tmp_path, **changes), engine
 
     return start

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +18,8 @@ from rollout.sandbox.pool import SandboxPool
 from rollout.settings import RolloutSettings
 from tests.data_sources.tasks import BROKEN, make_task
 from tests.rollout.conftest import ScriptedEngine, serve
+from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
-
-END = "<|im_end|>"
-
-
-def call(tool: str, **arguments) -> str:
-    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
-
-
-VIEW = call("view", path="calc.py") + END
-FIX = call("str_replace", path="calc.py", old_str="a - b", new_str="a + b") + END
-TEST = call("run_tests") + END
-SUBMIT = call("submit") + END
 
 
 @pytest.fixture

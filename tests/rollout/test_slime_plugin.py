@@ -3,13 +3,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
-import resource
-import subprocess
-import sys
-from argparse import Namespace
 from array import array
 from contextlib import asynccontextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
@@ -21,55 +16,9 @@ from data_sources.task import TaskError
 from rollout import slime_plugin
 from rollout.chat.template import TemplateError
 from rollout.episode import StopReason
-from rollout.loop_scope import close_loop_scope, loop_scope
-from rollout.records import RunDirectoryError, append_records
-from tests.data_sources.tasks import make_task
 from tests.rollout.conftest import make_tokenizer, serve
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 from tests.rollout.test_client import body
-from tests.rollout.test_native import FIX, SUBMIT, VIEW
-
-PARAMS = {"max_new_tokens": 200, "temperature": 1.0, "top_p": 1.0, "stop": None, "stop_token_ids": None}
-
-
-def make_args(checkpoint: str, url: str, tmp_path: Path, **changes) -> Namespace:
-    address = urlsplit(url)
-    values = {
-        "hf_checkpoint": checkpoint,
-        "rollout_max_context_len": 4096,
-        "rollout_seed": 3,
-        "sglang_router_ip": address.hostname,
-        "sglang_router_port": address.port,
-        "sglang_enable_deterministic_inference": True,
-        "reward_key": None,
-        "swe_agent": "native",
-        "swe_tool_format": "hermes",
-        "swe_system_prompt": "Be brief.",
-        "swe_max_turns": 6,
-        "swe_time_budget": 20,
-        "swe_sandbox": "local",
-        "swe_sandbox_concurrency": 4,
-        "swe_reward_mode": "binary",
-        "swe_max_attempts": 2,
-        "swe_run_dir": str(tmp_path / "run"),
-    }
-    return Namespace(**{**values, **changes})
-
-
-def make_sample(index: int = 5, **changes) -> Sample:
-    task = make_task()
-    return Sample(index=index, group_index=2, prompt=task.statement, metadata={"task": task.to_dict()}, **changes)
-
-
-@pytest.fixture
-def run_with(checkpoint, tmp_path, scripted):
-    """`async with run_with(*turns, **changed args) as (args, engine)`."""
-
-    @asynccontextmanager
-    async def start(*turns: str, **changes):
-        async with scripted(*turns) as engine:
-            yield make_args(checkpoint, engine.url, tmp_path, **changes), engine
-
-    return start
 
 
 def test_the_signatures_are_slime_s():
@@ -323,113 +272,3 @@ async def test_a_checkpoint_whose_template_can_t_be_proven_stops_the_run(tmp_pat
     make_tokenizer(None).save_pretrained(tmp_path / "bare")
     with pytest.raises(TemplateError, match="no chat template"):
         await slime_plugin.generate(make_args(str(tmp_path / "bare"), "http://x:1", tmp_path), make_sample(), PARAMS)
-
-
-def test_what_a_loop_opened_is_closed_with_it():
-    log = []
-
-    @asynccontextmanager
-    async def thing():
-        log.append("open")
-        await asyncio.sleep(0.01)
-        yield "thing"
-        log.append("close")
-
-    async def use():
-        scope = await loop_scope()
-        assert await asyncio.gather(*(scope.get("key", thing) for _ in range(3))) == ["thing"] * 3
-        return scope
-
-    first = asyncio.run(use())
-    assert log == ["open", "close"]
-    assert asyncio.run(use()) is not first
-    assert log == ["open", "close"] * 2
-
-
-async def test_a_failed_opening_is_not_remembered_and_closing_can_be_early():
-    attempts = []
-
-    @asynccontextmanager
-    async def thing():
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise ValueError("not yet")
-        yield len(attempts)
-        attempts.clear()
-
-    scope = await loop_scope()
-    with pytest.raises(ValueError, match="not yet"):
-        await scope.get("k", thing)
-    await asyncio.sleep(0)
-    assert await scope.get("k", thing) == 2
-    await close_loop_scope()
-    assert attempts == []
-    assert await loop_scope() is not scope
-
-
-async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
-    async with run_with(VIEW, FIX, SUBMIT) as (args, _):
-        samples = [await slime_plugin.generate(args, make_sample(i), PARAMS) for i in range(3)]
-    for sample, solved in zip(samples, [True, False, False], strict=True):
-        sample.reward = float(solved)
-        sample.metadata["score"] = {"value": float(solved), "solved": solved, "components": {}, "evidence": {"t": 1}}
-    broken = make_sample(3)
-    broken.status, broken.reward, broken.remove_sample = Sample.Status.ABORTED, 0.0, True
-    metrics: dict = {"other": 1}
-    assert slime_plugin.log_rollout(4, args, [samples, [broken]], metrics, 1.0) is False
-    assert metrics["other"] == 1
-    assert metrics["swe/episodes"] == 4 and metrics["swe/infrastructure_failures"] == 1
-    assert metrics["swe/solve_rate"] == metrics["swe/reward"] == pytest.approx(1 / 3)
-    assert metrics["swe/stop/submitted"] == 1.0 and metrics["swe/stop/max_turns"] == 0.0
-    assert metrics["swe/turns"] == 3 and metrics["swe/edits"] == 1
-    lines = (Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()
-    records = [orjson.loads(line) for line in lines]
-    assert [record["index"] for record in records] == [0, 1, 2, 3]
-    first = records[0]
-    assert (first["rollout_id"], first["task"], first["tokens"]) == (4, "calc-1", samples[0].tokens)
-    assert first["loss_mask"] == samples[0].loss_mask and first["log_probs"] == samples[0].rollout_log_probs
-    assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
-    slime_plugin.log_rollout(5, args, samples, None, 1.0)
-    assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
-
-
-async def test_evaluations_are_logged_apart(run_with):
-    async with run_with(FIX, SUBMIT) as (args, _):
-        sample = await slime_plugin.generate(args, make_sample(), PARAMS, evaluation=True)
-    sample.reward = 1.0
-    metrics: dict = {}
-    slime_plugin.log_evaluation(2, args, {"heldout": {"rewards": [1.0], "samples": [sample]}}, metrics)
-    assert metrics["eval/heldout/swe/reward"] == 1.0
-    (line,) = (Path(args.swe_run_dir) / "evaluations.jsonl").read_bytes().splitlines()
-    assert orjson.loads(line)["dataset"] == "heldout"
-    assert sample.metadata["episode"]["evaluation"]
-
-
-def test_a_run_directory_that_is_no_directory(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"can't write .*/file/episodes.jsonl: .*choose another run directory"):
-        append_records(tmp_path / "file" / "episodes.jsonl", [Sample()], {})
-
-
-FULL = """
-import resource, sys
-from pathlib import Path
-from data_sources.sample import Sample
-from rollout.records import RunDirectoryError, append_records
-path = Path(sys.argv[1])
-append_records(path, [Sample(index=0)], {})
-resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-try:
-    append_records(path, [Sample(index=i) for i in range(50)], {})
-except RunDirectoryError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs RLIMIT_FSIZE to stand in for a full disk")
-def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path):
-    path = tmp_path / "episodes.jsonl"
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
-    assert f"can't write {path}: File too large. Nothing of this step was written" in done.stdout
-    (line,) = path.read_bytes().splitlines()
-    assert orjson.loads(line)["index"] == 0

@@ -1,0 +1,54 @@
+"""What the plug-in tests share: SLiME's `args`, a sample of a small task, and what a scripted policy says."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from data_sources.sample import Sample
+from tests.data_sources.tasks import make_task
+
+END = "<|im_end|>"
+
+
+def call(tool: str, **arguments) -> str:
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+
+
+VIEW = call("view", path="calc.py") + END
+FIX = call("str_replace", path="calc.py", old_str="a - b", new_str="a + b") + END
+TEST = call("run_tests") + END
+SUBMIT = call("submit") + END
+
+PARAMS = {"max_new_tokens": 200, "temperature": 1.0, "top_p": 1.0, "stop": None, "stop_token_ids": None}
+
+
+def make_args(checkpoint: str, url: str, tmp_path: Path, **changes) -> Namespace:
+    address = urlsplit(url)
+    values = {
+        "hf_checkpoint": checkpoint,
+        "rollout_max_context_len": 4096,
+        "rollout_seed": 3,
+        "sglang_router_ip": address.hostname,
+        "sglang_router_port": address.port,
+        "sglang_enable_deterministic_inference": True,
+        "reward_key": None,
+        "swe_agent": "native",
+        "swe_tool_format": "hermes",
+        "swe_system_prompt": "Be brief.",
+        "swe_max_turns": 6,
+        "swe_time_budget": 20,
+        "swe_sandbox": "local",
+        "swe_sandbox_concurrency": 4,
+        "swe_reward_mode": "binary",
+        "swe_max_attempts": 2,
+        "swe_run_dir": str(tmp_path / "run"),
+    }
+    return Namespace(**{**values, **changes})
+
+
+def make_sample(index: int = 5, **changes) -> Sample:
+    task = make_task()
+    return Sample(index=index, group_index=2, prompt=task.statement, metadata={"task": task.to_dict()}, **changes)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from data_sources.sample import Sample
+from rollout import slime_plugin
+from rollout.metrics import episode_metrics
+from rollout.records import RunDirectoryError, append_records
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
+
+
+async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
+    async with run_with(VIEW, FIX, SUBMIT) as (args, _):
+        samples = [await slime_plugin.generate(args, make_sample(i), PARAMS) for i in range(3)]
+    for sample, solved in zip(samples, [True, False, False], strict=True):
+        sample.reward = float(solved)
+        sample.metadata["score"] = {"value": float(solved), "solved": solved, "components": {}, "evidence": {"t": 1}}
+    broken = make_sample(3)
+    broken.status, broken.reward, broken.remove_sample = Sample.Status.ABORTED, 0.0, True
+    metrics: dict = {"other": 1}
+    assert slime_plugin.log_rollout(4, args, [samples, [broken]], metrics, 1.0) is False
+    assert metrics["other"] == 1
+    assert metrics["swe/episodes"] == 4 and metrics["swe/infrastructure_failures"] == 1
+    assert metrics["swe/solve_rate"] == metrics["swe/reward"] == pytest.approx(1 / 3)
+    assert metrics["swe/stop/submitted"] == 1.0 and metrics["swe/stop/max_turns"] == 0.0
+    assert metrics["swe/turns"] == 3 and metrics["swe/edits"] == 1
+    lines = (Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()
+    records = [orjson.loads(line) for line in lines]
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    first = records[0]
+    assert (first["rollout_id"], first["task"], first["tokens"]) == (4, "calc-1", samples[0].tokens)
+    assert first["loss_mask"] == samples[0].loss_mask and first["log_probs"] == samples[0].rollout_log_probs
+    assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
+    slime_plugin.log_rollout(5, args, samples, None, 1.0)
+    assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
+
+
+async def test_evaluations_are_logged_apart(run_with):
+    async with run_with(FIX, SUBMIT) as (args, _):
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS, evaluation=True)
+    sample.reward = 1.0
+    metrics: dict = {}
+    slime_plugin.log_evaluation(2, args, {"heldout": {"rewards": [1.0], "samples": [sample]}}, metrics)
+    assert metrics["eval/heldout/swe/reward"] == 1.0
+    (line,) = (Path(args.swe_run_dir) / "evaluations.jsonl").read_bytes().splitlines()
+    assert orjson.loads(line)["dataset"] == "heldout"
+    assert sample.metadata["episode"]["evaluation"]
+
+
+def test_a_run_directory_that_is_no_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"can't write .*/file/episodes.jsonl: .*choose another run directory"):
+        append_records(tmp_path / "file" / "episodes.jsonl", [Sample()], {})
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from data_sources.sample import Sample
+from rollout.records import RunDirectoryError, append_records
+path = Path(sys.argv[1])
+append_records(path, [Sample(index=0)], {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+try:
+    append_records(path, [Sample(index=i) for i in range(50)], {})
+except RunDirectoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs RLIMIT_FSIZE to stand in for a full disk")
+def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    assert f"can't write {path}: File too large. Nothing of this step was written" in done.stdout
+    (line,) = path.read_bytes().splitlines()
+    assert orjson.loads(line)["index"] == 0
+
+
+def test_samples_of_another_rollout_function_are_counted_too():
+    sample = Sample(index=0, reward=1.0, tokens=[1, 2], loss_mask=[1], response_length=1)
+    metrics = episode_metrics([sample])
+    assert metrics["reward"] == 1.0 and metrics["sampled_tokens"] == 1 and "turns" not in metrics

@@ -3,13 +3,15 @@
 A step takes one new token of each running slot (decode) and runs of new tokens of others (prefill) together. Every
 number is computed the same way in both, whatever else is in the batch and however much of a prefix was cached:
 
-- linear layers see a multiple of 16 rows (a BLAS switches kernels only below that);
-- scores are dot products over the head dimension; softmax runs over a multiple of 32 columns, those after a row's own
-  position being -inf, which adds exact zeros at the end of every sum;
-- weights × values is accumulated block by block of 64 positions, in order, one matrix product each.
+- linear layers see at least 16 rows: a BLAS switches kernels only below that (AVX-512; with AVX2, below 96);
+- scores are dot products over the head dimension, by matrix products of at least two rows (AVX2: four);
+- softmax runs over a multiple of 32 columns, in place from column 0; those after a query's own position are -inf,
+  which adds exact zeros at the end of every sum;
+- weights × values is summed in chunks whose ends are a function of the query's own context: from 0 to the end of its
+  first message, and from there on, at most 256 columns each. So a first message that sessions share (a system prompt)
+  can be read once for all of them, and gives the same bits as when it is read for each.
 
-So a prefix that all rows share (a system prompt) can be read once, as one matrix product for all rows, and gives the
-same bits as reading it per row. `invariance.py` checks all this on the machine at hand.
+`invariance.py` finds out which of these limits hold on the machine at hand.
 """
 
 from __future__ import annotations
@@ -24,10 +26,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.attention import Prefix, RunAttention
+from embedded.attention import RunAttention
 from embedded.kv_cache import KVCache, round_up
 from embedded.model import Layer, ModelConfig, Qwen2
-from embedded.step import ROWS, Step
+from embedded.step import Span, Step
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The least numbers of rows of a linear layer and of queries of a run that are computed."""
+
+    rows: int = 16
+    queries: int = 2
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,7 @@ class Decoder:
         self.config = model.config
         self.cache = cache
         self.device = device
-        self.groups = self.config.num_attention_heads // self.config.num_key_value_heads
-        # A matrix product of a single row takes another kernel, so a lone query head is computed twice.
-        self.copies = 2 if self.groups == 1 else 1
+        self.tiling = Tiling()
         half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32) / self.config.head_dim
         angles = torch.arange(cache.width).float()[:, None] * (1.0 / self.config.rope_theta**half)
         self.rotations = torch.polar(torch.ones_like(angles), angles).to(device)
@@ -86,9 +94,13 @@ class Decoder:
         self.layers = [FusedLayer.build(cast(Layer, layer), self.config) for layer in moved.model.layers]
         self.head = moved.head_weight * moved.model.norm.weight
 
+    def step(self, decode: Sequence[tuple[int, int, int]], spans: Sequence[Span]) -> Step:
+        """Lay out a step of (slot, token, position) of each running slot, and of spans of others."""
+        return Step(self.cache, decode, spans, self.tiling.rows)
+
     @torch.inference_mode()
     def forward(self, step: Step, take: Sequence[int]) -> Tensor:
-        """Logits of the rows `take` of the step, [rows rounded up to ROWS, V]; the rows after those mean nothing.
+        """Logits of the rows `take` of the step, [at least len(take), V]; the rows after those mean nothing.
 
         Writes the step's keys and values into the cache.
         """
@@ -97,14 +109,14 @@ class Decoder:
         )
         write = self.cache.write_indices(slots, columns)
         rotation = self.rotations[positions][:, None]
-        attend = self._attention(step, positions)
+        attend = self._attention(step)
         x = self.embedding[tokens]
         for index, layer in enumerate(self.layers):
             query = self._project(index, layer, x, rotation, write)
             x = torch.addmm(x, attend(index, query), layer.out.t())
             gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
-        chosen = np.zeros(round_up(len(take), ROWS), dtype=np.int64)
+        chosen = np.zeros(max(round_up(len(take), 16), self.tiling.rows), dtype=np.int64)
         chosen[: len(take)] = take
         last = x[torch.from_numpy(chosen).to(self.device)]
         return F.linear(self._norm(last), self.head)
@@ -119,24 +131,23 @@ class Decoder:
         pairs = qkv[:, : heads + kv_heads].view(len(x), heads + kv_heads, dim // 2, 2)
         torch.view_as_complex(pairs).mul_(rotation)
         self.cache.write(index, write, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
-        query = qkv[:, :heads].view(len(x), kv_heads, self.groups, dim)
-        return query.repeat_interleave(self.copies, 2) if self.copies > 1 else query
+        return qkv[:, :heads].view(len(x), kv_heads, heads // kv_heads, dim)
 
-    def _attention(self, step: Step, positions: Tensor) -> Callable[[int, Tensor], Tensor]:
+    def _attention(self, step: Step) -> Callable[[int, Tensor], Tensor]:
         """The function (layer, queries of all rows) → attention output of all rows."""
-        groups, prefix = self.groups * self.copies, Prefix(step.reference, step.shared)
-        rows = [torch.from_numpy(batch.rows).to(self.device) for batch in step.batches]
-        runs = [
-            RunAttention(self.cache, batch.slots, positions[row], batch.end, prefix, groups)
-            for batch, row in zip(step.batches, rows, strict=True)
-        ]
+        groups = self.config.num_attention_heads // self.config.num_key_value_heads
+        copies = -(-self.tiling.queries // groups)
+        rows = [torch.from_numpy(batch.rows.ravel()).to(self.device) for batch in step.batches]
+        runs = [RunAttention(self.cache, batch, groups * copies, self.device) for batch in step.batches]
         order = torch.from_numpy(step.order()).to(self.device)
-        width, copied = self.config.head_dim, self.copies > 1
 
         def attend(layer: int, query: Tensor) -> Tensor:
-            outputs = [run(layer, query[row.flatten()]) for run, row in zip(runs, rows, strict=True)]
-            out = torch.cat(outputs)[order]
-            return out.view(len(out), -1, self.copies, width)[:, :, 0].reshape(len(out), -1) if copied else out
+            if copies > 1:
+                query = query.repeat_interleave(copies, 2)
+            out = torch.cat([run(layer, query[row]) for run, row in zip(runs, rows, strict=True)])[order]
+            if copies > 1:
+                out = out.view(len(out), -1, copies, self.config.head_dim)[:, :, 0].reshape(len(out), -1)
+            return out
 
         return attend
 

@@ -35,11 +35,12 @@ class Engine:
         slots: int,
         max_length: int,
         decode: Decode,
+        stop_ids: frozenset[int] = frozenset(),
         device: torch.device | None = None,
         on_exit: Callable[[], None] = lambda: None,
     ) -> None:
         device = device or torch.device("cpu")
-        cache = KVCache(model.config, slots, max_length, device)
+        cache = KVCache(model.config, slots, max_length, device, stop_ids)
         self.model = model
         self.scheduler = Scheduler(Decoder(model, cache, device), decode)
         self.paused = False

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from embedded.sampling import SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -42,6 +44,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.array = np.empty(0, dtype=np.int64)  # `tokens` when it was last given a slot
 
     @property
     def missing(self) -> int:

@@ -15,7 +15,7 @@ from embedded.decoder import Decoder
 from embedded.kv_cache import round_up
 from embedded.requests import Decode, Request, abort_reason
 from embedded.sampling import sample, uniforms
-from embedded.step import ROWS, Span, Step
+from embedded.step import Span
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix
@@ -76,14 +76,15 @@ class Scheduler:
         requests = list(self.active.values())
         rows = [request for request in requests if request.missing == 1]
         runs = _chunks([request for request in requests if request.missing > 1])
-        step = Step(self.cache, [(r.slot, r.tokens[-1], r.computed) for r in rows], [span for _, span in runs])
+        self._note(rows, runs)
+        decode = [(r.slot, r.tokens[-1], r.computed - 1) for r in rows]
+        step = self.decoder.step(decode, [span for _, span in runs])
         take = [request.slot for request in rows]
         sampled = rows
         for (request, span), row in zip(runs, step.offsets, strict=True):
             if span.end == len(request.tokens):
                 sampled = [*sampled, request]
                 take.append(row + len(span.tokens) - 1)
-        self._note(rows, runs)
         logits = self.decoder.forward(step, take)
         if sampled:
             draws = uniforms([r.seed for r in sampled], [len(r.tokens) for r in sampled])
@@ -91,15 +92,14 @@ class Scheduler:
 
     def _note(self, rows: list[Request], runs: list[tuple[Request, Span]]) -> None:
         """Record which tokens the step writes into the cache."""
-        for request in rows:
-            self.cache.tokens[request.slot, request.computed] = request.tokens[-1]
-        for request, span in runs:
-            self.cache.tokens[span.slot, span.start : span.end] = span.tokens
-            request.computed = span.end
+        if rows:
+            columns = [(r.slot, r.computed, r.tokens[-1]) for r in rows]
+            self.cache.record_one(*np.array(columns, dtype=np.int64).T)
         for request in rows:
             request.computed += 1
-        for request in self.active.values():
-            self.cache.lengths[request.slot] = request.computed
+        for request, span in runs:
+            self.cache.record(span.slot, span.start, span.tokens)
+            request.computed = span.end
 
     def _hand_out(self, requests: list[Request], tokens: list[int], log_probs: list[float]) -> None:
         for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
@@ -121,31 +121,35 @@ class Scheduler:
             request.computed = 0
 
     def _admit(self) -> None:
-        budget = PREFILL_TOKENS - sum(r.missing for r in self.active.values() if r.missing > 1)
+        prefilling = [request for request in self.active.values() if request.missing > 1]
+        budget = PREFILL_TOKENS - sum(request.missing for request in prefilling)
         kept: deque[Request] = deque()
         while self.waiting and budget > 0 and len(self.active) < self.cache.slots:
             request = self.waiting.popleft()
-            if self._place(request):
-                budget -= request.missing
-            else:
+            if not self._place(request, prefilling):
                 kept.append(request)
+            elif request.missing > 1:
+                prefilling.append(request)
+                budget -= request.missing
         self.waiting.extendleft(reversed(kept))
 
-    def _place(self, request: Request) -> bool:
+    def _place(self, request: Request, prefilling: list[Request]) -> bool:
         """Give the request a slot that holds as much as possible of its prefix; False if waiting will hold more."""
-        tokens = np.asarray(request.tokens[:-1])  # the last token is always computed: its logits are needed
+        request.array = np.array(request.tokens, dtype=np.int64)
+        tokens = request.array[:-1]  # the last token is always computed: its logits are needed
         matches = self.cache.prefixes(tokens)
         source = int(matches.argmax())
-        for other in self.active.values():
-            if other.missing > 1 and _common(tokens, other.tokens) >= matches[source] + WAIT_FOR_PREFIX:
-                return False
+        length = int(matches[source])
+        if any(_common(tokens, other.array) >= length + WAIT_FOR_PREFIX for other in prefilling):
+            return False
         slot = self._choose(matches)
-        if slot != source:
-            self.cache.copy(source, slot, int(matches[source]))
-        request.slot, request.computed = slot, int(matches[source])
-        self.cache.lengths[slot] = request.computed
+        if slot == source:
+            self.cache.truncate(slot, length)
+        else:
+            self.cache.copy(source, slot, length)
+        request.slot, request.computed = slot, length
         if request.cached_tokens is None:
-            request.cached_tokens = request.computed
+            request.cached_tokens = length
         self.active[slot] = request
         return True
 
@@ -161,7 +165,7 @@ class Scheduler:
     def _compact(self) -> None:
         """Move running requests to low slots when a step would compute many rows for nothing."""
         rows = sorted(slot for slot, request in self.active.items() if request.missing == 1)
-        if not rows or round_up(len(rows), ROWS) >= COMPACT_BELOW * round_up(rows[-1] + 1, ROWS):
+        if not rows or round_up(len(rows), 16) >= COMPACT_BELOW * round_up(rows[-1] + 1, 16):
             return
         holes = [slot for slot in range(len(rows)) if slot not in set(rows)]
         for hole, slot in zip(holes, reversed(rows), strict=False):
@@ -188,8 +192,8 @@ def _chunks(requests: list[Request]) -> list[tuple[Request, Span]]:
     return runs
 
 
-def _common(tokens: np.ndarray, other: list[int]) -> int:
+def _common(tokens: np.ndarray, other: np.ndarray) -> int:
     """Length of the common prefix."""
     length = min(len(tokens), len(other))
-    unequal = tokens[:length] != np.asarray(other[:length])
+    unequal = tokens[:length] != other[:length]
     return int(unequal.argmax()) if unequal.any() else length

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from embedded.api import Api
 from embedded.engine import Engine
-from embedded.invariance import batch_invariant
+from embedded.invariance import make_invariant
 from embedded.model import Qwen2
 from embedded.protocol import Limits
 from embedded.tokenizer import Detokenizer
@@ -80,10 +80,16 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
     device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     context = args.context_length or min(model.config.max_position_embeddings, 4096)
     engine = Engine(
-        model, slots=args.slots, max_length=context, decode=tokenizer.decode, device=device, on_exit=on_exit
+        model,
+        slots=args.slots,
+        max_length=context,
+        decode=tokenizer.decode,
+        stop_ids=tokenizer.eos_ids,
+        device=device,
+        on_exit=on_exit,
     )
     engine.model_path = str(directory)
-    invariant = batch_invariant(engine.scheduler.decoder)
+    invariant = make_invariant(engine.scheduler.decoder)
     if not invariant:
         print("warning: on this machine results depend on the batch; runs are not reproducible", file=sys.stderr)
     info = {

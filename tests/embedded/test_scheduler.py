@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from embedded.decoder import Decoder
-from embedded.invariance import batch_invariant
+from embedded.invariance import make_invariant
 from embedded.kv_cache import KVCache
 from embedded.model import Qwen2
 from embedded.requests import Completion, Request
@@ -28,10 +28,8 @@ class Job:
 
 
 def make(checkpoint, slots=8, max_length=400) -> Scheduler:
-    model = Qwen2.load(checkpoint)
-    return Scheduler(
-        Decoder(model, KVCache(model.config, slots, max_length, torch.device("cpu")), torch.device("cpu")), str
-    )
+    model, device = Qwen2.load(checkpoint), torch.device("cpu")
+    return Scheduler(Decoder(model, KVCache(model.config, slots, max_length, device, EOS), device), str)
 
 
 def submit(scheduler: Scheduler, job: Job, results: dict, key) -> None:
@@ -62,10 +60,10 @@ def alone(checkpoint, job: Job) -> Completion:
 def jobs(count: int, seed: int, vocab: int = 300) -> list[Job]:
     """Prompts of 1 to 200 tokens, most of which begin alike; mixed parameters."""
     rng = random.Random(seed)
-    system = [rng.randrange(3, vocab) for _ in range(140)]
+    system = [rng.randrange(3, vocab) for _ in range(139)] + [2]
     made = []
     for index in range(count):
-        prefix = system[: rng.choice([0, 70, 140, 140, 140])]
+        prefix = system[: rng.choice([0, 70, 140, 140, 140, 140])]
         tokens = prefix + [rng.randrange(3, vocab) for _ in range(rng.randint(1, 60))]
         params = SamplingParams(
             max_new_tokens=rng.randint(1, 24),
@@ -84,8 +82,8 @@ def same(a: Completion, b: Completion) -> bool:
 
 def test_this_machine_is_batch_invariant(tiny_checkpoint):
     model = Qwen2.load(tiny_checkpoint)
-    cache = KVCache(model.config, 40, 128, torch.device("cpu"))
-    assert batch_invariant(Decoder(model, cache, torch.device("cpu")))
+    cache = KVCache(model.config, 40, 320, torch.device("cpu"), EOS)
+    assert make_invariant(Decoder(model, cache, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("order", range(3))

@@ -166,7 +166,8 @@ def _operator(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             yield "negated_condition", editor.between(node.left, right, _negated_membership(node.ops[0]))
     elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
-        yield "operator", editor.between(*node.values, "or" if isinstance(node.op, ast.And) else "and")
+        left, right = node.values
+        yield "operator", editor.between(left, right, "or" if isinstance(node.op, ast.And) else "and")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield "negated_condition", editor.put(node, editor.text(node.operand))
 

@@ -71,7 +71,9 @@ def statement(rng: random.Random, repository: Repository, failing: list[str]) ->
 
 def failing_tests(repository: Repository) -> tuple[list[str], list[str]]:
     """(FAIL_TO_PASS, PASS_TO_PASS) of a repository, by which calls tell its mutant from the right version."""
-    mutant, failing, passing = repository.bug.mutant, [], []
+    mutant = repository.bug.mutant
+    failing: list[str] = []
+    passing: list[str] = []
     for number, module in enumerate(repository.modules):
         for position, function in enumerate(module.functions):
             buggy = (number, position) == (repository.bug.module, repository.bug.function)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_sources.embedded.names import PIECES
-from embedded.model import Attention, ModelConfig, Qwen2
+from embedded.model import Attention, Layer, ModelConfig, Qwen2
 from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
 
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
@@ -82,6 +82,7 @@ def new_model(tokenizer: Any, seed: int) -> Qwen2:
             std = EMBEDDING_STD if "embed" in name else 0.02
             torch.nn.init.normal_(parameter, std=std, generator=generator)
     for layer in model.model.layers:
+        assert isinstance(layer, Layer)
         _make_mimetic(layer.self_attn, model.config, generator)
     return model
 
@@ -158,7 +159,7 @@ def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, floa
     for step, batch in zip(range(run.steps), batches(tokenizer, run), strict=False):
         taken_T = log_probs(model, batch)
         loss = -(taken_T * batch.weights_T).sum() / batch.weights_T.sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -11,6 +11,7 @@ from rollout.patch import make_patch
 from rollout.sandbox.base import ExecResult, Limits, SandboxError
 from rollout.sandbox.channel import Channel
 from rollout.sandbox.guest import frames
+from rollout.sandbox.guest.python_fork import parse
 from rollout.sandbox.nursery import UNPROTECTED, Nursery, NurseryError
 
 ANSWER_SECONDS = 30.0  # for the sandbox to answer, beyond the time that a command may take
@@ -50,6 +51,9 @@ class LocalSandbox:
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
         """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
         seconds = self._limits.wall_seconds if timeout is None else timeout
+        simple = parse(command)
+        if simple is not None and simple.program in self._files:
+            self._nursery.note_run(simple.program, self._files[simple.program])
         answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
         code = answer["exit_code"]
         return ExecResult(

@@ -49,8 +49,8 @@ def _system_exit_code(code: object) -> int:
 def _report(error: BaseException) -> None:
     """Print the traceback from the program's first frame on."""
     traceback = error.__traceback__
-    for _ in range(2):  # `run` and the program's runner
-        traceback = traceback and traceback.tb_next
+    while traceback is not None and traceback.tb_frame.f_globals.get("__package__") == __package__:
+        traceback = traceback.tb_next
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
 
 

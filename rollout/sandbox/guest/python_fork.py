@@ -17,7 +17,7 @@ import shutil
 import sys
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rollout.sandbox.guest import python_exit
@@ -69,8 +69,14 @@ class Interpreter:
         sys.path[:] = path
         sys.path_importer_cache.clear()
         self._library = tuple(path)
+        self._compiled: dict[tuple[str, bytes], CodeType] = {}
         imports.install()
         os.environ.update(_=self._executables["python3"], SHLVL="1")  # as a program that bash starts has them
+
+    def precompile(self, path: str, source: bytes) -> None:
+        """Keep the code of a script that many sandboxes run; it is used where the file is exactly this."""
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            self._compiled[path, source] = _compile(path, source)
 
     def accepts(self, command: PythonCommand) -> bool:
         """Whether forking gives what starting the program would give."""
@@ -86,7 +92,21 @@ class Interpreter:
         sys.argv = ["-m" if command.is_module else command.program, *command.arguments]
         gc.freeze()  # the program's own objects only are worth collecting; its `__main__` is one of them
         sys.modules["__main__"] = _main_module()
-        python_exit.run(_module if command.is_module else _script, command.program, self._library)
+        python_exit.run(_module if command.is_module else self._script, command.program, self._library)
+
+    def _script(self, path: str) -> None:
+        """What `python SCRIPT` does."""
+        path = os.path.abspath(path)
+        with open(path, "rb") as file:
+            source = file.read()
+        namespace = vars(sys.modules["__main__"])
+        namespace.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
+        try:
+            exec(self._compiled.get((path, source)) or _compile(path, source), namespace)
+        finally:  # so what was printed comes before the traceback, as CPython's `flush_io` has it
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    python_exit.flush(stream)
 
 
 def _main_module() -> ModuleType:
@@ -103,19 +123,8 @@ def _fill_flags() -> None:
         ctypes.pythonapi.PyStructSequence_SetItem(ctypes.py_object(sys.flags), place, ctypes.py_object(1))
 
 
-def _script(path: str) -> None:
-    """What `python SCRIPT` does."""
-    path = os.path.abspath(path)
-    with open(path, "rb") as file:
-        source = file.read()
-    namespace = vars(sys.modules["__main__"])
-    namespace.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), namespace)
-    finally:  # so what was printed comes before the traceback, as CPython's `flush_io` has it
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                python_exit.flush(stream)
+def _compile(path: str, source: bytes) -> CodeType:
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 def _module(name: str) -> None:

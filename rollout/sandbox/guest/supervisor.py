@@ -1,6 +1,6 @@
 """The nursery's supervisor: waits for the host to ask for a sandbox, and forks one.
 
-It never sees a file or a command of any sandbox: the host talks to each over that sandbox's own socket.
+It never sees what a sandbox holds or runs: the host talks to each over that sandbox's own socket.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ def main(imports: WarmImports, path: list[str]) -> None:
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the forks share
     control.send(b"ready")
-    for limits, sock in _requests(control):
-        with sock:
+    for request, fds in _requests(control):
+        if "script" in request:
+            interpreter.precompile(request["script"], request["source"].encode())
+            continue
+        with socket.socket(fileno=fds[0]) as sock:
             if _fork(place, Channel(sock)) == 0:
                 control.close()
-                _become_sandbox(place, Channel(sock), limits, interpreter)
+                _become_sandbox(place, Channel(sock), request, interpreter)
     place.close()
 
 
-def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], socket.socket]]:
+def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
         if not data:
             return
-        yield json.loads(data), socket.socket(fileno=fds[0])
+        yield json.loads(data), fds
 
 
 def _fork(place: Place, channel: Channel) -> int:

@@ -160,6 +160,22 @@ async def test_a_module_can_t_tell(contained_pool: SandboxPool, arguments: str) 
     assert outcomes[0] == outcomes[1]
 
 
+async def test_a_script_that_many_sandboxes_run_stays_what_its_file_holds(contained_pool: SandboxPool) -> None:
+    source = "import sys\n# é\nprint(__file__, sys._getframe().f_code.co_filename)\n1 / 0\n"
+    outputs = set()
+    for _ in range(6):
+        async with contained_pool.open({"often.py": source, "sub/often.py": source}) as sandbox:
+            outputs.add((await sandbox.exec("python3 -I -S -B often.py")).output)
+            assert "/testbed/sub/often.py" in (await sandbox.exec("python3 -I -S -B sub/often.py")).output
+            await sandbox.write_file("often.py", b"print('edited')")
+            assert (await sandbox.exec("python3 -I -S -B often.py")).output == "edited\n"
+    assert len(outputs) == 1
+    for bad in ("if", "\0", "(" * 5000):  # code that can't be compiled fails in each sandbox, and nowhere else
+        for _ in range(4):
+            async with contained_pool.open({"bad.py": bad}) as sandbox:
+                assert (await sandbox.exec("python3 -I -S -B bad.py")).exit_code == 1
+
+
 async def test_runs_do_not_see_each_other(sandbox: Sandbox) -> None:
     await sandbox.write_file(
         "x.py",

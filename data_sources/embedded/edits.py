@@ -16,7 +16,7 @@ def as_replacement(before: str, after: str) -> tuple[str, str] | None:
 
 
 def _changed_lines(before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
-    """The lines that differ; where lines were only added or only removed, with the line that follows."""
+    """The lines that differ; where lines were only added or only removed, with the line that follows or else precedes."""
     start = 0
     while start < min(len(before), len(after)) and before[start] == after[start]:
         start += 1
@@ -24,5 +24,5 @@ def _changed_lines(before: list[str], after: list[str]) -> tuple[list[str], list
     while end < min(len(before), len(after)) - start and before[-1 - end] == after[-1 - end]:
         end += 1
     if start in (len(before) - end, len(after) - end):
-        end -= 1
+        start, end = (start, end - 1) if end else (start - 1, end)
     return before[start : len(before) - end], after[start : len(after) - end]

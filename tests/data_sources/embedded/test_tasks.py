@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
 import random
 import re
+import sys
 
 import pytest
 
@@ -114,3 +117,8 @@ def test_a_wrong_fix_of_the_right_line_is_caught() -> None:
         for mutant in function.template.mutants:
             assert chosen & {function.template.calls[number] for number in mutant.killed_by}, mutant.key
         assert failing_tests(repository)[0]
+
+
+def test_no_name_hides_or_is_hidden_by_a_module_of_the_standard_library() -> None:
+    taken = {*sys.stdlib_module_names, *keyword.kwlist, *dir(builtins)}
+    assert not taken & set(PIECES)

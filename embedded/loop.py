@@ -230,5 +230,8 @@ def _fix_numerics(args: Namespace) -> None:
     """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
     torch.set_num_threads(getattr(args, "swe_trainer_threads", None) or args.swe_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # a debugging aid that costs a pass over every new tensor
+    )
     torch.manual_seed(args.seed)
     random.seed(args.seed)

@@ -1,5 +1,6 @@
-"""The model's forward pass over a tree of shared prefixes: its own layers, with attention along the tree's paths.
+"""The model's forward pass over a tree of shared prefixes, as training needs it.
 
+The same function of the same weights as `Qwen2.forward_packed`, to rounding; attention goes along the tree's paths.
 Shapes: T rows of the layout, H hidden, Q query heads, K key/value heads, D head dimension.
 """
 
@@ -11,20 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.model import Attention, Layer, Qwen2, rope_tables, rotate
+from embedded.fused import interleaved, rms_norm, rotate, swiglu
+from embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
 from embedded.prefix_tree import PrefixTree
 
 
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
     """Hidden states [T, H] after the final norm: of each row what the model gives after the tokens of its path."""
-    weight = model.head_weight
-    rope = rope_tables(positions_T, model.config, weight.dtype)
-    attention = TreeAttention(tree, weight)
+    turn = torch.complex(*rope_tables(positions_T, model.config, torch.float32))
+    attention = TreeAttention(tree, model.head_weight)
     x_TxH: Tensor = model.model.embed_tokens(tokens_T)
     for layer in cast("list[Layer]", model.model.layers):
-        x_TxH = x_TxH + attention(layer.self_attn, layer.input_layernorm(x_TxH), rope)
-        x_TxH = x_TxH + layer.mlp(layer.post_attention_layernorm(x_TxH))
-    return cast(Tensor, model.model.norm(x_TxH))
+        normed = rms_norm(x_TxH, layer.input_layernorm.weight, layer.input_layernorm.eps)
+        x_TxH = x_TxH + attention(layer.self_attn, normed, turn)
+        normed = rms_norm(x_TxH, layer.post_attention_layernorm.weight, layer.post_attention_layernorm.eps)
+        x_TxH = x_TxH + _mlp(layer.mlp, normed)
+    return rms_norm(x_TxH, model.model.norm.weight, model.model.norm.eps)
 
 
 class TreeAttention:
@@ -37,11 +40,11 @@ class TreeAttention:
         longest = max(span.position + span.length for span in tree.spans)
         self.causal = torch.full((longest, longest), -torch.inf, device=like.device, dtype=like.dtype).triu(1)
 
-    def __call__(self, own: Attention, x_TxH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def __call__(self, own: Attention, x_TxH: Tensor, turn: Tensor) -> Tensor:
         """Self-attention's output [T, H], the output projection included."""
-        queries = self._split(rotate(_heads(own, own.q_proj(x_TxH)), *rope))
-        keys = self._split(rotate(_heads(own, own.k_proj(x_TxH)), *rope))
-        values = self._split(_heads(own, own.v_proj(x_TxH)))
+        q_TxQxD, k_TxKxD, v_TxKxD = _project(own, x_TxH)
+        queries, keys = self._split(rotate(q_TxQxD, turn)), self._split(rotate(k_TxKxD, turn))
+        values = self._split(v_TxKxD)
         outputs = [self._span(index, query, keys, values) for index, query in enumerate(queries)]
         return cast(Tensor, own.o_proj(torch.cat(outputs).flatten(-2)))
 
@@ -61,5 +64,16 @@ class TreeAttention:
         return out[0].transpose(0, 1)
 
 
-def _heads(own: Attention, x_TxH: Tensor) -> Tensor:
-    return x_TxH.view(len(x_TxH), -1, own.head_dim)
+def _project(own: Attention, x_TxH: Tensor) -> list[Tensor]:
+    """Queries, keys and values [T, heads, D] by one product; those that are rotated come in pairs, not halves."""
+    rotated, plain = (own.q_proj, own.k_proj), own.v_proj
+    weight = torch.cat([*(interleaved(part.weight, own.head_dim) for part in rotated), plain.weight])
+    bias = torch.cat([*(interleaved(part.bias, own.head_dim) for part in rotated), plain.bias])
+    heads = [len(part.weight) // own.head_dim for part in (*rotated, plain)]
+    projected = F.linear(x_TxH, weight, bias).view(len(x_TxH), -1, own.head_dim)
+    return list(projected.split(heads, dim=1))  # type: ignore[no-untyped-call]
+
+
+def _mlp(own: MLP, x_TxH: Tensor) -> Tensor:
+    weight = torch.cat([own.gate_proj.weight, own.up_proj.weight])
+    return cast(Tensor, own.down_proj(swiglu(F.linear(x_TxH, weight))))

@@ -131,27 +131,28 @@ def start(args: Namespace) -> subprocess.Popen:
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_then_resume_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path):
     rng = random.Random(os.environ.get("SLIME_SWE_KILL_SEED", "1"))
+    kills, code = 0, None
     with TinyEngine(tiny_checkpoint) as engine:
-        whole = make_args(tiny_checkpoint, tmp_path / "whole" / "run", num_rollout=6, **engine.address)
-        assert start(whole).wait(300) == 0
-        args = make_args(tiny_checkpoint, tmp_path / "parts" / "run", num_rollout=6, **engine.address)
+        small = dict(num_rollout=5, rollout_batch_size=2, over_sampling_batch_size=2, n_samples_per_eval_prompt=1)
+        whole, args = (make_args(tiny_checkpoint, tmp_path / n / "run", **small, **engine.address) for n in ("a", "b"))
         args.swe_tasks, args.swe_eval_tasks = whole.swe_tasks, whole.swe_eval_tasks
-        kills = 0
-        for _ in range(40):
+        train(whole, NoProgress())
+        while code != 0:
             process = start(args)
-            if kills < 5:
-                wait_until_it_works(process, Path(args.swe_run_dir))
-                time.sleep(rng.uniform(0, 0.8))
-                process.send_signal(signal.SIGKILL)
-            code = process.wait(300)
+            try:
+                if kills < 4:
+                    wait_until_it_works(process, Path(args.swe_run_dir))
+                    time.sleep(rng.uniform(0, 0.7))
+                    process.kill()
+                code = process.wait(300)
+            finally:
+                process.kill()
+            assert code in (0, -signal.SIGKILL)
+            kills += code != 0
             args.load = args.save
-            if code == 0:
-                break
-            assert code == -signal.SIGKILL
-            kills += 1
-    assert code == 0 and kills == 5
-    assert lasting(tmp_path / "parts/run") == lasting(tmp_path / "whole/run")
-    assert episodes(tmp_path / "parts/run") == episodes(tmp_path / "whole/run")
+    assert kills >= 2
+    assert lasting(tmp_path / "b/run") == lasting(tmp_path / "a/run")
+    assert episodes(tmp_path / "b/run") == episodes(tmp_path / "a/run")
 
 
 def wait_until_it_works(process: subprocess.Popen, run_dir: Path) -> None:

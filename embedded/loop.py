@@ -230,8 +230,7 @@ def _fix_numerics(args: Namespace) -> None:
     """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
     torch.set_num_threads(getattr(args, "swe_trainer_threads", None) or args.swe_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # a debugging aid that costs a pass over every new tensor
-    )
+    # A debugging aid that comes with it and costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(args.seed)
     random.seed(args.seed)

@@ -17,8 +17,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollout.sandbox import SandboxError, SandboxPool
 from rollout.sandbox.base import Sandbox
@@ -58,44 +59,54 @@ LABELS = {
 Figures = dict[str, float]
 
 
+class Laps:
+    """Times by name."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = {}
+
+    async def time(self, name: str, action: Awaitable[Any], count: int = 1) -> Any:
+        started = time.perf_counter()
+        result = await action
+        self._times.setdefault(name, []).append((time.perf_counter() - started) / count)
+        return result
+
+    def medians(self) -> Figures:
+        return {name: round(statistics.median(values) * 1e3, 3) for name, values in self._times.items()}
+
+
 async def measure(rounds: int) -> Figures:
-    """Raises `SandboxError` where bubblewrap does not work."""
-    figures = {"nursery_start_ms": await _median(3, _start_nursery)}
+    """Each sandbox beside its rival in every round, so that what else the machine does slows both alike.
+
+    Raises `SandboxError` where bubblewrap does not work.
+    """
+    laps = Laps()
+    for _ in range(3):
+        await laps.time("nursery_start_ms", _start_nursery())
     async with SandboxPool("bubblewrap", concurrency=16) as pool:
-        await _cycle(pool)
-        figures |= await _parts(pool, rounds)
-        figures["cycle_ms"] = await _median(rounds, lambda: _cycle(pool))
-        figures["cycle_16_ms"] = await _sixteen(rounds, lambda: _cycle(pool))
-    figures["bwrap_start_ms"] = await _median(rounds, lambda: _bwrap("true"))
-    figures["bwrap_command_ms"] = await _median(rounds, lambda: _bwrap("echo hello; cat /etc/ld.so.conf"))
-    figures["bwrap_cycle_ms"] = await _median(rounds, _bwrap_cycle)
-    figures["bwrap_cycle_16_ms"] = await _sixteen(rounds, _bwrap_cycle)
-    return figures
+        for _ in range(3):
+            await _cycle(pool)
+        for number in range(rounds):
+            await _life(pool, laps)
+            await laps.time("bwrap_start_ms", _bwrap("true"))
+            await laps.time("bwrap_command_ms", _bwrap("echo hello"))
+            await laps.time("cycle_ms", _cycle(pool))
+            await laps.time("bwrap_cycle_ms", _bwrap_cycle())
+            if number % 16 == 0:
+                await laps.time("cycle_16_ms", asyncio.gather(*(_cycle(pool) for _ in range(16))), 16)
+                await laps.time("bwrap_cycle_16_ms", asyncio.gather(*(_bwrap_cycle() for _ in range(16))), 16)
+    return laps.medians()
 
 
-async def _parts(pool: SandboxPool, rounds: int) -> Figures:
-    """Medians of each step of one sandbox's life."""
-    times: dict[str, list[float]] = {}
-
-    def lap(name: str, since: float) -> float:
-        now = time.perf_counter()
-        times.setdefault(name, []).append(now - since)
-        return now
-
-    for _ in range(rounds):
-        at = time.perf_counter()
-        async with pool.open(FILES) as sandbox:
-            at = lap("open_ms", at)
-            await _run_tests(sandbox, TESTS)
-            at = lap("forked_tests_ms", at)
-            await sandbox.exec("echo hello")
-            at = lap("first_command_ms", at)
-            await sandbox.exec("echo hello; cat /etc/ld.so.conf")
-            at = lap("command_ms", at)
-            await _run_tests(sandbox, STARTED_TESTS)
-            at = lap("started_tests_ms", at)
-        lap("close_ms", at)
-    return {name: statistics.median(values) * 1e3 for name, values in times.items()}
+async def _life(pool: SandboxPool, laps: Laps) -> None:
+    """The steps of one sandbox's life."""
+    opening = pool.open(FILES)
+    sandbox = await laps.time("open_ms", opening.__aenter__())
+    await laps.time("forked_tests_ms", _run_tests(sandbox, TESTS))
+    await laps.time("first_command_ms", sandbox.exec("echo hello"))
+    await laps.time("command_ms", sandbox.exec("echo hello"))
+    await laps.time("started_tests_ms", _run_tests(sandbox, STARTED_TESTS))
+    await laps.time("close_ms", opening.__aexit__(None, None, None))
 
 
 async def _start_nursery() -> None:
@@ -132,24 +143,6 @@ async def _bwrap_cycle() -> None:
     assert output.endswith(b"1 passed, 1 failed\n"), output
 
 
-async def _median(rounds: int, action: Callable[[], Awaitable[object]]) -> float:
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        await action()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) * 1e3
-
-
-async def _sixteen(rounds: int, action: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds of wall time for each of many, 16 of them at once."""
-
-    async def batch() -> None:
-        await asyncio.gather(*(action() for _ in range(16)))
-
-    return await _median(max(2, rounds // 16), batch) / 16
-
-
 def table(figures: Mapping[str, float]) -> str:
     rows = [f"{'milliseconds, median':36} {'nursery':>8} {'rival':>8} {'ratio':>7}"]
     for name, label in LABELS.items():
@@ -177,7 +170,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="make these figures the baseline")
     options = parser.parse_args()
     try:
-        figures = {name: round(value, 3) for name, value in asyncio.run(measure(options.rounds)).items()}
+        figures = asyncio.run(measure(options.rounds))
     except SandboxError as error:
         print(f"this benchmark needs bubblewrap (apt-get install bubblewrap): {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ from rollout.sandbox.guest import frames
 from rollout.sandbox.guest.python_fork import parse
 from rollout.sandbox.nursery import UNPROTECTED, Nursery, NurseryError
 
-ANSWER_SECONDS = 30.0  # for the sandbox to answer, beyond the time that a command may take
+ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
 
 
 class LocalSandbox:

@@ -25,7 +25,7 @@ from rollout.sandbox import bubblewrap
 from rollout.sandbox.base import Limits, SandboxError
 from rollout.sandbox.guest.isolation import REPOSITORY
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 END_SECONDS = 5.0
 RUNS_TO_COMPILE = 3
 MAX_SCRIPTS = 256

@@ -139,7 +139,7 @@ async def test_nothing_outlives_a_killed_host(
         assert host.stdout.readline() == b"running\n"
         assert count_processes(f"sleep\x00{marker}") == 4
         host.send_signal(end)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while count_processes(f"sleep\x00{marker}") or count_processes(str(tmp_path)) or list(tmp_path.iterdir()):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)

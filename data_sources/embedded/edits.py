@@ -16,7 +16,7 @@ def as_replacement(before: str, after: str) -> tuple[str, str] | None:
 
 
 def _changed_lines(before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
-    """The lines that differ; where lines were only added or only removed, with the line that follows or else precedes."""
+    """The lines that differ; where lines were only added or removed, with the line that follows or else precedes."""
     start = 0
     while start < min(len(before), len(after)) and before[start] == after[start]:
         start += 1

@@ -46,7 +46,9 @@ class Client:
     async def post(self, path: str, payload: Any = None, **options: Any) -> tuple[int, Any]:
         data = None if payload is None else json.dumps(payload)
         async with self.session.post(self.url + path, data=data, **options) as response:
-            return response.status, await response.json(content_type=None)
+            body = await response.read()
+            is_json = "json" in response.content_type
+            return response.status, json.loads(body) if is_json else body.decode()
 
     async def get(self, path: str) -> tuple[int, Any]:
         async with self.session.get(self.url + path) as response:

@@ -18,6 +18,10 @@ from embedded.packing import pack
 from embedded.prefix_tree import PrefixTree
 from embedded.train_data import TrainData
 from embedded.tree_forward import hidden_states
+from embedded.workers import ordered_map
+
+# Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
+CPU_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,14 @@ class MicroBatch:
 def micro_batches(
     data: TrainData, samples: Sequence[int], max_tokens: int, device: torch.device | str = "cpu"
 ) -> list[MicroBatch]:
-    """Pack those of `samples` that have trained tokens into micro-batches of at most `max_tokens` rows."""
+    """Pack those of `samples` that have trained tokens into micro-batches of at most `max_tokens` rows.
+
+    On a CPU they are smaller where there is little to do, so that every core gets some.
+    """
     inputs = [data.tokens[sample][: input_length(data, sample)] for sample in samples]
+    if torch.device(device).type == "cpu":
+        lengths = [len(tokens) for tokens in inputs]
+        max_tokens = min(max_tokens, max(sum(lengths) // CPU_MICRO_BATCHES, *lengths, 1)) if lengths else max_tokens
     return [_collate(data, samples, tree, device) for tree in pack(inputs, max_tokens)]
 
 
@@ -80,12 +90,19 @@ def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor
     return action_log_probs(hidden_TxH.index_select(0, batch.row_N), model.head_weight, batch.target_N, temperature)
 
 
-def recompute_log_probs(model: Qwen2, data: TrainData, temperature: float, max_tokens: int) -> list[list[float]]:
+def recompute_log_probs(
+    model: Qwen2, data: TrainData, temperature: float, max_tokens: int, workers: int = 1
+) -> list[list[float]]:
     """The model's own log-probability of every trained token, in the layout of `data.rollout_log_probs`, else 0.0."""
+
+    @torch.no_grad()
+    def work(batch: MicroBatch) -> list[float]:
+        values: list[float] = forward(model, batch, temperature)[0].tolist()
+        return values
+
     result = [[0.0] * len(mask) for mask in data.loss_masks]
-    with torch.no_grad():
-        for batch in micro_batches(data, range(len(data)), max_tokens, model.head_weight.device):
-            log_probs_N = forward(model, batch, temperature)[0].tolist()
-            for (sample, place), value in zip(batch.source_N, log_probs_N, strict=True):
-                result[sample][place] = value
+    batches = micro_batches(data, range(len(data)), max_tokens, model.head_weight.device)
+    for batch, log_probs_N in zip(batches, ordered_map(work, batches, workers), strict=True):
+        for (sample, place), value in zip(batch.source_N, log_probs_N, strict=True):
+            result[sample][place] = value
     return result

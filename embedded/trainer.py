@@ -17,6 +17,7 @@ from embedded.model import Qwen2
 from embedded.optimizer import PolicyOptimizer
 from embedded.packing import PackingError, split_steps
 from embedded.train_data import TrainData
+from embedded.workers import ordered_map, worker_count
 
 
 class TrainingError(RuntimeError):
@@ -26,7 +27,8 @@ class TrainingError(RuntimeError):
 class Trainer:
     """Holds the policy and its optimizer; `train` makes the optimizer steps of one rollout.
 
-    A run is a function of its data and arguments: sequences are packed in a fixed order, and nothing is sampled.
+    A run is a function of its data and arguments: sequences are packed in a fixed order, nothing is sampled, and
+    gradients are added in the order of the micro-batches, however many are worked on at once.
     """
 
     def __init__(self, args: Namespace, model_dir: str | Path | None = None) -> None:
@@ -45,6 +47,7 @@ class Trainer:
         self.steps: int = args.num_steps_per_rollout
         self.clip_grad: float = args.clip_grad
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.workers = worker_count(self.device)
         self.model = Qwen2.load(model_dir or args.hf_checkpoint).to(self.device)
         self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
         self.optimizer = PolicyOptimizer(self.model, args)
@@ -66,7 +69,7 @@ class Trainer:
 
     def recompute(self, data: TrainData, model: Qwen2) -> list[list[float]]:
         """Log-probabilities of the trained tokens under `model`, in the layout of the server's."""
-        return recompute_log_probs(model, data, self.temperature, self.max_tokens)
+        return recompute_log_probs(model, data, self.temperature, self.max_tokens, self.workers)
 
     def save_state(self) -> bytes:
         """Everything but the weights that the next step depends on."""
@@ -87,10 +90,17 @@ class Trainer:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         self.model.zero_grad(set_to_none=False)
+        parameters = list(self.model.parameters())
+
+        def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference))
+            return parts, torch.autograd.grad(loss, parameters)
+
         sums: list[dict[str, Tensor]] = []
-        for batch in micro_batches(data, contributing, self.max_tokens, self.device):
-            actions = self._actions(data, batch, rollouts, old, reference)
-            sums.append(self._accumulate(batch, actions))
+        batches = micro_batches(data, contributing, self.max_tokens, self.device)
+        for parts, grads in ordered_map(work, batches, self.workers):
+            sums.append(parts)
+            _add_gradients(parameters, grads)
         norm = self._clip_gradients()
         self.optimizer.step()
         return _step_metrics(sums) | {"grad_norm": norm}
@@ -99,17 +109,16 @@ class Trainer:
         """A sample whose every token has zero gradient is left out of the forward pass, not of the denominators."""
         return bool(data.advantages[sample]) or not self.config.is_pure_policy_gradient
 
-    def _accumulate(self, batch: MicroBatch, actions: Actions) -> dict[str, Tensor]:
+    def _loss(self, batch: MicroBatch, actions: Actions) -> tuple[dict[str, Tensor], Tensor]:
         log_probs_N, entropy_N = forward(self.model, batch, self.temperature)
         loss, parts = policy_loss(log_probs_N, entropy_N, actions, self.config)
-        loss.backward()  # type: ignore[no-untyped-call]
         gap = (log_probs_N.detach() - actions.rollout).abs()
         counts = {
             "weight": actions.weight.sum(),
             "trained_tokens": torch.tensor(len(gap)),
             "input_tokens": torch.tensor(len(batch.tokens_T)),
         }
-        return parts | counts | {"logprob_diff_max": gap.max(), "logprob_diff_sum": gap.sum()}
+        return parts | counts | {"logprob_diff_max": gap.max(), "logprob_diff_sum": gap.sum()}, loss
 
     def _actions(
         self,
@@ -145,6 +154,14 @@ class Trainer:
 
     def _frozen(self, directory: str | Path) -> Qwen2:
         return Qwen2.load(directory).to(self.device).requires_grad_(False)
+
+
+def _add_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    for parameter, grad in zip(parameters, grads, strict=True):
+        if parameter.grad is None:
+            parameter.grad = grad
+        else:
+            parameter.grad += grad
 
 
 def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:

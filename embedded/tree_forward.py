@@ -52,15 +52,10 @@ class TreeAttention:
         return torch.split(x_TxQxD.transpose(0, 1), self.lengths, 1)
 
     def _span(self, index: int, query: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
-        path, start = self.paths[index], self.starts[index]
-        if len(path) == 1:
-            k, v, mask = keys[index], values[index], None
-        else:
-            k, v = (torch.cat([part[i] for i in path], dim=1) for part in (keys, values))
-            mask = self.causal[start : start + self.lengths[index], : start + self.lengths[index]]
-        out = F.scaled_dot_product_attention(
-            query[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
+        path, start, length = self.paths[index], self.starts[index], self.lengths[index]
+        k, v = (torch.cat([part[i] for i in path], dim=1) if start else part[index] for part in (keys, values))
+        mask = self.causal[start : start + length, : start + length] if start else None
+        out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, is_causal=not start, enable_gqa=True)
         return out[0].transpose(0, 1)
 
 

@@ -204,3 +204,16 @@ def test_a_gradient_that_is_not_a_number_leaves_the_policy_alone(tiny_checkpoint
 def test_settings_that_cannot_work_are_refused_at_the_start(tiny_checkpoint, changes, error, words):
     with pytest.raises(error, match=words):
         Trainer(make_args(tiny_checkpoint, **changes))
+
+
+def test_the_number_of_workers_changes_no_bit(tiny_checkpoint, model):
+    data = make_data(model, 24)
+    results = []
+    for workers in (1, 2, 5):
+        trainer = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2, use_tis=True))
+        trainer.workers = workers
+        results.append((trainer.train(data), [parameter.clone() for parameter in trainer.model.parameters()]))
+    (metrics, weights), *others = results
+    for other_metrics, other_weights in others:
+        assert other_metrics == metrics
+        assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))

@@ -1,0 +1,34 @@
+"""Run independent pieces of tensor work on several cores, with results that don't depend on how many.
+
+One thread per piece instead of many threads per operation: nothing waits at a barrier within each small operation, so
+a core that is taken by another process slows the work down by its share and no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def worker_count(device: torch.device) -> int:
+    """How many pieces to work on at once: one on a GPU, else as many as there are cores for their threads."""
+    if device.type != "cpu":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
+
+
+def ordered_map(function: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T]:
+    """`function` of each item, in the items' order; `workers` of them at once."""
+    if workers == 1:
+        yield from map(function, items)
+        return
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        yield from pool.map(function, items)

@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
+from embedded.attention import Span
 from embedded.decoder import Decoder
 from embedded.kv_cache import KVCache
 from embedded.model import ModelConfig, Qwen2
 from embedded.requests import Completion, Request
 from embedded.sampling import SamplingParams
 from embedded.scheduler import Scheduler
-from embedded.step import Span
 
 BASELINE = Path(__file__).parent / "baselines" / "engine.json"
 TOLERANCE = 1.5  # a ratio this many times worse than its baseline fails the check
@@ -46,7 +46,7 @@ SHAPE = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
-SLOTS, CONTEXT, SYSTEM, STOP = 160, 640, 208, frozenset({2})
+SLOTS, CONTEXT, SYSTEM = 160, 640, 208
 
 
 def measure() -> dict[str, float]:
@@ -73,7 +73,7 @@ def _checkpoint(directory: str) -> None:
 
 def _scheduler(directory: str) -> Scheduler:
     model, device = Qwen2.load(directory), torch.device("cpu")
-    return Scheduler(Decoder(model, KVCache(model.config, SLOTS, CONTEXT, device, STOP), device), lambda ids: "")
+    return Scheduler(Decoder(model, KVCache(model.config, SLOTS, CONTEXT, device), device), lambda ids: "")
 
 
 def _best(function: Callable[[], object], repeats: int = 9) -> float:
@@ -89,17 +89,13 @@ def _best(function: Callable[[], object], repeats: int = 9) -> float:
 
 def _decode(scheduler: Scheduler, rows: int) -> float:
     rng, decoder = random.Random(0), scheduler.decoder
-    running = [(slot, 5, 329 - rng.randrange(60)) for slot in range(rows)]
-    for slot, _, position in running:
-        decoder.cache.record(slot, 0, [7] * (SYSTEM - 1) + [2] + [slot + 3] * (position - SYSTEM + 1))
-    return 1e3 * _best(lambda: decoder.forward(decoder.step(running, []), range(rows)))
+    spans = [Span(slot, 329 - rng.randrange(60), [5]) for slot in range(rows)]
+    return 1e3 * _best(lambda: decoder.forward(spans, range(rows)))
 
 
 def _prefill(scheduler: Scheduler) -> float:
-    decoder, spans = scheduler.decoder, [Span(slot, 0, [slot + 3] * 300) for slot in range(3)]
-    for span in spans:
-        decoder.cache.record(span.slot, 0, span.tokens)
-    return 1e6 / 900 * _best(lambda: decoder.forward(decoder.step([], spans), [0]))
+    spans = [Span(slot, 0, [slot + 3] * 300) for slot in range(3)]
+    return 1e6 / 900 * _best(lambda: scheduler.decoder.forward(spans, [0]))
 
 
 class Episode:

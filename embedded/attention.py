@@ -1,90 +1,92 @@
-"""Attention of a step over the cache, for a batch of runs: n slots, each with M queries of its own.
+"""Attention of a step over the cache, one run (new tokens of one slot) at a time.
 
-One new token of every running slot is such a batch (one token a slot); prompts of similar length are another. Letters:
-n runs, K key/value heads, T tokens of a run (the longest; shorter ones are padded), G query heads per key/value head,
-M = T × G queries, D head dimension, L columns (positions). What makes the bits of a query independent of n, T, L and
-of whether the columns before the boundary are read once for all runs is said in `decoder.py`.
+A loop costs some 30 µs a run and layer, but reads exactly the context that a run has; one batched product over all
+slots would read every slot up to the longest context, and reading is what takes the time. Letters: K key/value heads,
+T tokens of a run, G query heads per key/value head, M = T × G queries, D head dimension, L columns (positions).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from embedded.kv_cache import KVCache
-from embedded.step import Batch
+from embedded.kv_cache import ALIGN, KVCache, round_up
 
 CHUNK = 256  # columns of one matrix product with the values; a BLAS sums more than about 300 in several pieces
 
 
-def chunks(start: int, end: int) -> list[tuple[int, int]]:
-    return [(begin, min(begin + CHUNK, end)) for begin in range(start, end, CHUNK)]
+@dataclass(frozen=True)
+class Span:
+    """A run of new tokens of one slot, at positions `start`, `start + 1`, …"""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
 
 
-class RunAttention:
-    """`groups` is G."""
+@dataclass(frozen=True)
+class _Run:
+    slot: int
+    queries: slice  # of all runs' queries
+    columns: int  # L
+    masked: int  # the columns from here on may be after a query's own position
+    mask: Tensor  # [M, L - masked]
 
-    def __init__(self, cache: KVCache, batch: Batch, groups: int, device: torch.device) -> None:
-        self.cache, self.batch, self.groups = cache, batch, groups
-        self.heads = cache.keys.shape[2]
-        self.runs, self.tokens = batch.positions.shape
-        self.begin = 0 if batch.shared is None else batch.boundary  # columns before are read once for all runs
-        slots = batch.slots
-        self.first = slots[0] if len(slots) == 1 or isinstance(slots, range) else None
-        self.slots = torch.tensor(slots, device=device) if self.first is None else None
-        positions = torch.from_numpy(batch.positions).to(device)
-        hidden = torch.arange(self.begin, batch.end, device=device) > positions[..., None]
-        mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)
-        self.mask = mask.repeat_interleave(groups, dim=1).repeat_interleave(self.heads, dim=0)
+
+class Attention:
+    """`groups` is G; each run has at least `least` queries, by computing them several times."""
+
+    def __init__(self, kv: KVCache, spans: Sequence[Span], groups: int, least: int) -> None:
+        self.kv, self.groups = kv, groups
+        # Where a run would have too few queries, all have each of theirs this often: simpler, and rarely needed.
+        self.copies = max(-(-least // (len(span.tokens) * groups)) for span in spans)
+        self.runs = []
+        query = 0
+        for span in spans:
+            stop = query + len(span.tokens) * groups * self.copies
+            masked, columns = span.start // ALIGN * ALIGN, round_up(span.end, ALIGN)
+            mask = _mask(span.start - masked, len(span.tokens), columns - masked, groups * self.copies)
+            self.runs.append(_Run(span.slot, slice(query, stop), columns, masked, mask.to(kv.keys.device)))
+            query = stop
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """From queries [n × T, K, G, D] to outputs [n × T, K × G × D]."""
-        queries = self._by_run(query)
-        scores = torch.baddbmm(self.mask, queries, self._own(self.cache.keys[layer], 3))
-        if self.begin:
-            keys = self.cache.keys[layer, self.batch.shared, :, :, : self.begin]
-            scores = torch.cat((self._to_runs(torch.bmm(self._to_heads(queries), keys)), scores), dim=-1)
-        weights = torch.softmax(scores, dim=-1)
-        out = self._from_prefix(weights, layer)
-        values = self._own(self.cache.values[layer], 2)
-        boundary, end = self.batch.boundary, self.batch.end
-        for start, stop in [*chunks(self.begin, boundary), *chunks(boundary, end)]:
-            out.baddbmm_(weights[:, :, start:stop], values[:, start - self.begin : stop - self.begin])
-        by_token = out.view(self.runs, self.heads, self.tokens, -1).transpose(1, 2)
-        return by_token.reshape(self.runs * self.tokens, -1)
+        """From queries [rows, K, G, D], of all spans' tokens in order, to outputs [rows, K × G × D]."""
+        rows, heads, groups, dim = query.shape
+        if self.copies > 1:
+            query = query.repeat_interleave(self.copies, 2)
+        queries = query.transpose(0, 1).reshape(heads, -1, dim)
+        keys, values = self.kv.keys_of[layer], self.kv.values_of[layer]
+        outputs = []
+        for run in self.runs:
+            scores = torch.bmm(queries[:, run.queries], keys[run.slot].narrow(2, 0, run.columns))
+            scores.narrow(2, run.masked, run.columns - run.masked).add_(run.mask)
+            outputs.append(_weigh(torch.softmax(scores, -1), values[run.slot], run.columns))
+        out = torch.cat(outputs, 1).view(heads, rows, groups, self.copies, dim)[:, :, :, 0]
+        return out.transpose(0, 1).reshape(rows, -1)
 
-    def _from_prefix(self, weights: Tensor, layer: int) -> Tensor:
-        """What the shared columns add up to, [n × K, M, D]."""
-        dim = self.cache.values.shape[-1]
-        if not self.begin:
-            return weights.new_zeros(weights.shape[0], weights.shape[1], dim)
-        shared = self._to_heads(weights[:, :, : self.begin])
-        out = shared.new_zeros(self.heads, shared.shape[1], dim)
-        for start, stop in chunks(0, self.begin):
-            out.baddbmm_(shared[:, :, start:stop], self.cache.values[layer, self.batch.shared, :, start:stop])
-        return self._to_runs(out)
 
-    def _by_run(self, query: Tensor) -> Tensor:
-        """[n × T, K, G, D] → [n × K, M, D]"""
-        split = query.view(self.runs, self.tokens, self.heads, self.groups, -1).transpose(1, 2)
-        return split.reshape(self.runs * self.heads, self.tokens * self.groups, -1)
+def _weigh(weights: Tensor, values: Tensor, columns: int) -> Tensor:
+    """weights × values [K, M, D], summed chunk by chunk."""
+    if columns <= CHUNK:
+        return torch.bmm(weights, values.narrow(1, 0, columns))
+    out = torch.bmm(weights.narrow(2, 0, CHUNK), values.narrow(1, 0, CHUNK))
+    for start in range(CHUNK, columns, CHUNK):
+        width = min(CHUNK, columns - start)
+        out.baddbmm_(weights.narrow(2, start, width), values.narrow(1, start, width))
+    return out
 
-    def _to_heads(self, x: Tensor) -> Tensor:
-        """[n × K, M, …] → [K, n × M, …]"""
-        split = x.reshape(self.runs, self.heads, *x.shape[1:]).transpose(0, 1)
-        return split.reshape(self.heads, self.runs * x.shape[1], x.shape[2])
 
-    def _to_runs(self, x: Tensor) -> Tensor:
-        """[K, n × M, …] → [n × K, M, …]"""
-        split = x.view(self.heads, self.runs, -1, x.shape[2]).transpose(0, 1)
-        return split.reshape(self.runs * self.heads, -1, x.shape[2])
-
-    def _own(self, tensor: Tensor, axis: int) -> Tensor:
-        """What is read per run of a layer's keys or values [slot, K, …], as [n × K, …]; a view if it can be."""
-        part = tensor.narrow(axis, self.begin, self.batch.end - self.begin)
-        if self.slots is None:
-            assert self.first is not None
-            return part[self.first : self.first + self.runs].flatten(0, 1)
-        return part.index_select(0, self.slots).flatten(0, 1)
+@cache
+def _mask(first: int, tokens: int, columns: int, repeat: int) -> Tensor:
+    """0 where a column is visible to a query, else -inf; token t of a run sees columns 0 … first + t."""
+    visible = torch.arange(first, first + tokens).repeat_interleave(repeat)
+    return torch.zeros(len(visible), columns).masked_fill_(torch.arange(columns) > visible[:, None], -math.inf)

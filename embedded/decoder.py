@@ -1,15 +1,12 @@
-"""The cached forward pass: one step over all running rows, in which a row's bits do not depend on the other rows.
+"""The cached forward pass: one step over runs of new tokens, in which a row's bits do not depend on the other rows.
 
-A step takes one new token of each running slot (decode) and runs of new tokens of others (prefill) together. Every
-number is computed the same way in both, whatever else is in the batch and however much of a prefix was cached:
+A step takes the next tokens of every running request (decode) and pieces of prompts (prefill) together. Every number is
+computed the same way in both, whatever else is in the batch and however much of a context was cached:
 
 - linear layers see at least 16 rows: a BLAS switches kernels only below that (AVX-512; with AVX2, below 96);
-- scores are dot products over the head dimension, by matrix products of at least two rows (AVX2: four);
-- softmax runs over a multiple of 32 columns, in place from column 0; those after a query's own position are -inf,
-  which adds exact zeros at the end of every sum;
-- weights × values is summed in chunks whose ends are a function of the query's own context: from 0 to the end of its
-  first message, and from there on, at most 256 columns each. So a first message that sessions share (a system prompt)
-  can be read once for all of them, and gives the same bits as when it is read for each.
+- attention is computed run by run. Scores are dot products over the head dimension, by matrix products of at least two
+  rows (AVX2: four); softmax runs over a multiple of 32 columns, from column 0, of which those after a query's own
+  position are -inf, which adds exact zeros at the end of every sum; weights × values is summed in chunks of 256 columns.
 
 `invariance.py` finds out which of these limits hold on the machine at hand.
 """
@@ -17,7 +14,7 @@ number is computed the same way in both, whatever else is in the batch and howev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,10 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.attention import RunAttention
+from embedded.attention import Attention, Span
 from embedded.kv_cache import KVCache, round_up
 from embedded.model import Layer, ModelConfig, Qwen2
-from embedded.step import Span, Step
 
 
 @dataclass(frozen=True)
@@ -94,32 +90,45 @@ class Decoder:
         self.layers = [FusedLayer.build(cast(Layer, layer), self.config) for layer in moved.model.layers]
         self.head = moved.head_weight * moved.model.norm.weight
 
-    def step(self, decode: Sequence[tuple[int, int, int]], spans: Sequence[Span]) -> Step:
-        """Lay out a step of (slot, token, position) of each running slot, and of spans of others."""
-        return Step(self.cache, decode, spans, self.tiling.rows)
-
     @torch.inference_mode()
-    def forward(self, step: Step, take: Sequence[int]) -> Tensor:
-        """Logits of the rows `take` of the step, [at least len(take), V]; the rows after those mean nothing.
+    def forward(self, spans: Sequence[Span], take: Sequence[int]) -> Tensor:
+        """Logits of some of the spans' tokens, laid end to end; [at least len(take), V], of which the further rows
+        mean nothing.
 
-        Writes the step's keys and values into the cache.
+        Writes the tokens' keys and values into the cache; what stands before each span must be there.
         """
-        tokens, positions, slots, columns = (
-            torch.from_numpy(x).to(self.device) for x in (step.tokens, step.positions, step.slots, step.columns)
-        )
-        write = self.cache.write_indices(slots, columns)
+        rows = sum(len(span.tokens) for span in spans)
+        tokens, positions, write = self._inputs(spans, max(round_up(rows, 16), self.tiling.rows))
         rotation = self.rotations[positions][:, None]
-        attend = self._attention(step)
+        groups = self.config.num_attention_heads // self.config.num_key_value_heads
+        attention = Attention(self.cache, spans, groups, self.tiling.queries)
         x = self.embedding[tokens]
+        attended = x.new_zeros(len(x), self.config.num_attention_heads * self.config.head_dim)
         for index, layer in enumerate(self.layers):
             query = self._project(index, layer, x, rotation, write)
-            x = torch.addmm(x, attend(index, query), layer.out.t())
+            attended[:rows] = attention(index, query[:rows])
+            x = torch.addmm(x, attended, layer.out.t())
             gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
+        return self._logits(x, take)
+
+    def _inputs(self, spans: Sequence[Span], size: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Token and position of each row, and where its keys and values go; rows after the spans' are padding."""
+        tokens, positions, slots = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        columns = np.full(size, self.cache.scratch, dtype=np.int64)
+        row = 0
+        for span in spans:
+            end = row + len(span.tokens)
+            tokens[row:end], slots[row:end] = span.tokens, span.slot
+            positions[row:end] = columns[row:end] = range(span.start, span.end)
+            row = end
+        on_device = [torch.from_numpy(x).to(self.device) for x in (tokens, positions, slots, columns)]
+        return on_device[0], on_device[1], self.cache.write_indices(on_device[2], on_device[3])
+
+    def _logits(self, x: Tensor, take: Sequence[int]) -> Tensor:
         chosen = np.zeros(max(round_up(len(take), 16), self.tiling.rows), dtype=np.int64)
         chosen[: len(take)] = take
-        last = x[torch.from_numpy(chosen).to(self.device)]
-        return F.linear(self._norm(last), self.head)
+        return F.linear(self._norm(x[torch.from_numpy(chosen).to(self.device)]), self.head)
 
     def _project(
         self, index: int, layer: FusedLayer, x: Tensor, rotation: Tensor, write: tuple[Tensor, Tensor]
@@ -132,24 +141,6 @@ class Decoder:
         torch.view_as_complex(pairs).mul_(rotation)
         self.cache.write(index, write, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
         return qkv[:, :heads].view(len(x), kv_heads, heads // kv_heads, dim)
-
-    def _attention(self, step: Step) -> Callable[[int, Tensor], Tensor]:
-        """The function (layer, queries of all rows) → attention output of all rows."""
-        groups = self.config.num_attention_heads // self.config.num_key_value_heads
-        copies = -(-self.tiling.queries // groups)
-        rows = [torch.from_numpy(batch.rows.ravel()).to(self.device) for batch in step.batches]
-        runs = [RunAttention(self.cache, batch, groups * copies, self.device) for batch in step.batches]
-        order = torch.from_numpy(step.order()).to(self.device)
-
-        def attend(layer: int, query: Tensor) -> Tensor:
-            if copies > 1:
-                query = query.repeat_interleave(copies, 2)
-            out = torch.cat([run(layer, query[row]) for run, row in zip(runs, rows, strict=True)])[order]
-            if copies > 1:
-                out = out.view(len(out), -1, copies, self.config.head_dim)[:, :, 0].reshape(len(out), -1)
-            return out
-
-        return attend
 
     def _norm(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (self.config.hidden_size,), None, self.config.rms_norm_eps)

@@ -35,12 +35,11 @@ class Engine:
         slots: int,
         max_length: int,
         decode: Decode,
-        stop_ids: frozenset[int] = frozenset(),
         device: torch.device | None = None,
         on_exit: Callable[[], None] = lambda: None,
     ) -> None:
         device = device or torch.device("cpu")
-        cache = KVCache(model.config, slots, max_length, device, stop_ids)
+        cache = KVCache(model.config, slots, max_length, device)
         self.model = model
         self.scheduler = Scheduler(Decoder(model, cache, device), decode)
         self.paused = False

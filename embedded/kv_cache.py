@@ -7,7 +7,6 @@ the row-major × row-major layout, in which a row of the result does not depend 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -26,76 +25,31 @@ def round_up(number: int, multiple: int) -> int:
 
 
 class KVCache:
-    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it."""
 
-    `stop_ids` are the tokens that end a message; the first message of a context (a system prompt) is what sessions
-    are likely to share, and attention is laid out around its end (`attention.py`).
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        slots: int,
-        max_length: int,
-        device: torch.device,
-        stop_ids: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, config: ModelConfig, slots: int, max_length: int, device: torch.device) -> None:
         self.slots, self.max_length = slots, max_length
         # One position is scratch: rows that only pad a batch write there. The odd width keeps the rows of a key
         # matrix off the same cache set.
         self.width = round_up(max_length, ALIGN) + 16
         self.scratch = self.width - 1
-        heads, dim = config.num_key_value_heads, config.head_dim
-        self.keys = _zeros((config.num_hidden_layers, slots, heads, dim, self.width), device)
-        self.values = _zeros((config.num_hidden_layers, slots, heads, self.width, dim), device)
-        self.tokens = np.zeros((slots, max_length), dtype=np.int64)
+        layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        self.keys = _zeros((layers, slots, heads, dim, self.width), device)
+        self.values = _zeros((layers, slots, heads, self.width, dim), device)
+        # Views by layer and slot, made once: attention takes thousands of them a second.
+        self.keys_of = [layer.unbind(0) for layer in self.keys.unbind(0)]
+        self.values_of = [layer.unbind(0) for layer in self.values.unbind(0)]
+        self.tokens = np.zeros((slots, max_length), dtype=np.int32)
         self.lengths = np.zeros(slots, dtype=np.int64)
-        self.stop_ids = stop_ids
-        self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
-        self._stops = np.full(slots, -1, dtype=np.int64)  # position of each slot's first stop token
-        self._digests: list[bytes] = [b""] * slots
         self._key_offsets = torch.arange(heads * dim, device=device) * self.width
         columns = torch.arange(heads, device=device)[:, None] * (self.width * dim) + torch.arange(dim, device=device)
         self._value_offsets = columns.flatten()
 
-    def record(self, slot: int, start: int, tokens: Sequence[int] | np.ndarray) -> None:
+    def record(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """Note that the slot holds, or is about to hold, these tokens from position `start` on, and none after."""
         end = start + len(tokens)
         self.tokens[slot, start:end] = tokens
         self.lengths[slot] = end
-        if self._stops[slot] >= start:
-            self._stops[slot] = -1
-        if self._stops[slot] < 0:
-            self._find_stop(slot, start, end)
-
-    def record_one(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> None:
-        """`record` of one token for each of many slots."""
-        self.tokens[slots, positions] = tokens
-        self.lengths[slots] = positions + 1
-        self._stops[slots[self._stops[slots] >= positions]] = -1
-        for index in np.flatnonzero((self._stops[slots] < 0) & np.isin(tokens, self._stop_ids)):
-            self._find_stop(slots[index], positions[index], positions[index] + 1)
-
-    def _find_stop(self, slot: int, start: int, end: int) -> None:
-        found = np.flatnonzero(np.isin(self.tokens[slot, start:end], self._stop_ids))
-        if len(found):
-            self._stops[slot] = start + found[0]
-            first = self.tokens[slot, : self.boundary(slot, end)]
-            self._digests[slot] = hashlib.blake2b(first.tobytes(), digest_size=16).digest()
-
-    def stop(self, slot: int) -> int:
-        """Position of the slot's first stop token, -1 if there is none."""
-        return int(self._stops[slot])
-
-    def boundary(self, slot: int, position: int) -> int:
-        """Where attention from `position` divides the context: the end of the first message before it, rounded down
-        to a multiple of ALIGN; 0 if there is none. A function of the tokens before `position` alone."""
-        stop = int(self._stops[slot])
-        return (stop + 1) // ALIGN * ALIGN if 0 <= stop < position else 0
-
-    def first_message(self, slot: int) -> bytes:
-        """Equal for slots that hold the same tokens up to the boundary."""
-        return self._digests[slot]
 
     def write_indices(self, slots: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Where in a layer's flattened keys and values the [heads × dim] numbers of each row go; two int64 vectors."""
@@ -114,7 +68,7 @@ class KVCache:
         length = min(len(tokens), self.max_length)
         if length == 0:
             return np.zeros(self.slots, dtype=np.int64)
-        unequal = self.tokens[:, :length] != tokens[:length]
+        unequal = self.tokens[:, :length] != tokens[:length].astype(np.int32)
         matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
         return np.minimum(matches, self.lengths)
 
@@ -122,30 +76,12 @@ class KVCache:
         """Make the first `length` positions of `target` those of `source`."""
         self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
-        self.record(target, 0, self.tokens[source, :length])
-
-    def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots. Equal tokens mean equal bits, so a common prefix stays where it is."""
-        both = int(min(self.lengths[a], self.lengths[b]))
-        unequal = self.tokens[a, :both] != self.tokens[b, :both]
-        part = slice(int(unequal.argmax()) if unequal.any() else both, int(max(self.lengths[a], self.lengths[b])))
-        for view in (self.keys[..., part], self.values[:, :, :, part]):
-            kept = view[:, a].clone()
-            view[:, a] = view[:, b]
-            view[:, b] = kept
-        self.tokens[[a, b], part] = self.tokens[[b, a], part]
-        self.lengths[[a, b]] = self.lengths[[b, a]]
-        self._stops[[a, b]] = self._stops[[b, a]]
-        self._digests[a], self._digests[b] = self._digests[b], self._digests[a]
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget what the slot holds from position `length` on."""
-        self.record(slot, length, [])
+        self.tokens[target, :length] = self.tokens[source, :length]
+        self.lengths[target] = length
 
     def flush(self) -> None:
         """Forget what every slot holds."""
         self.lengths[:] = 0
-        self._stops[:] = -1
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:

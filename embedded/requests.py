@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from embedded.drafts import OwnPlaces
 from embedded.sampling import SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -45,6 +46,7 @@ class Request:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
         self.array = np.empty(0, dtype=np.int64)  # `tokens` when it was last given a slot
+        self.places = OwnPlaces()
 
     @property
     def missing(self) -> int:

@@ -7,32 +7,35 @@ of its own tokens, parameters and seed and of the weights: nothing here can chan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from torch import Tensor
 
+from embedded.attention import Span
 from embedded.decoder import Decoder
-from embedded.kv_cache import round_up
+from embedded.drafts import Drafter
 from embedded.requests import Decode, Request, abort_reason
 from embedded.sampling import sample, uniforms
-from embedded.step import Span
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix
-COMPACT_BELOW = 0.75  # share of computed rows that run a request, below which slots are exchanged to close the gaps
+DRAFT_TOKENS = 5  # guesses per request and step
 
 
 class Scheduler:
     """Waiting and active requests over the slots of a cache."""
 
-    def __init__(self, decoder: Decoder, decode: Decode, weight_version: str = "default") -> None:
+    def __init__(self, decoder: Decoder, decode: Decode, draft_tokens: int = DRAFT_TOKENS) -> None:
         self.decoder = decoder
+        self.drafter = Drafter(draft_tokens)
         self.cache = decoder.cache
         self.decode = decode
-        self.weight_version = weight_version
+        self.weight_version = "default"
         self.waiting: deque[Request] = deque()
-        self.active: dict[int, Request] = {}  # by slot
-        self._used = np.zeros(self.cache.slots, dtype=np.int64)  # when each slot was last released
+        self.active: dict[int, Request] = {}  # by slot, in order of admission
+        self._free = np.ones(self.cache.slots, dtype=bool)
+        self._released = np.zeros(self.cache.slots, dtype=np.int64)  # when each slot last became free
         self._clock = 0
 
     @property
@@ -72,51 +75,75 @@ class Scheduler:
     def step(self) -> None:
         """Admit what can be admitted, compute one step, hand out its tokens."""
         self._admit()
-        self._compact()
-        requests = list(self.active.values())
-        rows = [request for request in requests if request.missing == 1]
-        runs = _chunks([request for request in requests if request.missing > 1])
-        self._note(rows, runs)
-        decode = [(r.slot, r.tokens[-1], r.computed - 1) for r in rows]
-        step = self.decoder.step(decode, [span for _, span in runs])
-        take = [request.slot for request in rows]
-        sampled = rows
-        for (request, span), row in zip(runs, step.offsets, strict=True):
-            if span.end == len(request.tokens):
-                sampled = [*sampled, request]
-                take.append(row + len(span.tokens) - 1)
-        logits = self.decoder.forward(step, take)
-        if sampled:
-            draws = uniforms([r.seed for r in sampled], [len(r.tokens) for r in sampled])
-            self._hand_out(sampled, *sample(logits, [r.params for r in sampled], draws))
-
-    def _note(self, rows: list[Request], runs: list[tuple[Request, Span]]) -> None:
-        """Record which tokens the step writes into the cache."""
-        if rows:
-            columns = [(r.slot, r.computed, r.tokens[-1]) for r in rows]
-            self.cache.record_one(*np.array(columns, dtype=np.int64).T)
-        for request in rows:
-            request.computed += 1
-        for request, span in runs:
+        spans: list[Span] = []
+        take: list[int] = []
+        sampled: list[tuple[Request, list[int]]] = []
+        row = 0
+        for request, span, guess in self._work():
             self.cache.record(span.slot, span.start, span.tokens)
-            request.computed = span.end
+            request.computed = min(span.end, len(request.tokens))
+            spans.append(span)
+            row += len(span.tokens)
+            if request.missing == 0:
+                sampled.append((request, guess))
+                take += range(row - 1 - len(guess), row)
+        logits = self.decoder.forward(spans, take)
+        if sampled:
+            self._hand_out(sampled, logits)
 
-    def _hand_out(self, requests: list[Request], tokens: list[int], log_probs: list[float]) -> None:
-        for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
+    def _work(self) -> Iterator[tuple[Request, Span, list[int]]]:
+        """What to compute of each active request: its next piece of prompt, or its last token and guesses after it."""
+        budget = PREFILL_TOKENS
+        for request in self.active.values():
+            start = request.computed
+            if request.missing == 1:
+                guess = self._guess(request)
+                yield request, Span(request.slot, start, [request.tokens[-1], *guess]), guess
+            elif budget > 0:
+                tokens = request.tokens[start : start + budget]
+                budget -= len(tokens)
+                yield request, Span(request.slot, start, tokens), []
+
+    def _guess(self, request: Request) -> list[int]:
+        room = request.params.max_new_tokens - len(request.log_probs) - 1
+        return self.drafter.guess(request.tokens, request.places, room)
+
+    def _hand_out(self, sampled: list[tuple[Request, list[int]]], logits: Tensor) -> None:
+        """Sample a token for every row, and keep those of each request up to the first that was not guessed."""
+        owners = [request for request, guess in sampled for _ in range(len(guess) + 1)]
+        places = [len(request.tokens) + place for request, guess in sampled for place in range(len(guess) + 1)]
+        draws = uniforms([request.seed for request in owners], places)
+        tokens, log_probs = sample(logits, [request.params for request in owners], draws)
+        row = 0
+        for request, guess in sampled:
+            end = row + len(guess) + 1
+            self._accept(request, guess, tokens[row:end], log_probs[row:end])
+            row = end
+
+    def _accept(self, request: Request, guess: list[int], tokens: list[int], log_probs: list[float]) -> None:
+        known = len(request.tokens)
+        reason: dict[str, object] | None = None
+        for place, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             if log_prob != log_prob:  # NaN
-                reason: dict[str, object] | None = abort_reason("the model's logits are not finite", 500)
+                reason = abort_reason("the model's logits are not finite", 500)
             else:
                 reason = request.append(token, log_prob, self.decode)
-            if reason is not None:
-                self._release(request)
-                request.complete(reason, self.weight_version)
+            if reason is not None or place == len(guess) or token != guess[place]:
+                break
+        request.computed = len(request.tokens) - 1
+        self.cache.lengths[request.slot] = request.computed
+        self.drafter.learn(request.tokens, known)
+        if reason is not None:
+            self._release(request)
+            request.complete(reason, self.weight_version)
 
     def _release(self, request: Request) -> None:
         """Free the slot; it keeps what it holds until it is taken."""
         if request.slot >= 0:
             del self.active[request.slot]
+            self._free[request.slot] = True
             self._clock += 1
-            self._used[request.slot] = self._clock
+            self._released[request.slot] = self._clock
             request.slot = -1
             request.computed = 0
 
@@ -135,7 +162,7 @@ class Scheduler:
 
     def _place(self, request: Request, prefilling: list[Request]) -> bool:
         """Give the request a slot that holds as much as possible of its prefix; False if waiting will hold more."""
-        request.array = np.array(request.tokens, dtype=np.int64)
+        request.array = np.array(request.tokens, dtype=np.int32)
         tokens = request.array[:-1]  # the last token is always computed: its logits are needed
         matches = self.cache.prefixes(tokens)
         source = int(matches.argmax())
@@ -144,52 +171,26 @@ class Scheduler:
             return False
         slot = self._choose(matches)
         if slot == source:
-            self.cache.truncate(slot, length)
+            self.cache.lengths[slot] = length
         else:
             self.cache.copy(source, slot, length)
         request.slot, request.computed = slot, length
         if request.cached_tokens is None:
             request.cached_tokens = length
         self.active[slot] = request
+        self._free[slot] = False
         return True
 
     def _choose(self, matches: np.ndarray) -> int:
         """The free slot to take: one whose whole content the request extends, else an empty one, else the oldest."""
-        free = [slot for slot in range(self.cache.slots) if slot not in self.active]
         lengths = self.cache.lengths
-        whole = [slot for slot in free if matches[slot] == lengths[slot] > 0]
-        if whole:
-            return max(whole, key=lambda slot: int(matches[slot]))
-        return min(free, key=lambda slot: (lengths[slot] > 0, self._used[slot], slot))
-
-    def _compact(self) -> None:
-        """Move running requests to low slots when a step would compute many rows for nothing."""
-        rows = sorted(slot for slot, request in self.active.items() if request.missing == 1)
-        if not rows or round_up(len(rows), 16) >= COMPACT_BELOW * round_up(rows[-1] + 1, 16):
-            return
-        holes = [slot for slot in range(len(rows)) if slot not in set(rows)]
-        for hole, slot in zip(holes, reversed(rows), strict=False):
-            self._exchange(hole, slot)
-
-    def _exchange(self, a: int, b: int) -> None:
-        self.cache.swap(a, b)
-        self._used[[a, b]] = self._used[[b, a]]
-        moved = [(slot, self.active.pop(old)) for slot, old in ((a, b), (b, a)) if old in self.active]
-        for slot, request in moved:
-            request.slot = slot
-            self.active[slot] = request
-
-
-def _chunks(requests: list[Request]) -> list[tuple[Request, Span]]:
-    """What of each request's prompt this step computes, oldest admission first, PREFILL_TOKENS in all."""
-    budget = PREFILL_TOKENS
-    runs = []
-    for request in requests:
-        tokens = request.tokens[request.computed : request.computed + budget]
-        if tokens:
-            runs.append((request, Span(request.slot, request.computed, tokens)))
-            budget -= len(tokens)
-    return runs
+        whole = self._free & (matches == lengths) & (lengths > 0)
+        if whole.any():
+            return int(np.where(whole, matches, -1).argmax())
+        empty = self._free & (lengths == 0)
+        if empty.any():
+            return int(empty.argmax())
+        return int(np.where(self._free, self._released, self._clock + 1).argmin())
 
 
 def _common(tokens: np.ndarray, other: np.ndarray) -> int:

@@ -84,7 +84,6 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
         slots=args.slots,
         max_length=context,
         decode=tokenizer.decode,
-        stop_ids=tokenizer.eos_ids,
         device=device,
         on_exit=on_exit,
     )

@@ -29,7 +29,7 @@ class Job:
 
 def make(checkpoint, slots=8, max_length=400) -> Scheduler:
     model, device = Qwen2.load(checkpoint), torch.device("cpu")
-    return Scheduler(Decoder(model, KVCache(model.config, slots, max_length, device, EOS), device), str)
+    return Scheduler(Decoder(model, KVCache(model.config, slots, max_length, device), device), str)
 
 
 def submit(scheduler: Scheduler, job: Job, results: dict, key) -> None:
@@ -82,7 +82,7 @@ def same(a: Completion, b: Completion) -> bool:
 
 def test_this_machine_is_batch_invariant(tiny_checkpoint):
     model = Qwen2.load(tiny_checkpoint)
-    cache = KVCache(model.config, 40, 320, torch.device("cpu"), EOS)
+    cache = KVCache(model.config, 40, 320, torch.device("cpu"))
     assert make_invariant(Decoder(model, cache, torch.device("cpu")))
 
 
@@ -145,23 +145,6 @@ def test_more_requests_than_slots_all_finish(tiny_checkpoint):
     drain(scheduler)
     assert len(results) == 12
     assert not scheduler.active
-
-
-def test_slots_in_use_are_brought_together(tiny_checkpoint):
-    scheduler = make(tiny_checkpoint, slots=64)
-    results: dict = {}
-    todo = [
-        Job((5, 6, 7 + key), key, SamplingParams(max_new_tokens=4 if key < 50 else 30, ignore_eos=True))
-        for key in range(60)
-    ]
-    for key, job in enumerate(todo):
-        submit(scheduler, job, results, key)
-    while len(results) < 50:
-        scheduler.step()
-    scheduler.step()
-    assert max(slot for slot in scheduler.active) < 16
-    drain(scheduler)
-    assert same(results[57], alone(tiny_checkpoint, todo[57]))
 
 
 def test_log_probabilities_are_those_of_transformers(tiny_checkpoint):

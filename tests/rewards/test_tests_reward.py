@@ -121,7 +121,7 @@ CHEATS = {
     "edits the runner": {"runtests.py": f"for t in {(F2P, *P2P)!r}: print('PASSED', t)\n"},
     "deletes the test": {"tests/test_calc.py": None},
     "shadows the test with a package": {"tests/test_calc/__init__.py": "def test_add(): pass\n"},
-    "adds a module beside the tests": {"tests/helper.py": "x = 1\n"},
+    "adds a module beside the tests": {"tests/extra.py": "x = 1\n"},
     "conftest": {"conftest.py": "x = 1\n", "sub/conftest.py": "x = 1\n"},
     "sitecustomize": {"sitecustomize.py": "x = 1\n"},
     "standard library": {"traceback.py": "x = 1\n", "sys/__init__.py": "x = 1\n"},

@@ -89,8 +89,8 @@ class Trainer:
     ) -> dict[str, float]:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
-        self.model.zero_grad(set_to_none=False)
         parameters = list(self.model.parameters())
+        zero_gradients(parameters)
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
             parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference))
@@ -100,7 +100,7 @@ class Trainer:
         batches = micro_batches(data, contributing, self.max_tokens, self.device)
         for parts, grads in ordered_map(work, batches, self.workers):
             sums.append(parts)
-            _add_gradients(parameters, grads)
+            add_gradients(parameters, grads)
         norm = self._clip_gradients()
         self.optimizer.step()
         return _step_metrics(sums) | {"grad_norm": norm}
@@ -143,8 +143,7 @@ class Trainer:
 
     def _clip_gradients(self) -> float:
         limit = self.clip_grad if self.clip_grad > 0 else math.inf
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient norm is {norm} at optimizer step {self.optimizer.steps}: lower optimizer.lr, and resume "
@@ -156,12 +155,16 @@ class Trainer:
         return Qwen2.load(directory).to(self.device).requires_grad_(False)
 
 
-def _add_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+def zero_gradients(parameters: Sequence[Tensor]) -> None:
+    """Zeros, not None: an optimizer leaves a parameter without a gradient alone, and one with momentum moves on."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def add_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     for parameter, grad in zip(parameters, grads, strict=True):
-        if parameter.grad is None:
-            parameter.grad = grad
-        else:
-            parameter.grad += grad
+        assert parameter.grad is not None
+        parameter.grad += grad
 
 
 def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:

@@ -165,6 +165,22 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tiny_checkpoint, tmp_path, model,
         assert torch.equal(a, b)
 
 
+def test_a_resumed_trainer_is_carried_by_its_momentum_where_a_step_has_nothing_to_train_on(
+    tiny_checkpoint, tmp_path, model
+):
+    args = make_args(tiny_checkpoint)
+    data = make_data(model, 8)
+    straight = Trainer(args)
+    straight.train(data)
+    straight.model.save(tmp_path)
+    resumed = Trainer(args, tmp_path)
+    resumed.load_state(straight.save_state())
+    for trainer in (straight, resumed):
+        trainer.train(dataclasses.replace(data, advantages=[0.0] * 8))
+    for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_two_trainers_agree_bit_for_bit(tiny_checkpoint, model):
     data = make_data(model, 16)
     metrics = [Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=4)).train(data) for _ in range(2)]

@@ -6,7 +6,7 @@ computed the same way in both, whatever else is in the batch and however much of
 - linear layers see at least 16 rows: a BLAS switches kernels only below that (AVX-512; with AVX2, below 96);
 - attention is computed run by run. Scores are dot products over the head dimension, by matrix products of at least two
   rows (AVX2: four); softmax runs over a multiple of 32 columns, from column 0, of which those after a query's own
-  position are -inf, which adds exact zeros at the end of every sum; weights × values is summed in chunks of 256 columns.
+  position are -inf, which adds exact zeros at the end of every sum; weights × values is summed 256 columns at a time.
 
 `invariance.py` finds out which of these limits hold on the machine at hand.
 """

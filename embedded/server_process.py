@@ -40,6 +40,9 @@ class ServerProcess:
             )
         try:
             url = await asyncio.wait_for(self._announcement(), START_SECONDS)
+        except TimeoutError as error:
+            await self._stop()
+            raise ServerError(f"the engine's server did not start in {START_SECONDS:g} s: {self._tail()}") from error
         except BaseException:
             await self._stop()
             raise

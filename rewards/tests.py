@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol, get_args
 
+from data_sources.arguments import ArgumentError
 from data_sources.task import Task, TestOracle
 from data_sources.test_log import parse_test_log
 from rewards.score import GraderError, Score
@@ -58,14 +59,14 @@ class Report:
 
 
 async def grade(task: Task, patch: str, sandboxes: Sandboxes, mode: Mode = "plus_minus") -> Score:
-    """The score of a patch. Raises `GraderError` where the sandbox failed, `ValueError` for an unknown mode.
+    """The score of a patch. Raises `GraderError` where the sandbox failed, `ArgumentError` for an unknown mode.
 
     Values where the patch solves the task, and where it does not: `plus_minus` +1 and -1, `binary` 1 and 0; `fraction`
     is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing nothing earns 0.
     `evidence["outcome"]` is one of solved, failed, timeout, empty_patch, oversized_patch, unappliable_patch.
     """
     if mode not in MODES:
-        raise ValueError(f"unknown reward mode {mode!r}; available: {', '.join(MODES)}")
+        raise ArgumentError(f"unknown reward mode {mode!r}; available: {', '.join(MODES)}")
     started = time.monotonic()
     size = len(patch.encode("utf-8", "replace"))
     evidence: dict[str, Any] = {"patch_bytes": size}

@@ -15,19 +15,20 @@ from importlib import resources
 
 from data_sources.embedded.bugs import UNSEEN_CLASSES
 from data_sources.embedded.edits import as_replacement
-from data_sources.embedded.functions import FunctionTemplate, Mutant, corrupted, templates
+from data_sources.embedded.functions import FunctionTemplate, Mutant, corrupted, scrambled, templates
 from data_sources.embedded.repository import Repository, make_repository
-from data_sources.task import Task, TestOracle, Workspace
+from data_sources.task import Task, TaskError, TestOracle, Workspace
 
+SCRAMBLED_SITES = (1, 2, 4, 8)
 SIZES = {"train": 512, "heldout": 160, "unseen": 96}
 TEST_COMMAND = "python3 -I -S -B runtests.py"
 RUNNER_PATH = "runtests.py"
 
 
 def load(split: str) -> list[Task]:
-    """The tasks of one split, always the same. Raises `ValueError` for an unknown split."""
+    """The tasks of one split, always the same. Raises `TaskError` for an unknown split."""
     if split not in SIZES:
-        raise ValueError(f"unknown split {split!r} of the embedded tasks; there are: {', '.join(SIZES)}")
+        raise TaskError(f"unknown split {split!r} of the embedded tasks; there are: {', '.join(SIZES)}")
     tasks: list[Task] = []
     attempt = 0
     while len(tasks) < SIZES[split]:
@@ -47,13 +48,14 @@ def draw_repository(rng: random.Random, split: str) -> Repository:
     return make_repository(rng, template, mutant, templates(), held_out=split != "train")
 
 
-def draw_corrupted(rng: random.Random) -> Repository:
-    """A repository with a corruption for a bug, under training names: for demonstrations, no task has it."""
-    while True:
-        template = rng.choice(templates())
-        mutants = corrupted(template)
-        if mutants:
-            return make_repository(rng, template, rng.choice(mutants), templates(), held_out=False)
+def draw_scrambled(rng: random.Random) -> Repository:
+    """A repository with one to eight corruptions of a function for a bug, under training names: no task has it.
+
+    For demonstrations. Where much is wrong, who copies the text must read it: what is likely does not help.
+    """
+    template = rng.choice([template for template in templates() if corrupted(template)])
+    mutant = scrambled(rng, template, rng.choice(SCRAMBLED_SITES))
+    return make_repository(rng, template, mutant, templates(), held_out=False)
 
 
 def fix(repository: Repository) -> tuple[str, str] | None:

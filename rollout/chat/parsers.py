@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from data_sources.arguments import unknown
+from data_sources.arguments import ArgumentError, unknown
 from rollout.chat.calls import ParsedTurn, ToolCall
 from rollout.chat.hermes import parse_hermes
 from rollout.chat.qwen3_coder import parse_qwen3_coder
@@ -13,9 +13,9 @@ PARSERS: dict[str, Callable[[str], ParsedTurn]] = {"hermes": parse_hermes, "qwen
 
 
 def parse(text: str, format: str) -> ParsedTurn:
-    """The calls in `text`. Raises `ValueError` for a format that is not in `PARSERS`."""
+    """The calls in `text`. Raises `ArgumentError` for a format that is not in `PARSERS`."""
     if format not in PARSERS:
-        raise ValueError(unknown("tool-call format", format, PARSERS))
+        raise ArgumentError(unknown("tool-call format", format, PARSERS))
     return PARSERS[format](text)
 
 

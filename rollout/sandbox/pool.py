@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
+from data_sources.arguments import ArgumentError
 from rollout.sandbox.base import Limits, Sandbox
 
 BACKENDS = {
@@ -35,7 +36,7 @@ class SandboxPool:
     def __init__(self, backend: str = "local", *, concurrency: int = 32, limits: Limits | None = None) -> None:
         """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`."""
         if concurrency < 1:
-            raise ValueError(f"sandbox concurrency must be at least 1, got {concurrency}")
+            raise ArgumentError(f"sandbox concurrency must be at least 1, got {concurrency}")
         self._backend = make_backend(backend)
         self._limits = limits or Limits()
         self._places = asyncio.Semaphore(concurrency)
@@ -72,7 +73,7 @@ async def open_sandbox(
 
 
 def make_backend(name: str) -> Backend:
-    """Raises `ValueError` for an unknown name, with those that there are."""
+    """Raises `ArgumentError` for an unknown name, with those that there are."""
     module, _, attribute = BACKENDS.get(name, name).rpartition(".")
     try:
         backend: Backend = getattr(importlib.import_module(module), attribute)()
@@ -80,5 +81,5 @@ def make_backend(name: str) -> Backend:
         near = difflib.get_close_matches(name, BACKENDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         allowed = f"{', '.join(BACKENDS)}, or a dotted path to a backend of your own"
-        raise ValueError(f"unknown sandbox {name!r}{hint} (available: {allowed})") from error
+        raise ArgumentError(f"unknown sandbox {name!r}{hint} (available: {allowed})") from error
     return backend

@@ -31,11 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the seed policy of the tiny_cpu recipe.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--start", type=Path, help="go on from this checkpoint instead of random weights")
-    parser.add_argument("--threads", type=int, default=2)
     for field in fields(SeedRun):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # and one thread for each micro-batch
     run = SeedRun(**{field.name: getattr(options, field.name) for field in fields(SeedRun)})
     if options.start is None:
         make(options.out, run)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 from data_sources.embedded.arguments import draw
@@ -102,13 +103,55 @@ def _killed(
     return mutants
 
 
+def scrambled(rng: random.Random, template: FunctionTemplate, sites: int) -> Mutant:
+    """A template with up to `sites` of its corruptions at once, and not one of its mutants; it must have some."""
+    single, known = corrupted(template), {mutant.mutation.source for mutant in template.mutants}
+    while True:
+        chosen = rng.sample(single, min(sites, len(single)))
+        source = _merged(template.source, [mutant.mutation.source for mutant in chosen])
+        found = _killed(template.name, [Mutation("corruption", source)], *_answers(template))
+        if found and source not in known:
+            return found[0]
+
+
+def _merged(source: str, versions: Sequence[str]) -> str:
+    """`source` with what each version changes in it; of changes to one place, the first."""
+    changes: dict[tuple[int, int], str] = {}
+    for version in versions:
+        start, end, text = _change(source, version)
+        if all(end <= other_start or start >= other_end for other_start, other_end in changes):
+            changes[start, end] = text
+    for (start, end), text in sorted(changes.items(), reverse=True):
+        source = source[:start] + text + source[end:]
+    return source
+
+
+def _change(before: str, after: str) -> tuple[int, int, str]:
+    """(start, end, text): `after` has `text` instead of the words `before[start:end]`."""
+    pieces, others = (re.findall(r"\w+|\W", text) for text in (before, after))
+    same = _equal_heads(pieces, others)
+    rest = _equal_heads(pieces[same:][::-1], others[same:][::-1])
+    start, end = (len("".join(part)) for part in (pieces[:same], pieces[: len(pieces) - rest]))
+    return start, end, "".join(others[same : len(others) - rest])
+
+
+def _equal_heads(a: Sequence[str], b: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
 @cache
 def corrupted(template: FunctionTemplate) -> tuple[Mutant, ...]:
     """Corruptions of a template, without its mutants: none of them is a task's bug, held out or not."""
     known = {mutant.mutation.source for mutant in template.mutants}
     candidates = [mutation for mutation in corruptions(template.source) if mutation.source not in known]
+    return tuple(_killed(template.name, candidates, *_answers(template)))
+
+
+@cache
+def _answers(template: FunctionTemplate) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The arguments and the right answer of every call."""
     drawn = [ast.literal_eval(f"({call.arguments},)") for call in template.calls]
-    return tuple(_killed(template.name, candidates, drawn, [call.expected for call in template.calls]))
+    return drawn, [call.expected for call in template.calls]
 
 
 def compile_function(source: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +12,7 @@ from data_sources.embedded.functions import PLACEHOLDER, Call, FunctionTemplate,
 from data_sources.embedded.names import Namer
 
 _CALL_SETS = 8
+_DOCSTRING = re.compile(r'\A(def .*:\n)    """(.*)"""\n')
 _LAYOUTS = ("{package}/{module}.py", "src/{package}/{module}.py", "{module}.py")
 
 
@@ -27,9 +29,11 @@ class Function:
     def name(self) -> str:
         return self.names["FN"]
 
-    def rename(self, text: str) -> str:
-        """Put this function's names into the template's text, or into a mutant of it."""
-        return PLACEHOLDER.sub(lambda match: self.names[match.group()], text)
+    def render(self, source: str) -> str:
+        """The template's source, or a mutant's, as it stands in a module: with names, and its docstring as a comment
+        above, so that the code is one run of lines."""
+        named = PLACEHOLDER.sub(lambda match: self.names[match.group()], source)
+        return _DOCSTRING.sub(r"# \2\n\1", named)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Repository:
         """The module that holds the bug, with the bug in it."""
         module = self.modules[self.bug.module]
         function = module.functions[self.bug.function]
-        return module.with_source_of(self.bug.function, function.rename(self.bug.mutant.mutation.source))
+        return module.with_source_of(self.bug.function, function.render(self.bug.mutant.mutation.source))
 
     def files(self, *, buggy: bool) -> dict[str, str]:
         """Every source and test file, by path."""
@@ -135,7 +139,7 @@ def _make_function(rng: random.Random, namer: Namer, template: FunctionTemplate)
         placeholder: namer.pair() if placeholder == "FN" else namer.piece() for placeholder in template.placeholders
     }
     function = Function(template, names, "", {})
-    return replace(function, source=function.rename(template.source), tests=_make_tests(rng, template, names["FN"]))
+    return replace(function, source=function.render(template.source), tests=_make_tests(rng, template, names["FN"]))
 
 
 def _make_tests(rng: random.Random, template: FunctionTemplate, name: str) -> dict[str, tuple[Call, ...]]:

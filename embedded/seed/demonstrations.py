@@ -1,9 +1,9 @@
 """Demonstrations for the seed policy: the format of an episode, exact copying, and edits that are mostly wrong.
 
-Each is a transcript of the native agent on a training repository: look at the module, replace one line, run the tests,
-submit. What is replaced is the right fix in `GOLD_SHARE` of the cases and otherwise a random legal mutation at a random
-place. So the policy learns to act and to copy but is mediocre at choosing: that is left for reinforcement learning.
-Only (function, bug) pairs, bug classes and names of the training split occur.
+Each is a transcript of the native agent on a training repository: look at the module, rewrite one function, run the
+tests, submit. What is written is the right version in `gold_share` of the cases and otherwise a random legal mutation,
+mostly of the failing function. So the policy learns to act and to copy but is mediocre at choosing: that is left for
+reinforcement learning. Only (function, bug) pairs, bug classes and names of the training split occur.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
 from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
 from data_sources.embedded.repository import Repository
 from data_sources.embedded.runtests import shorten
-from data_sources.embedded.tasks import draw_corrupted, draw_repository, failing_tests, statement
+from data_sources.embedded.tasks import draw_repository, draw_scrambled, failing_tests, statement
 from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
-CORRUPTED_SHARE = 0.6  # of the demonstrations: their bug is any exchange of a token, and no task's bug
+SCRAMBLED_SHARE = 0.6  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug
 GOLD_SHARE = 0.45
 IN_FAILING_FUNCTION = 0.8  # of the random edits
 RETRY_SHARE = 0.3  # of the failed first edits: try another
 SKIP_TESTS_SHARE = 0.1
+CACHED = 20_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Edit:
 
 def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Part]:
     """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
-    script = Script.draw(rng, corrupted_share=CORRUPTED_SHARE)
+    script = Script.draw(rng, scrambled_share=SCRAMBLED_SHARE)
     play(rng, script, gold_share)
     return script.parts
 
@@ -86,19 +87,7 @@ def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
                 return edit
 
 
-def rewritten(before: str, after: str) -> tuple[str, str, str]:
-    """`(old, new, result)`: one replacement that turns template `before` into `after`, or a step nearer to it.
-
-    The body after the docstring is rewritten whole, without its first line's indentation; or the `def` line, where
-    that is what differs.
-    """
-    (old_head, doc, *old_body), (new_head, _, *new_body) = before.splitlines(), after.splitlines()
-    if old_head != new_head:
-        return old_head, new_head, "\n".join([new_head, doc, *old_body]) + "\n"
-    return "\n".join(old_body).strip(), "\n".join(new_body).strip(), after
-
-
-@cache
+@lru_cache(CACHED)
 def _legal_edits(template: FunctionTemplate, source: str) -> dict[str, list[Mutation]]:
     """Mutations of `source` by trained classes that do not spell out a held-out bug, by bug class."""
     held_out = {mutant.mutation.source for mutant in template.mutants if mutant.is_held_out}
@@ -121,11 +110,11 @@ class Script:
         self.sources[repository.bug.function] = repository.bug.mutant.mutation.source
 
     @classmethod
-    def draw(cls, rng: random.Random, split: str = "train", corrupted_share: float = 0.0) -> Script:
+    def draw(cls, rng: random.Random, split: str = "train", scrambled_share: float = 0.0) -> Script:
         """A repository of the split, with the task stated and its buggy module looked at."""
         while True:
-            corrupt = rng.random() < corrupted_share
-            script = cls(draw_corrupted(rng) if corrupt else draw_repository(rng, split))
+            scramble = rng.random() < scrambled_share
+            script = cls(draw_scrambled(rng) if scramble else draw_repository(rng, split))
             if script.source.count(gold_edit(script).old) == 1:
                 break
         script.open(statement(rng, script.repository, failing_tests(script.repository)[0]))
@@ -134,10 +123,10 @@ class Script:
         return script
 
     def rewrite(self, index: int, template_source: str) -> Edit:
-        """The edit that rewrites function `index`, as it is now, towards a version of its template."""
-        old, new, result = rewritten(self.sources[index], template_source)
-        rename = self.module.functions[index].rename
-        return Edit(rename(old), rename(new), index, result)
+        """The edit that rewrites the code of function `index`, as it is now, to a version of its template."""
+        render = self.module.functions[index].render
+        old, new = (_code(render(source)) for source in (self.sources[index], template_source))
+        return Edit(old, new, index, template_source)
 
     def open(self, text: str) -> None:
         signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
@@ -184,6 +173,11 @@ class Script:
         self.parts.append(Part(text, action=False))
 
 
+def _code(rendered: str) -> str:
+    """A function without the comment above it."""
+    return rendered.partition("\n")[2].rstrip("\n")
+
+
 def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
     """What `runtests.py` says of the first call that goes wrong; None where all are right."""
     for call in calls:
@@ -195,6 +189,6 @@ def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
     return None
 
 
-@cache
+@lru_cache(CACHED)
 def _answer(source: str, arguments: str) -> str:
     return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own

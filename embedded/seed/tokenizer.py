@@ -40,6 +40,7 @@ _PIECES = "|".join(
         r"(?:system|user|assistant)\n(?:<tool_response>\n)?",
         r"\n</tool_response>",
         r"tests/test_|\.py::test_|\.py|_more\b|FAILED |\[exit code ",
+        r"\)?:\\n *",  # in JSON; as in a file (the next line), so that a copy has the pieces of what it copies
         r"\\n *",
         r"\)?:\n *",
         r'\.?"""\n *',

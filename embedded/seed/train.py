@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from data_sources.embedded.names import PIECES
+from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
 from embedded.model import Attention, Layer, ModelConfig, Qwen2
 from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
+from embedded.train_data import TrainData
+from embedded.trainer import add_gradients, zero_gradients
+from embedded.workers import ordered_map, worker_count
 
+MICRO_BATCH = 8192  # rows at most
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
 EMBEDDING_STD = 0.05
 MIMETIC_GAIN = 0.1
@@ -58,13 +64,14 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed demonstrations: `weights_T` is the loss weight of predicting each token, 0 at each sequence's first."""
+    """Demonstrations as training data in which every token but a sequence's first is predicted.
 
-    tokens_T: Tensor
-    positions_T: Tensor
-    weights_T: Tensor
-    repeats_T: Tensor  # whether a token is a piece of a name that its sequence has shown before
-    offsets: list[int]
+    For each of those: its loss weight, and whether it is a piece of a name that its sequence has shown before.
+    """
+
+    data: TrainData
+    weights: list[list[float]]
+    repeats: list[list[bool]]
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2:
@@ -109,26 +116,29 @@ def new_optimizers(model: Qwen2, run: SeedRun) -> list[torch.optim.Optimizer]:
 
 
 def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
-    """Tokenise transcripts part by part, as the agent loop does, and lay them end to end."""
+    """Tokenise transcripts part by part, as the agent loop does."""
     encode = tokenizer.backend_tokenizer.encode
-    tokens: list[int] = []
-    weights: list[float] = []
-    offsets = [0]
     names = set(tokenizer.convert_tokens_to_ids([*PIECES, *(f"_{piece}" for piece in PIECES)]))
-    repeats: list[bool] = []
+    tokens: list[list[int]] = []
+    weights: list[list[float]] = []
+    repeats: list[list[bool]] = []
     for transcript in transcripts:
-        seen: set[int] = set()
-        for part in transcript:
-            ids = encode(part.text, add_special_tokens=False).ids
-            tokens += ids
-            weights += [1.0 if part.action else CONTEXT_WEIGHT] * len(ids)
-            for token in ids:
-                repeats.append(token in seen)
-                seen |= {token} & names
-        weights[offsets[-1]] = 0.0
-        offsets.append(len(tokens))
-    positions = [p for start, end in pairwise(offsets) for p in range(end - start)]
-    return Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(weights), torch.tensor(repeats), offsets)
+        parts = [encode(part.text, add_special_tokens=False).ids for part in transcript]
+        tokens.append(list(chain.from_iterable(parts)))
+        weight_of = (1.0 if part.action else CONTEXT_WEIGHT for part in transcript)
+        weights.append([weight for weight, ids in zip(weight_of, parts, strict=True) for _ in ids][1:])
+        repeats.append(_repeats(tokens[-1], names)[1:])
+    masks = [[1] * len(row) for row in weights]
+    count = len(tokens)
+    return Batch(
+        TrainData(tokens, masks, [], [0.0] * count, list(range(count)), list(map(len, masks))), weights, repeats
+    )
+
+
+def _repeats(tokens: Sequence[int], names: Set[int]) -> list[bool]:
+    """Whether each token is one of `names` and has been there before."""
+    first = {token: place for place, token in reversed(list(enumerate(tokens)))}
+    return [token in names and first[token] < place for place, token in enumerate(tokens)]
 
 
 def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
@@ -143,60 +153,67 @@ def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
         yield pack(tokenizer, transcripts)
 
 
-def log_probs(model: Qwen2, batch: Batch) -> Tensor:
-    """Log-probability [T] of each token given those before it in its sequence; 0 at each sequence's first."""
-    hidden_TxH = model.forward_packed(batch.tokens_T, batch.positions_T, batch.offsets)
-    logits = model.logits(hidden_TxH[:-1])
-    taken = -F.cross_entropy(logits, batch.tokens_T[1:], reduction="none")
-    return F.pad(taken, (1, 0)) * (batch.weights_T > 0)
-
-
 def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, float]]:
     """Train in place; yields the metrics of every step."""
     optimizers = new_optimizers(model, run)
+    parameters = list(model.parameters())
+    workers = worker_count(torch.device("cpu"))
     started = time.perf_counter()
     seen = 0
     for step, batch in zip(range(run.steps), batches(tokenizer, run), strict=False):
-        taken_T = log_probs(model, batch)
-        loss = -(taken_T * batch.weights_T).sum() / batch.weights_T.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        total = sum(map(sum, batch.weights))
+
+        def work(micro: MicroBatch, batch: Batch = batch, total: float = total) -> tuple[Counter[str], Any]:
+            taken_N = forward(model, micro, temperature=1.0)[0]
+            weight_N = torch.tensor([batch.weights[sample][place] for sample, place in micro.source_N])
+            loss = -(taken_N * weight_N).sum() / total
+            return _sums(batch, micro, -taken_N.detach()), torch.autograd.grad(loss, parameters)
+
+        zero_gradients(parameters)
+        sums: Counter[str] = Counter()
+        for part, grads in ordered_map(work, micro_batches(batch.data, range(len(batch.data)), MICRO_BATCH), workers):
+            sums.update(part)
+            add_gradients(parameters, grads)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * run.schedule(step)
             optimizer.step()
-        model.zero_grad(set_to_none=True)
-        seen += len(batch.tokens_T)
-        acted = batch.weights_T == 1.0
-        yield {
-            "step": step + 1,
-            "loss": loss.item(),
-            "action_loss": -taken_T[acted].mean().item(),
-            "context_loss": -taken_T[~acted & (batch.weights_T > 0)].mean().item(),
-            "copy_loss": -taken_T[batch.repeats_T].mean().item(),
-            "tokens": seen,
-            "seconds": time.perf_counter() - started,
-        }
+        seen += sum(map(len, batch.data.tokens))
+        losses = {f"{name}_loss": sums[name] / sums[f"{name}_tokens"] for name in ("action", "context", "copy")}
+        yield {"step": step + 1, **losses, "tokens": seen, "seconds": time.perf_counter() - started}
 
 
-@torch.no_grad()
+def _sums(batch: Batch, micro: MicroBatch, loss_N: Tensor) -> Counter[str]:
+    """Losses, and tokens that they are of, by kind of token."""
+    sums: Counter[str] = Counter()
+    for (sample, place), loss in zip(micro.source_N, loss_N.tolist(), strict=True):
+        kinds = ["action" if batch.weights[sample][place] == 1.0 else "context"]
+        if batch.repeats[sample][place]:
+            kinds.append("copy")
+        for kind in kinds:
+            sums[kind] += loss
+            sums[f"{kind}_tokens"] += 1
+    return sums
+
+
 def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = 96) -> dict[str, float]:
     """How likely the policy is to look at the right file, and then to make the very fix, on `count` tasks of a split.
 
     `line` is the probability of choosing the right text to replace, `fix` that of the whole right edit.
     """
     transcripts = [_gold_transcript(random.Random(f"gate {split} {index}"), split) for index in range(count)]
-    batch = pack(tokenizer, transcripts)
-    taken_T = log_probs(model, batch)
+    data = pack(tokenizer, transcripts).data
+    taken = recompute_log_probs(model, data, 1.0, MICRO_BATCH, worker_count(torch.device("cpu")))
     encode = tokenizer.backend_tokenizer.encode
     totals = {"view": 0.0, "line": 0.0, "fix": 0.0}
-    for transcript, start in zip(transcripts, batch.offsets, strict=False):
+    for transcript, of_tokens in zip(transcripts, taken, strict=True):
         lengths = [len(encode(part.text, add_special_tokens=False).ids) for part in transcript]
-        edit = start + sum(lengths[:3])
+        edit = sum(lengths[:3])
         head = len(encode(transcript[3].text.partition('", "new_str"')[0], add_special_tokens=False).ids)
-        totals["view"] += taken_T[start + lengths[0] : start + sum(lengths[:2])].sum().exp().item()
-        totals["line"] += taken_T[edit : edit + head].sum().exp().item()
-        totals["fix"] += taken_T[edit : edit + lengths[3]].sum().exp().item()
+        spans = {"view": (lengths[0], sum(lengths[:2])), "line": (edit, edit + head), "fix": (edit, edit + lengths[3])}
+        for name, (start, end) in spans.items():
+            totals[name] += math.exp(sum(of_tokens[start - 1 : end - 1]))
     return {f"{split}/{name}": total / count for name, total in totals.items()}
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import ast
+import random
+import re
 
 import pytest
 
 from data_sources.embedded.bugs import TRAINED_CLASSES, UNSEEN_CLASSES, mutations
-from data_sources.embedded.functions import compile_function, run_call, templates
+from data_sources.embedded.functions import compile_function, corrupted, run_call, scrambled, templates
 
 SOURCE = '''def FN(XS, K=2):
     """Doc."""
@@ -81,3 +83,16 @@ def test_every_mutant_of_every_template_is_told_apart_by_a_call() -> None:
 def test_templates_never_raise_on_their_own_calls() -> None:
     for template in templates():
         assert not [call for call in template.calls if call.expected.endswith("Error")], template.name
+
+
+def test_a_scramble_is_a_wrong_program_of_many_slips_and_no_tasks_bug() -> None:
+    rng = random.Random(4)
+    sizes = []
+    for template in [template for template in templates() if corrupted(template)]:
+        scramble = scrambled(rng, template, sites=8)
+        ast.parse(scramble.mutation.source)
+        assert scramble.killed_by
+        assert scramble.mutation.source not in {mutant.mutation.source for mutant in template.mutants}
+        words = [re.findall(r"\w+|[^\w\s]+", source) for source in (template.source, scramble.mutation.source)]
+        sizes.append(sum(a != b for a, b in zip(*words, strict=False)))
+    assert sorted(sizes)[len(sizes) // 2] >= 3

@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 _POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
+_TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
 
 
 class EngineError(RuntimeError):
@@ -41,15 +42,26 @@ class Generation:
 class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
-    `timeout` bounds one attempt in seconds, `max_body` one reply in bytes. Connection failures and 5xx are tried
+    `timeout` bounds one attempt in seconds, `connect_timeout` the part of it that makes a connection, `max_body` one
+    reply in bytes; `vocabulary` is the number of the model's token ids. Connection failures and 5xx are tried
     `attempts` times with doubling pauses; a refused (4xx), timed-out or senseless reply is not.
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 600.0, attempts: int = 5, pause: float = 0.25, max_body: int = 8 << 20
+        self,
+        url: str,
+        *,
+        timeout: float = 600.0,
+        connect_timeout: float = 10.0,
+        attempts: int = 5,
+        pause: float = 0.25,
+        max_body: int = 8 << 20,
+        vocabulary: int | None = None,
     ) -> None:
         self.url = f"{url.rstrip('/')}/generate"
         self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._vocabulary = vocabulary or _TOKEN_IDS
         self._attempts = attempts
         self._pause = pause
         self._max_body = max_body
@@ -59,7 +71,7 @@ class EngineClient:
         # No connection limit: the caller bounds concurrency, and a hidden second queue would only add latency.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10.0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=self._connect_timeout),
             headers={"Content-Type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -82,12 +94,16 @@ class EngineClient:
         if routed_experts:
             payload["return_routed_experts"] = True
         body = orjson.dumps(payload)
+        reply = await self._post_again_and_again(body, headers)
+        return parse_reply(reply, sampling_params["max_new_tokens"], self._vocabulary)
+
+    async def _post_again_and_again(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         for attempt in range(self._attempts - 1):
             try:
-                return parse_reply(await self._post(body, headers), sampling_params["max_new_tokens"])
+                return await self._post(body, headers)
             except _Transient:
                 await asyncio.sleep(self._pause * 2**attempt)
-        return parse_reply(await self._post(body, headers), sampling_params["max_new_tokens"])
+        return await self._post(body, headers)
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         if self._http is None:
@@ -95,6 +111,8 @@ class EngineClient:
         try:
             async with self._http.post(self.url, data=body, headers=headers) as response:
                 reply = await self._read(response)
+        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but nothing was asked yet
+            raise _Transient(f"{self.url} is unreachable: no connection in {self._connect_timeout:g} s") from error
         except TimeoutError as error:
             raise EngineError(f"{self.url} did not reply within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -114,7 +132,7 @@ class EngineClient:
         return bytes(reply)
 
 
-def parse_reply(body: bytes, max_new_tokens: int) -> Generation:
+def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = _TOKEN_IDS) -> Generation:
     """The reply, checked. Raises `EngineError` saying what is wrong with it."""
     try:
         reply = orjson.loads(body)
@@ -130,7 +148,7 @@ def parse_reply(body: bytes, max_new_tokens: int) -> Generation:
         raise EngineError(f"the engine's reply lacks a field or has it wrong: {error!r}: {body[:80]!r}") from error
     if kind == "abort":
         raise EngineAborted(f"the engine aborted the request: {finish.get('message', 'no reason given')}")
-    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens)
+    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens) or _not_tokens(tokens, vocabulary)
     if wrong:
         raise EngineError(f"the engine's reply is inconsistent: {wrong}")
     return Generation(
@@ -158,8 +176,14 @@ def _inconsistency(reply: Any, kind: str, tokens: list[Any], log_probs: list[Any
         return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
     if reply["meta_info"].get("completion_tokens", len(tokens)) != len(tokens):
         return f"completion_tokens is {reply['meta_info']['completion_tokens']} for {len(tokens)} tokens"
-    if set(map(type, tokens)) != {int} or min(tokens) < 0:
-        return "a token id is not a natural number"
     if not set(map(type, log_probs)) <= {float, int} or not max(log_probs) <= _POSITIVE_SLACK:
         return "a log-probability is not a number of at most 0"
+    return None
+
+
+def _not_tokens(tokens: list[Any], vocabulary: int) -> str | None:
+    if set(map(type, tokens)) != {int} or min(tokens) < 0:
+        return "a token id is not a natural number"
+    if max(tokens) >= vocabulary:
+        return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
     return None

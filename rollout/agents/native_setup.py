@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from rollout.agents.native import NativeAgent
 from rollout.chat.template import ChatTemplate
-from rollout.chat.tokenizer import load_tokenizer
+from rollout.chat.tokenizer import load_tokenizer, vocabulary_size
 from rollout.client import EngineClient
 from rollout.settings import RolloutSettings
 from rollout.tools import TOOLS
@@ -20,11 +20,14 @@ _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k com
 async def open_native(settings: RolloutSettings) -> AsyncIterator[NativeAgent]:
     """Raises `TemplateError` where the checkpoint's chat template can't be used token-exactly.
 
-    One model call may take half of an episode's time budget; one that takes longer is the engine's failure.
+    One model call may take half as long as an episode's time budget; one that takes longer is the engine's failure.
     """
     template = await asyncio.to_thread(load_template, settings.checkpoint)
+    vocabulary = await asyncio.to_thread(vocabulary_size, settings.checkpoint)
     body = {"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}
-    async with EngineClient(settings.engine_url, timeout=settings.time_budget / 2, **body) as client:
+    async with EngineClient(
+        settings.engine_url, timeout=settings.time_budget / 2, vocabulary=vocabulary, **body
+    ) as client:
         yield NativeAgent(settings, client, template)
 
 

@@ -21,3 +21,15 @@ def load_tokenizer(checkpoint: str | Path) -> Any:
     named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
     loader = PreTrainedTokenizerFast if named in _GENERIC else AutoTokenizer
     return loader.from_pretrained(checkpoint)
+
+
+def vocabulary_size(checkpoint: str | Path) -> int | None:
+    """How many token ids the model can sample; None where the checkpoint does not say.
+
+    These are the rows of its embedding, which are often more than the tokenizer has: padding can be sampled too.
+    """
+    from transformers import PretrainedConfig
+
+    config, _ = PretrainedConfig.get_config_dict(checkpoint)
+    size: int | None = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size

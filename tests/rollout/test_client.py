@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 
 import orjson
@@ -134,6 +136,20 @@ async def test_a_server_that_hangs_is_given_up_once():
     assert time.monotonic() - started < 3
 
 
+async def test_a_connection_that_is_never_made_is_tried_again():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as queue:
+        for _ in range(4):  # the kernel drops what does not fit its queue of connections
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        started = time.monotonic()
+        async with client(url, attempts=3, connect_timeout=0.1) as engine:
+            with pytest.raises(EngineError, match=r"unreachable: no connection in 0\.1 s"):
+                await engine.generate([1], PARAMS)
+    assert time.monotonic() - started >= 0.3
+
+
 async def test_nobody_listens(unused_tcp_port):
     async with client(f"http://127.0.0.1:{unused_tcp_port}", attempts=2) as engine:
         with pytest.raises(EngineError, match="unreachable"):
@@ -203,6 +219,7 @@ def changed(**meta) -> dict:
         (reply(tokens=(-1, 5)), "a token id"),
         (reply(tokens=(True, 5)), "a token id"),
         (reply(tokens=("5", 5)), "a token id"),
+        (reply(tokens=(1 << 31, 5)), "token id 2147483648 is outside the vocabulary"),
         (reply(tokens=range(9), log_probs=[-1.0] * 9), "9 tokens where 1 to 8"),
         (reply(kind="tired"), "finish reason 'tired'"),
         ({**reply(), "output_ids": None}, "output_ids are not"),

@@ -30,7 +30,8 @@ async def run_episode(
 ) -> Episode:
     """Never raises for what the policy, the engine or the sandbox does: that is the episode's stop reason.
 
-    `time_budget` (seconds) runs from when the sandbox is open: waiting for one is the run's load, not the policy's.
+    `time_budget` (seconds) runs from when the sandbox is open, and not while the engine samples: waiting for either is
+    the run's load, not the policy's.
     """
     started = perf_counter()
     session, journal = Session(), Journal()
@@ -38,7 +39,7 @@ async def run_episode(
     try:
         async with sandboxes.open(task.workspace.files) as sandbox:
             journal.sandbox_seconds += perf_counter() - started
-            reason = await _within(time_budget, agent.run(task, sandbox, session, sampling, journal))
+            reason = await _within(time_budget, journal, agent.run(task, sandbox, session, sampling, journal))
             with journal.sandbox_time():
                 patch = await sandbox.diff()
     except EngineError as error:
@@ -52,8 +53,8 @@ async def run_episode(
     return Episode(task.id, session.segments(), patch, reason, detail, journal.turns, timings, journal.counters())
 
 
-async def _within(seconds: float, run: Coroutine[Any, Any, StopReason]) -> StopReason:
-    limit = asyncio.timeout(seconds)
+async def _within(seconds: float, journal: Journal, run: Coroutine[Any, Any, StopReason]) -> StopReason:
+    limit = journal.budget = asyncio.timeout(seconds)
     try:
         async with limit:
             return await run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class Journal:
     engine_aborted: bool = False  # the engine was told to drop the request: trying again is no use
     engine_seconds: float = 0.0
     sandbox_seconds: float = 0.0
+    budget: asyncio.Timeout | None = None  # the episode's time budget, once it runs
 
     def counters(self) -> dict[str, Any]:
         """As plain JSON types. `first_edit_patch` is the repository's diff after the first edit that was applied."""
@@ -50,9 +52,12 @@ class Journal:
 
     @contextmanager
     def engine_time(self) -> Iterator[None]:
+        """Around a model call. The budget stands still meanwhile: an engine that is slow or hangs is not the policy's
+        doing, and its client has a limit of its own."""
         started = perf_counter()
         try:
-            yield
+            with _paused(self.budget):
+                yield
         finally:
             self.engine_seconds += perf_counter() - started
 
@@ -63,6 +68,21 @@ class Journal:
             yield
         finally:
             self.sandbox_seconds += perf_counter() - started
+
+
+@contextmanager
+def _paused(limit: asyncio.Timeout | None) -> Iterator[None]:
+    deadline = limit.when() if limit else None
+    if limit is None or deadline is None:
+        yield
+        return
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(deadline + clock() - started)
 
 
 class Agent(Protocol):

@@ -135,6 +135,9 @@ async def test_several_calls_in_a_turn_and_none_after_submit(scripted, play):
         (call("view"), "Error: view: argument 'path' is missing"),
         (call("view", path=3), "Error: view: argument 'path' must be a string, got int"),
         (call("view", path="calc.py", lines="1"), "Error: view: unknown argument 'lines'"),
+        (call("view", path="\ud800"), "Error: view: argument 'path' must be text, got half of a surrogate pair"),
+        (call("str_replace", path="calc.py", old_str="a - b", new_str="\udfff"), "argument 'new_str' must be text"),
+        (call("\ud800"), "Error: unknown tool '\\ud800'"),
         (call("view", path="calc.py/x"), "Error: Not a directory"),
         (call("view", path="x" * 300), "Error: File name too long"),
         (call("str_replace", path="calc.py/x", old_str="a", new_str="b"), "Error: Not a directory"),
@@ -265,6 +268,34 @@ async def test_an_engine_that_hangs_is_infrastructure_too(play):
         episode = await asyncio.wait_for(play(url, engine_timeout=0.5), 10)
     assert episode.stop_reason is StopReason.ENGINE_ERROR
     assert "did not reply" in episode.detail
+
+
+async def test_an_engine_that_hangs_late_in_the_budget_is_infrastructure(scripted, play):
+    async with scripted(call("bash", command="sleep 0.7") + END) as engine:
+        usual = engine.handle
+
+        async def handle(request: web.Request):
+            return await usual(request) if not engine.requests else await hang(request)
+
+        async with serve(handle) as url:
+            episode = await asyncio.wait_for(play(url, engine_timeout=0.8, time_budget=1.0), 10)
+    assert episode.stop_reason is StopReason.ENGINE_ERROR
+    assert "did not reply" in episode.detail
+    assert episode.turns == 1
+
+
+async def test_a_slow_engine_costs_the_policy_no_time(scripted, play):
+    async with scripted(VIEW, SUBMIT) as engine:
+        usual = engine.handle
+
+        async def slow(request: web.Request):
+            await asyncio.sleep(1.2)
+            return await usual(request)
+
+        async with serve(slow) as url:
+            episode = await play(url, time_budget=2.0)
+    assert episode.stop_reason is StopReason.SUBMITTED
+    assert episode.timings.engine > 2.0
 
 
 async def test_a_dead_sandbox_is_infrastructure(scripted, play):

@@ -29,6 +29,7 @@ def test_each_tool_describes_itself_as_an_openai_function():
         ({}, "view: argument 'path' is missing"),
         ({"path": None}, "view: argument 'path' must be a string, got NoneType"),
         ({"path": ["a"]}, "view: argument 'path' must be a string, got list"),
+        ({"path": "a\ud800"}, "view: argument 'path' must be text, got half of a surrogate pair"),
         ({"path": "a", "line": "1"}, "view: unknown argument 'line'; allowed: path"),
     ],
 )

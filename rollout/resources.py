@@ -19,7 +19,7 @@ AGENTS = {"native": "rollout.agents.native_setup.open_native"}
 async def agent_for(settings: RolloutSettings) -> Agent:
     """The running loop's agent for these settings."""
     scope = await loop_scope()
-    return await scope.get(("agent", settings), lambda: _opener(settings.agent)(settings))
+    return await scope.get(("agent", settings), lambda: agent_opener(settings.agent)(settings))
 
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
@@ -29,8 +29,12 @@ async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
     return await scope.get(("sandboxes", *key), lambda: SandboxPool(key[0], concurrency=key[1]))
 
 
-def _opener(name: str) -> Any:
-    if name not in AGENTS and "." not in name:
-        raise ArgumentError(unknown("args.swe_agent", name, AGENTS))
+def agent_opener(name: str) -> Any:
+    """What opens an agent, by a name of `AGENTS` or a dotted path. Raises `ArgumentError` where that leads nowhere."""
     module, _, attribute = AGENTS.get(name, name).rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        allowed = "or a dotted path to a function of your own that opens one"
+        why = f" ({error})" if module else ""
+        raise ArgumentError(f"{unknown('args.swe_agent', name, AGENTS)}, {allowed}{why}") from error

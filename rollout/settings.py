@@ -24,7 +24,7 @@ class RolloutSettings:
     tool_format: str
     system_prompt: str
     max_turns: int
-    time_budget: float  # of one episode, from the moment its sandbox is open
+    time_budget: float  # of one episode, from when its sandbox is open, without its model calls
     sandbox: str
     sandbox_concurrency: int
     reward_mode: str
@@ -37,11 +37,7 @@ class RolloutSettings:
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
         """Raises `ArgumentError`, which names the attribute that is missing or wrong."""
-        if getattr(args, "rollout_top_p", 1.0) not in (None, 1.0):
-            raise ArgumentError(
-                f"args.rollout_top_p is {args.rollout_top_p}: training needs 1.0, since the log-probability of a token "
-                "is that of the whole distribution; evaluation may sample otherwise"
-            )
+        _require_whole_distribution(args)
         return cls(
             engine_url=_engine_url(args),
             checkpoint=read(args, "hf_checkpoint", str),
@@ -60,6 +56,16 @@ class RolloutSettings:
             deterministic=read(args, "sglang_enable_deterministic_inference", bool, default=False),
             routing_replay=read(args, "use_rollout_routing_replay", bool, default=False),
         )
+
+
+def _require_whole_distribution(args: Any) -> None:
+    for name, whole in (("rollout_top_p", 1.0), ("rollout_top_k", -1)):
+        given = getattr(args, name, None)
+        if given not in (None, whole):
+            raise ArgumentError(
+                f"args.{name} is {given}: training needs {whole}, since the log-probability of a token is that of the "
+                "whole distribution; evaluation may sample otherwise"
+            )
 
 
 def _engine_url(args: Any) -> str:

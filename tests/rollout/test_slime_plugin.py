@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
+import shutil
 from array import array
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from rollout.chat.template import TemplateError
 from rollout.episode import StopReason
 from tests.rollout.conftest import make_tokenizer, serve
 from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
-from tests.rollout.test_client import body
+from tests.rollout.test_client import body, reply
 
 
 def test_the_signatures_are_slime_s():
@@ -58,11 +59,12 @@ async def test_an_episode_becomes_a_sample(run_with):
     assert orjson.loads(orjson.dumps(sample.metadata)) == sample.metadata
 
 
-async def test_shared_sampling_parameters_and_metadata_are_never_changed(run_with):
+@pytest.mark.parametrize("evaluation", [False, True])
+async def test_shared_sampling_parameters_and_metadata_are_never_changed(run_with, evaluation):
     async with run_with(VIEW, SUBMIT) as (args, _):
         params, metadata = dict(PARAMS), make_sample().metadata
         kept = orjson.dumps(metadata)
-        await slime_plugin.generate(args, _with(metadata), params)
+        await slime_plugin.generate(args, _with(metadata), params, evaluation=evaluation)
     assert params == PARAMS
     assert orjson.dumps(metadata) == kept
 
@@ -121,6 +123,25 @@ async def test_infrastructure_that_stays_broken_is_no_reward(checkpoint, tmp_pat
     assert "not JSON" in sample.metadata["infrastructure"]["detail"]
     assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (1, [0], [0.0])
     assert len(sample.tokens) == 2
+
+
+async def test_a_token_outside_the_vocabulary_is_infrastructure(checkpoint, tokenizer, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    rows = len(tokenizer) + 8  # an embedding is padded: what the tokenizer lacks may be sampled
+    (folder / "config.json").write_text(f'{{"model_type": "qwen2", "vocab_size": {rows}}}')
+    said = [rows - 1]
+
+    async def garbage(request):
+        return await body(reply(tokens=said, log_probs=[-1.0]))(request)
+
+    async with serve(garbage) as url:
+        args = make_args(str(folder), url, tmp_path)
+        assert (await slime_plugin.generate(args, make_sample(), PARAMS)).status is Sample.Status.COMPLETED
+        said[0] = rows
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert sample.status is Sample.Status.ABORTED
+    assert f"token id {rows} is outside the vocabulary" in sample.metadata["infrastructure"]["detail"]
 
 
 async def test_an_aborted_request_is_not_tried_again(checkpoint, tmp_path):
@@ -252,9 +273,13 @@ async def test_cancelling_ends_the_episode_at_once(run_with):
         ({"swe_max_turns": 0}, "args.swe_max_turns must be at least 1, got 0"),
         ({"swe_time_budget": "1m"}, "args.swe_time_budget must be int or float, got '1m'"),
         ({"swe_tool_format": "hermess"}, "Did you mean 'hermes'"),
-        ({"swe_agent": "nativ"}, "Did you mean 'native'"),
+        ({"swe_agent": "nativ"}, "Did you mean 'native'.*or a dotted path"),
+        ({"swe_agent": "no_such.module.open"}, "args.swe_agent: .*'no_such.module.open'.*No module named 'no_such'"),
+        ({"swe_agent": "rollout.runner.open"}, "args.swe_agent: .*has no attribute 'open'"),
+        ({"swe_agent": "..open"}, "args.swe_agent: unknown name '..open'"),
         ({"swe_reward_mode": "shaped"}, "Available: binary, fraction, plus_minus"),
         ({"rollout_top_p": 0.9}, "args.rollout_top_p is 0.9: training needs 1.0"),
+        ({"rollout_top_k": 5}, "args.rollout_top_k is 5: training needs -1"),
         ({"sglang_router_ip": None}, "args.sglang_router_ip is missing: .*--sglang-router-ip"),
     ],
 )

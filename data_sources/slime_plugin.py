@@ -15,6 +15,8 @@ from data_sources.registry import load_tasks
 from data_sources.sample import Sample
 from data_sources.task import Task
 
+_STATE = {"fingerprint": str, "position": int, "sample_index": int, "group_index": int, "buffer": list}
+
 
 class DataSourceError(ValueError):
     """The saved state of the data source is missing, broken, or of another run."""
@@ -73,12 +75,7 @@ class TaskDataSource:
         if self.args.load is None or rollout_id is None or rollout_id < 0:
             return
         path = _state_path(self.args.load, rollout_id)
-        try:
-            state = orjson.loads(path.read_bytes())
-        except FileNotFoundError as error:
-            raise DataSourceError(f"no data source state at {path}: resume from a checkpoint that has one") from error
-        except orjson.JSONDecodeError as error:
-            raise DataSourceError(f"the data source state at {path} is damaged: {error}") from error
+        state = _read_state(path)
         if state["fingerprint"] != self._fingerprint():
             raise DataSourceError(f"{path} was saved with other tasks, seed or shuffling: resume with the same ones")
         self._position, self._sample_index = state["position"], state["sample_index"]
@@ -138,6 +135,20 @@ def _specs(args: Any) -> list[str]:
 
 def _state_path(folder: str, rollout_id: int) -> Path:
     return Path(folder) / "rollout" / f"task_data_source_{rollout_id}.json"
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state: Any = orjson.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataSourceError(f"no data source state at {path}: resume from a checkpoint that has one") from error
+    except orjson.JSONDecodeError as error:
+        raise DataSourceError(f"the data source state at {path} is damaged: {error}") from error
+    found = state if isinstance(state, dict) else {}
+    wrong = [name for name, kind in _STATE.items() if not isinstance(found.get(name), kind)]
+    if wrong:
+        raise DataSourceError(f"the data source state at {path} is damaged: no proper {', '.join(wrong)}")
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -75,7 +76,9 @@ class Task:
         files = reader.get("workspace.files", dict)
         for path, text in files.items():
             reader.require(isinstance(text, str), f"workspace.files[{path!r}]", "text", text)
-            reader.require(_is_relative(path), "workspace.files", "relative paths inside the repository", path)
+            reader.require(_is_inside(path), "workspace.files", "normalised relative paths inside the repository", path)
+            folders = map(str, PurePosixPath(path).parents)
+            reader.require(files.keys().isdisjoint(folders), "workspace.files", "paths that are not below a file", path)
         oracle = TestOracle(
             fail_to_pass=reader.strings("oracle.fail_to_pass"),
             pass_to_pass=reader.strings("oracle.pass_to_pass"),
@@ -84,6 +87,8 @@ class Task:
             gold_patch=reader.get("oracle.gold_patch", str),
             timeout_seconds=float(reader.get("oracle.timeout_seconds", (int, float))),
         )
+        seconds = oracle.timeout_seconds
+        reader.require(0 < seconds < inf, "oracle.timeout_seconds", "a number of seconds above 0", seconds)
         reader.require(bool(oracle.fail_to_pass), "oracle.fail_to_pass", "at least one test", [])
         for path in oracle.protected:
             reader.require(path in files, "oracle.protected", "paths among workspace.files", path)
@@ -114,7 +119,12 @@ class _Reader:
                 raise TaskError(f"task {self._name!r}: field {dotted!r} is missing")
             value = value[key]
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        self.require(isinstance(value, kinds), dotted, " or ".join(k.__name__ for k in kinds), value)
+        self.require(
+            isinstance(value, kinds) and not isinstance(value, bool),
+            dotted,
+            " or ".join(k.__name__ for k in kinds),
+            value,
+        )
         return value
 
     def strings(self, dotted: str) -> tuple[str, ...]:
@@ -128,6 +138,7 @@ class _Reader:
             raise TaskError(f"task {self._name!r}: field {where!r} must be {allowed}, got {str(given)[:80]!r}")
 
 
-def _is_relative(path: str) -> bool:
+def _is_inside(path: str) -> bool:
+    """Whether a path is written as the sandbox and a patch write it, so that a file has one name only."""
     pure = PurePosixPath(path)
-    return bool(path) and not pure.is_absolute() and ".." not in pure.parts
+    return str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

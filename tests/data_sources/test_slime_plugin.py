@@ -121,9 +121,10 @@ def test_resuming_from_what_is_not_there_or_not_ours(tmp_path):
     for changes in [{"rollout_seed": 6}, {"n_samples_per_prompt": 3}, {"rollout_shuffle": False}]:
         with pytest.raises(DataSourceError, match="other tasks, seed or shuffling"):
             TaskDataSource(make_args(tmp_path, **changes)).load(3)
-    (tmp_path / "rollout" / "task_data_source_3.json").write_text("{")
-    with pytest.raises(DataSourceError, match="damaged"):
-        source.load(3)
+    for text in ("{", "{}", "[]", '{"fingerprint": "x", "position": "1"}'):
+        (tmp_path / "rollout" / "task_data_source_3.json").write_text(text)
+        with pytest.raises(DataSourceError, match="damaged"):
+            source.load(3)
 
 
 def test_a_fresh_start_loads_nothing(tmp_path):

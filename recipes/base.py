@@ -40,12 +40,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines. Zero GPUs per node is a machine that trains on its CPU.
+    """The machines. The embedded engine wants one, and no GPUs asked for.
 
     nodes: machines.
     gpus_per_node: GPUs of each.
-    threads: CPU threads of each of the two processes (trainer and server); part of the recipe, because the order of
-        floating-point sums depends on it.
+    threads: CPU threads of one tensor operation, in the trainer and in the server. The trainer works on as many
+        micro-batches at once as the cores allow, which changes no result.
     """
 
     nodes: int = 1
@@ -94,9 +94,10 @@ class Rollout:
     max_turns: model calls of one episode.
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
-    time_budget: seconds of one episode.
+    time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
     max_attempts: tries of an episode that infrastructure broke.
-    temperature, top_p, top_k: sampling; top_k = -1 is no limit.
+    temperature: of sampling.
+    top_p, top_k: 1 and -1, no limit: a trained token's log-probability is that of the whole distribution.
     agent: who acts (`native`).
     sandbox: where commands run (`local`).
     sandbox_concurrency: sandboxes open at once.
@@ -128,7 +129,8 @@ class Rollout:
 class Reward:
     """What an episode earns.
 
-    mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass).
+    mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass, but 0
+        unless a FAIL_TO_PASS test does).
     function: dotted path of the reward plug-in.
     """
 

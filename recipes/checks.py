@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import reduce
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +25,14 @@ def between(low: float, high: float, *keys: str) -> Iterator[Rule]:
     return ((key, lambda value: low <= value <= high, f"between {low:g} and {high:g}") for key in keys)
 
 
+def fraction(*keys: str) -> Iterator[Rule]:
+    return ((key, lambda value: 0 <= value < 1, "at least 0 and less than 1") for key in keys)
+
+
+def only(allowed: float, why: str, *keys: str) -> Iterator[Rule]:
+    return ((key, lambda value: value == allowed, f"{allowed:g}: {why}") for key in keys)
+
+
 def positive(*keys: str) -> Iterator[Rule]:
     return ((key, lambda value: value > 0, "more than 0") for key in keys)
 
@@ -41,19 +48,21 @@ def dotted(*keys: str) -> Iterator[Rule]:
     )
 
 
+_WHOLE = "a trained token's log-probability is that of the whole distribution"
+_ONE_PROCESS = "the embedded engine, the only one so far, trains in one process on one machine"
+_NO_CLUSTER = "the embedded engine, the only one so far, asks for no GPUs"
+
 RULES: tuple[Rule, ...] = (
     ("model.checkpoint", bool, "a folder in Hugging Face format, or embedded:seed"),
     *one_of("model.tool_format", "hermes", "qwen3_coder"),
-    *at_least(1, "cluster.nodes", "cluster.threads"),
-    *at_least(0, "cluster.gpus_per_node"),
-    *at_least(1, "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep", "parallel.etp"),
+    *at_least(1, "cluster.threads"),
     *between(0, 65535, "serving.router_port"),
     *at_least(1, "serving.concurrency"),
     *at_least(1, "rollout.batch_size", "rollout.samples_per_task", "rollout.max_turns", "rollout.max_response"),
     *at_least(1, "rollout.max_attempts", "rollout.sandbox_concurrency"),
     *positive("rollout.time_budget", "rollout.temperature"),
-    ("rollout.top_p", lambda value: 0 < value <= 1, "more than 0 and at most 1"),
-    ("rollout.top_k", lambda value: value == -1 or value >= 1, "-1 (no limit) or at least 1"),
+    *only(1, _WHOLE, "rollout.top_p"),
+    *only(-1, _WHOLE, "rollout.top_k"),
     *dotted(
         "rollout.generate",
         "rollout.log",
@@ -66,17 +75,18 @@ RULES: tuple[Rule, ...] = (
     ("data.train", bool, "at least one task set, such as embedded:train"),
     *at_least(1, "data.eval_samples_per_task"),
     *one_of("algorithm.estimator", "grpo"),
-    *between(0, 1, "algorithm.clip_low"),
+    *fraction("algorithm.clip_low", "optimizer.beta1", "optimizer.beta2"),
     *at_least(0, "algorithm.clip_high", "algorithm.kl_coef", "algorithm.entropy_coef"),
     *one_of("algorithm.kl_type", "k1", "k2", "k3", "low_var_kl"),
     *positive("algorithm.tis_clip", "optimizer.lr", "optimizer.eps"),
     *at_least(1, "algorithm.steps_per_rollout"),
-    *between(0, 1, "optimizer.beta1", "optimizer.beta2"),
     *one_of("optimizer.name", "adamw", "muon"),
     *one_of("optimizer.schedule", "constant", "linear"),
     *at_least(0, "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_grad"),
     ("run.name", lambda value: bool(re.fullmatch(r"[\w.+=-]*", value)) and value not in (".", ".."), "a folder name"),
     ("run.dir", bool, "a folder"),
+    *only(1, _ONE_PROCESS, "cluster.nodes", *(f"parallel.{way}" for way in ("tp", "pp", "cp", "ep", "etp"))),
+    *only(0, _NO_CLUSTER, "cluster.gpus_per_node"),
     *at_least(0, "run.num_rollouts", "run.eval_interval", "run.seed"),
 )
 
@@ -96,7 +106,7 @@ def lookup(recipe: Recipe, key: str) -> Any:
 
 
 def _check_together(recipe: Recipe) -> None:
-    rollout, algorithm, cluster, parallel = recipe.rollout, recipe.algorithm, recipe.cluster, recipe.parallel
+    rollout, algorithm, parallel = recipe.rollout, recipe.algorithm, recipe.parallel
     if rollout.max_response >= rollout.max_context:
         raise RecipeError(
             f"rollout.max_response={rollout.max_response} leaves no room for a prompt in "
@@ -117,10 +127,4 @@ def _check_together(recipe: Recipe) -> None:
         raise RecipeError(
             f"algorithm.steps_per_rollout={algorithm.steps_per_rollout} does not divide the {episodes} episodes of a "
             "rollout (rollout.batch_size x rollout.samples_per_task): change one of the three"
-        )
-    gpus, ways = cluster.nodes * cluster.gpus_per_node, prod((parallel.tp, parallel.pp, parallel.cp))
-    if max(gpus, 1) % ways:
-        raise RecipeError(
-            f"parallel.tp x pp x cp = {ways} does not divide the {gpus} GPUs of cluster.nodes x gpus_per_node: "
-            "change the sizes so that it does"
         )

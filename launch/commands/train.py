@@ -48,7 +48,10 @@ def run(options: argparse.Namespace) -> int:
 def _started(words: list[str]) -> tuple[Recipe, Path]:
     name, overrides = split_recipe(words)
     recipe = with_name(resolve(name or DEFAULT_RECIPE, overrides))
-    to_args(recipe, Path())  # what can be wrong with the recipe is said before a folder is made
+    args = to_args(recipe, Path())
+    from launch.preflight import check_args  # torch takes seconds to import
+
+    check_args(args)  # before a folder is made that would be in the way of the corrected command
     return recipe, create_run(recipe)
 
 

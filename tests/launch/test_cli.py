@@ -12,6 +12,7 @@ from launch.cli import COMMANDS, build_parser, parse, run
 from launch.commands.episodes import read_records
 from launch.config import resolve
 from launch.runs import create_run
+from tests.data_sources.tasks import make_task
 
 SURFACE = {
     "train": ["--json", "--resume", "overrides"],
@@ -95,6 +96,43 @@ def test_recipes_are_listed_and_shown(capsys):
 def test_task_sources_are_listed(capsys):
     assert run(["tasks", "list", "--json"]) == 0
     assert "embedded" in json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def two_tasks(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    path.write_bytes(b"\n".join(orjson.dumps(make_task(name).to_dict()) for name in ("one", "two")))
+    return str(path)
+
+
+def test_the_tasks_of_a_set_are_listed(two_tasks, capsys):
+    assert run(["tasks", "list", two_tasks, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(task["id"], task["fail_to_pass"], task["pass_to_pass"]) for task in listed] == [
+        ("one", 1, 1),
+        ("two", 1, 1),
+    ]
+    assert "calc.py" in listed[0]["files"]
+    assert run(["tasks", "list", two_tasks, "--limit", "1"]) == 0
+    assert capsys.readouterr().out == "one  3 files  add() gives wrong sums. Fix calc.py.\n"
+
+
+def test_a_task_is_shown(two_tasks, capsys):
+    assert run(["tasks", "show", two_tasks, "two", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == make_task("two").to_dict()
+    assert run(["tasks", "show", two_tasks, "two"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        shown.startswith("## two (tests, train)\nadd() gives wrong sums.") and "## gold patch\n--- a/calc.py" in shown
+    )
+    assert run(["tasks", "show", two_tasks, "tow"]) == 2
+    assert "Did you mean 'two'" in capsys.readouterr().err
+
+
+def test_tasks_are_validated(two_tasks, capsys):
+    assert run(["tasks", "validate", two_tasks, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tasks"], report["failures"]) == (2, {}) and report["seconds"] > 0
 
 
 def record(rollout_id: int, solved: bool, **more) -> dict:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 
+import orjson
 import pytest
+
+from launch.cli import run
+from tests.data_sources.tasks import make_task
 
 
 def refused(result, code: int, *said: str) -> None:
@@ -38,6 +42,32 @@ def test_a_checkpoint_that_is_none(cli, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.sandbox=lokal", "did you mean 'local'"),
+        ("rollout.agent=nativ", "Did you mean 'native'"),
+        ("rollout.agent=no.such.agent", "No module named 'no'"),
+        ("data.train=[embeded:train]", "Did you mean 'embedded'"),
+        ("data.eval.heldout=nowhere.jsonl", "can't read the task file nowhere.jsonl"),
+        ("algorithm.clip_low=1", "less than 1"),
+        ("reward.function=rewards.slime_plugin.rewrd", "has no 'rewrd'"),
+    ],
+)
+def test_what_no_run_can_use_leaves_nothing_behind(override, said, task_files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sets = [
+        f"data.train=[{task_files}/train.jsonl]",
+        "~data.eval.unseen",
+        f"data.eval.heldout={task_files}/heldout.jsonl",
+    ]
+    assert run(["train", "run.name=a", *sets, override]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert said in printed.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_malformed_task_file_is_named_with_its_line(cli, task_files, tmp_path):
     good = (task_files / "train.jsonl").read_text().splitlines()[0]
     (tmp_path / "tasks.jsonl").write_text(f'{good}\n{{"id": "broken"}}\n')
@@ -51,11 +81,12 @@ def test_a_closed_pipe_is_no_error(start_cli):
     assert process.wait(60) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_task_set_that_leads_nowhere_is_named(cli, small):
-    result = cli("train", *small, "run.name=a", "data.train=[nothing:train]")
-    refused(result, 2, "nothing", "embedded")
+def test_a_machine_without_bubblewrap_is_told_what_is_unprotected(cli, tmp_path, monkeypatch):
+    (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = cli("tasks", "validate", "tasks.jsonl")
+    assert result.stderr.count("no bubblewrap sandbox here, so") == 1
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow

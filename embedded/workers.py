@@ -7,8 +7,9 @@ a core that is taken by another process slows the work down by its share and no 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -25,10 +26,19 @@ def worker_count(device: torch.device) -> int:
 
 
 def ordered_map(function: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T]:
-    """`function` of each item, in the items' order; `workers` of them at once."""
+    """`function` of each item, in the items' order; `workers` of them at once, and at most one more begun than used.
+
+    Results are as large as the model: behind a slow piece they must not pile up.
+    """
     if workers == 1:
         yield from map(function, items)
         return
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        yield from pool.map(function, items)
+        begun: deque[Future[T]] = deque()
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > workers:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()

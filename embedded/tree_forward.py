@@ -6,6 +6,7 @@ Shapes: T rows of the layout, H hidden, Q query heads, K key/value heads, D head
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -37,8 +38,7 @@ class TreeAttention:
         self.lengths = [span.length for span in tree.spans]
         self.paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
         self.starts = [span.position for span in tree.spans]
-        longest = max(span.position + span.length for span in tree.spans)
-        self.causal = torch.full((longest, longest), -torch.inf, device=like.device, dtype=like.dtype).triu(1)
+        self.masks = _masks([(span.position, span.length) for span in tree.spans], like)
 
     def __call__(self, own: Attention, x_TxH: Tensor, turn: Tensor) -> Tensor:
         """Self-attention's output [T, H], the output projection included."""
@@ -52,11 +52,27 @@ class TreeAttention:
         return torch.split(x_TxQxD.transpose(0, 1), self.lengths, 1)
 
     def _span(self, index: int, query: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
-        path, start, length = self.paths[index], self.starts[index], self.lengths[index]
+        path, start = self.paths[index], self.starts[index]
         k, v = (torch.cat([part[i] for i in path], dim=1) if start else part[index] for part in (keys, values))
-        mask = self.causal[start : start + length, : start + length] if start else None
-        out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, is_causal=not start, enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            query[None], k[None], v[None], self.masks[index], is_causal=not start, enable_gqa=True
+        )
         return out[0].transpose(0, 1)
+
+
+def _masks(places: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor | None]:
+    """Of each span at (position, length): 0 where a row may look, else -inf; None at position 0, where it is causal.
+
+    Views of one matrix, which has the rows from the first such position on.
+    """
+    inner = [(start, start + length) for start, length in places if start]
+    if not inner:
+        return [None] * len(places)
+    first, longest = min(start for start, _ in inner), max(end for _, end in inner)
+    causal = torch.full((longest - first, longest), -torch.inf, device=like.device, dtype=like.dtype).triu(first + 1)
+    return [
+        causal[start - first : start - first + length, : start + length] if start else None for start, length in places
+    ]
 
 
 def _project(own: Attention, x_TxH: Tensor) -> list[Tensor]:

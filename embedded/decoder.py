@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedded.attention import Attention, Span
+from embedded.fused import interleaved
 from embedded.kv_cache import KVCache, round_up
 from embedded.model import Layer, ModelConfig, Qwen2
 
@@ -50,8 +51,10 @@ class FusedLayer:
     def build(cls, layer: Layer, config: ModelConfig) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         scale = 1 / math.sqrt(config.head_dim)
-        query = _interleave(attention.q_proj.weight, config), _interleave(attention.q_proj.bias, config)
-        key = _interleave(attention.k_proj.weight, config), _interleave(attention.k_proj.bias, config)
+        query, key = (
+            (interleaved(part.weight, config.head_dim), interleaved(part.bias, config.head_dim))
+            for part in (attention.q_proj, attention.k_proj)
+        )
         qkv = torch.cat((query[0] * scale, key[0], attention.v_proj.weight))
         gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
         return cls(
@@ -61,12 +64,6 @@ class FusedLayer:
             gate_up=gate_up * layer.post_attention_layernorm.weight,
             down=mlp.down_proj.weight.clone(),
         )
-
-
-def _interleave(rows: Tensor, config: ModelConfig) -> Tensor:
-    """Put rotary pairs (i, i + D/2) side by side, so that a rotation is one complex product."""
-    pairs = rows.view(-1, 2, config.head_dim // 2, *rows.shape[1:]).transpose(1, 2)
-    return pairs.reshape(rows.shape)
 
 
 class Decoder:

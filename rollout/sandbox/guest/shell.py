@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
 from rollout.sandbox.guest import kernel, processes
 
 _COMMAND_FD, _STATUS_FD = 8, 9  # bash can redirect single digits only
-# The sub-shell closes bash's own pipes and forgets its variable before it runs the command.
+_TOKEN_BYTES = 8
+# The sub-shell closes bash's own pipes and forgets its variables before it runs the command. It can still reach them
+# through /proc, so each status comes with a token that the command is not told.
 _LOOP = """
-while IFS= read -r -d '' __command <&8; do
-( eval "unset __command; $__command" ) </dev/null 2>&1 8<&- 9>&-
-printf '%d\\n' $? >&9
+while IFS= read -r -d '' __token <&8 && IFS= read -r -d '' __command <&8; do
+( eval "unset __token __command; $__command" ) </dev/null 2>&1 8<&- 9>&-
+printf '%s %d\\n' "$__token" $? >&9
 done
 """
 
@@ -26,6 +29,7 @@ class Shell:
         command_read, self._command_fd = os.pipe()
         self.output_fd, output_write = os.pipe()
         self.status_fd, status_write = os.pipe()
+        self._token = b""
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -38,19 +42,20 @@ class Shell:
 
     def start(self, command: bytes) -> None:
         """Have bash run a command (no NUL bytes). Raises `BrokenPipeError` where bash has died."""
-        data = memoryview(command + b"\0")
+        self._token = os.urandom(_TOKEN_BYTES).hex().encode()
+        data = memoryview(self._token + b"\0" + command + b"\0")
         while data:
             data = data[os.write(self._command_fd, data) :]
 
     def exit_code(self) -> int | None:
-        """The status that `status_fd` has ready; None where bash died instead."""
-        line = b""
-        while not line.endswith(b"\n"):
-            piece = os.read(self.status_fd, 16)
-            if not piece:
-                return None
-            line += piece
-        return int(line)
+        """The status that `status_fd` has ready; None where bash died instead, or is killed here for a forged one."""
+        line = os.read(self.status_fd, 64)  # bash writes a line at once
+        token, _, status = line.partition(b" ")
+        if token == self._token and status[:-1].isdigit():
+            return int(status)
+        if line:
+            os.kill(self.pid, signal.SIGKILL)
+        return None
 
     def close(self) -> None:
         for fd in (self._command_fd, self.output_fd, self.status_fd):

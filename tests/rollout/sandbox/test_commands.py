@@ -59,6 +59,22 @@ async def test_a_command_may_kill_the_shell_it_runs_in(sandbox: Sandbox) -> None
         assert (await sandbox.exec("echo alive")).output == "alive\n"
 
 
+@pytest.mark.parametrize(
+    "command", ["echo x > /proc/$$/fd/9", "echo 0 > /proc/$$/fd/9", "printf 7 > /proc/$$/fd/9; sleep 1000"]
+)
+async def test_a_forged_exit_status_is_the_end_of_the_shell(
+    sandbox: Sandbox, count_processes: Counter, command: str
+) -> None:
+    assert (await sandbox.exec(f"{command}; exit 3")).exit_code == 137
+    assert count_processes("sleep\x001000") == 0
+    for code in range(3):
+        assert (await sandbox.exec(f"echo alive; exit {code}")).exit_code == code
+
+
+async def test_a_command_is_not_told_what_its_status_comes_with(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("set | grep '^__'; echo $_")).output.strip() == "__command"
+
+
 async def test_a_command_can_t_kill_what_runs_it(contained: Sandbox) -> None:
     for command in ("kill -9 1", "kill -STOP 1", "kill -INT 1", "kill -9 -1"):
         await contained.exec(command)

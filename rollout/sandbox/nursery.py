@@ -24,11 +24,11 @@ from typing import IO, Self
 from rollout.sandbox import bubblewrap
 from rollout.sandbox.base import Limits, SandboxError
 from rollout.sandbox.guest.isolation import REPOSITORY
+from rollout.sandbox.guest.python_fork import MAX_SCRIPTS
 
 START_SECONDS = 60.0
 END_SECONDS = 5.0
 RUNS_TO_COMPILE = 3
-MAX_SCRIPTS = 256
 MAX_SCRIPT_BYTES = 10_000  # six times as much, at the worst, in the one packet that the supervisor reads
 UNPROTECTED = (
     "commands can reach the network, read the host's files, write what this user may write, see and signal this "

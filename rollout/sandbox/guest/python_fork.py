@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from rollout.sandbox.guest import python_exit
 from rollout.sandbox.guest.warm_imports import WarmImports
 
+MAX_SCRIPTS = 256  # kept compiled
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\- ]+")
 _FLAGS = ["B", "I", "S"]
 _FLAG_WORD = re.compile("-[BIS]+")
@@ -76,7 +77,10 @@ class Interpreter:
     def precompile(self, path: str, source: bytes) -> None:
         """Keep the code of a script that many sandboxes run; it is used where the file is exactly this."""
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            self._compiled[path, source] = _compile(path, source)
+            code = _compile(path, source)
+            if len(self._compiled) >= MAX_SCRIPTS:
+                self._compiled.clear()
+            self._compiled[path, source] = code
 
     def accepts(self, command: PythonCommand) -> bool:
         """Whether forking gives what starting the program would give."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -174,6 +177,22 @@ async def test_a_script_that_many_sandboxes_run_stays_what_its_file_holds(contai
         for _ in range(4):
             async with contained_pool.open({"bad.py": bad}) as sandbox:
                 assert (await sandbox.exec("python3 -I -S -B bad.py")).exit_code == 1
+
+
+KEEP = """
+import sys
+from rollout.sandbox.guest.python_fork import MAX_SCRIPTS, Interpreter
+from rollout.sandbox.guest.warm_imports import WarmImports
+interpreter = Interpreter(WarmImports(frozenset(sys.modules)), list(sys.path))
+for number in range(3 * MAX_SCRIPTS):
+    interpreter.precompile("script.py", b"x = %d" % number)
+    assert len(interpreter._compiled) <= MAX_SCRIPTS
+    assert ("script.py", b"x = %d" % number) in interpreter._compiled
+"""
+
+
+def test_a_bounded_number_of_scripts_is_kept_compiled() -> None:
+    subprocess.run([sys.executable, "-c", KEEP], cwd=Path(__file__).parents[3], check=True, timeout=60)
 
 
 async def test_runs_do_not_see_each_other(sandbox: Sandbox) -> None:

@@ -21,8 +21,9 @@ def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
 
 
 async def evaluate(player: Player, tasks: Sequence[Task]) -> list[Sample]:
-    """Play `n_samples_per_eval_prompt` episodes of each task at temperature 1; siblings stay together, tasks in order.
+    """Play `n_samples_per_eval_prompt` episodes of each task; siblings stay together, tasks in order.
 
+    They are sampled at temperature 1, or at `eval_temperature` (SLiME's name, which recipes leave out).
     Sample indices, and so sampling seeds, are the same in every evaluation: two of them differ by the policy alone.
     An episode that infrastructure still breaks after a second round comes back ABORTED: it is for the caller to report.
     """

@@ -52,7 +52,7 @@ class LossConfig:
             kl_type=args.kl_loss_type,
             entropy_coef=args.entropy_coef,
             tis_clip=args.tis_clip if args.use_tis else None,
-            tis_clip_low=getattr(args, "tis_clip_low", 0.0) or 0.0,
+            tis_clip_low=getattr(args, "tis_clip_low", 0.0),  # SLiME's default, which recipes leave as it is
         )
 
     @property

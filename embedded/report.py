@@ -44,7 +44,9 @@ def summarize(
         "reward_per_step": [step.get("reward") for step in steps],
         "solve_rate_per_step": [step.get("solve_rate") for step in steps],
         "infrastructure_failures": sum(step["infrastructure_failures"] for step in steps),
-        "logprob_diff_max": max((step["logprob_diff_max"] for step in steps), default=None),
+        "logprob_diff_max": max(
+            (step["logprob_diff_max"] for step in steps if "logprob_diff_max" in step), default=None
+        ),
         "wall_seconds": wall_seconds,
         "seconds_by_phase": dict(seconds),
         "seed": args.seed,

@@ -38,6 +38,7 @@ class Trainer:
                 f"rollout_max_context_len={args.rollout_max_context_len} tokens: raise it"
             )
         self.config = LossConfig.from_args(args)
+        # SLiME's name. Recipes leave it out: the server's are as exact as the trainer's, and a forward pass cheaper.
         self.use_rollout_log_probs: bool = getattr(args, "use_rollout_logprobs", not args.use_tis)
         if self.use_rollout_log_probs and args.use_tis:
             raise LossError("use_rollout_logprobs and use_tis exclude each other: with the server's log-probabilities "
@@ -53,17 +54,19 @@ class Trainer:
         self.optimizer = PolicyOptimizer(self.model, args)
 
     def train(self, data: TrainData) -> dict[str, float]:
-        """Take the rollout's optimizer steps; returns metrics, each the mean over the steps unless its name says else.
+        """Take the rollout's optimizer steps; returns metrics, each the mean over the steps that had tokens to train.
 
         `logprob_diff_max` and `_mean` compare with the server's log-probabilities in the first step, where both have
-        the same weights. Raises `TrainingError` where a gradient is not finite; the policy is then left as it was.
+        the same weights; they are absent where that one had none. Raises `TrainingError` where a gradient is not
+        finite; that step is then not taken, and those before it stand.
         """
         old = data.rollout_log_probs if self.use_rollout_log_probs else self.recompute(data, self.model)
         reference = self.recompute(data, self.reference) if self.reference is not None else None
         steps = [self._step(data, samples, old, reference) for samples in split_steps(data.rollout_ids, self.steps)]
-        names = dict.fromkeys(name for step in steps for name in step)
-        means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
-        first = {name: steps[0][name] for name in ("logprob_diff_max", "logprob_diff_mean")}
+        trained = [step for step in steps if step["trained_tokens"]] or steps[:1]
+        names = [name for name in trained[0] if not name.startswith("logprob_diff")]
+        means = {name: sum(step[name] for step in trained) / len(trained) for name in names}
+        first = {name: value for name, value in steps[0].items() if name.startswith("logprob_diff")}
         totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
         return means | first | totals | {"lr": self.optimizer.learning_rate()}
 
@@ -168,16 +171,20 @@ def add_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None
 
 
 def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Losses as they are; what is a mean over tokens is divided by the weight of the tokens it was taken over."""
-    names = ("loss", "pg_loss", "entropy", "clip_fraction", "ratio", "kl_to_old", "kl_loss")
-    present = [name for name in names if (name in sums[0] if sums else name != "kl_loss")]
-    totals = {name: sum(float(part[name]) for part in sums) for name in present}
-    weight = sum(float(part["weight"]) for part in sums) or 1.0
-    tokens = sum(int(part["trained_tokens"]) for part in sums)
-    losses = ("loss", "pg_loss", "kl_loss")
-    return {name: value if name in losses else value / weight for name, value in totals.items()} | {
-        "logprob_diff_max": max((float(part["logprob_diff_max"]) for part in sums), default=0.0),
-        "logprob_diff_mean": sum(float(part["logprob_diff_sum"]) for part in sums) / max(tokens, 1),
-        "trained_tokens": tokens,
-        "input_tokens": sum(int(part["input_tokens"]) for part in sums),
+    """Losses as they are, and means over tokens by the weight of the tokens; none of these without tokens."""
+    if not sums:
+        return {"loss": 0.0, "pg_loss": 0.0, "trained_tokens": 0, "input_tokens": 0}
+    losses = [name for name in ("loss", "pg_loss", "kl_loss") if name in sums[0]]
+    totals = {name: _total(sums, name) for name in losses}
+    weight, tokens = _total(sums, "weight"), int(_total(sums, "trained_tokens"))
+    means = {name: _total(sums, name) / weight for name in ("entropy", "clip_fraction", "ratio", "kl_to_old")}
+    counts = {"trained_tokens": tokens, "input_tokens": int(_total(sums, "input_tokens"))}
+    gaps = {
+        "logprob_diff_max": max(float(part["logprob_diff_max"]) for part in sums),
+        "logprob_diff_mean": _total(sums, "logprob_diff_sum") / tokens,
     }
+    return totals | means | gaps | counts
+
+
+def _total(sums: list[dict[str, Tensor]], name: str) -> float:
+    return sum(float(part[name]) for part in sums)

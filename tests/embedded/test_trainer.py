@@ -16,6 +16,7 @@ from embedded.model import Qwen2
 from embedded.packing import PackingError
 from embedded.train_data import TrainData
 from embedded.trainer import Trainer, TrainingError
+from embedded.tree_forward import _masks
 
 
 def make_args(checkpoint, **changes) -> Namespace:
@@ -95,6 +96,55 @@ def test_gradients_agree_with_transformers_and_plain_autograd(tiny_checkpoint, m
         torch.testing.assert_close(grad.double(), theirs[name].grad, atol=2e-6, rtol=2e-4)
 
 
+def perturbed(checkpoint, directory) -> Qwen2:
+    """A policy that has moved away from its reference."""
+    model = Qwen2.load(checkpoint)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    model.save(directory)
+    return model
+
+
+def log_probs_of(model, tokens: list[int]) -> torch.Tensor:
+    """[tokens - 1, V]: of every next token."""
+    return torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1], -1)
+
+
+def test_kl_tis_and_entropy_agree_with_transformers_and_plain_autograd(tiny_checkpoint, tmp_path):
+    """The policy is not the reference, and the server's log-probabilities are off by more than the clip."""
+    from transformers import Qwen2ForCausalLM
+
+    data = make_data(perturbed(tiny_checkpoint, tmp_path), 5)
+    rng = random.Random(1)
+    noisy = [[value + rng.uniform(-1, 1) for value in row] for row in data.rollout_log_probs]
+    data = dataclasses.replace(data, rollout_log_probs=noisy)
+    policy, reference = (Qwen2ForCausalLM.from_pretrained(path).double() for path in (tmp_path, tiny_checkpoint))
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, (tokens, mask) in enumerate(zip(data.tokens, data.loss_masks, strict=True)):
+        ours = log_probs_of(policy, tokens)
+        with torch.no_grad():
+            theirs = log_probs_of(reference, tokens)
+        prompt = len(tokens) - len(mask)
+        for place in (place for place, trained in enumerate(mask) if trained):
+            row, token = prompt + place - 1, tokens[prompt + place]
+            log_prob = ours[row, token]
+            mismatch = (log_prob.detach() - noisy[i][place]).exp().clamp(0, 1.5)
+            gain = mismatch * (log_prob - log_prob.detach()).exp() * data.advantages[i]
+            gap = theirs[row, token] - log_prob
+            entropy = -(ours[row].exp() * ours[row]).sum()
+            loss = loss + (-gain + 0.3 * (gap.exp() - gap - 1) - 0.05 * entropy) / (sum(mask) * len(data))
+    loss.backward()
+    args = make_args(tiny_checkpoint, use_kl_loss=True, kl_loss_coef=0.3, use_tis=True, tis_clip=1.5, entropy_coef=0.05)
+    trainer = Trainer(args, tmp_path)
+    ours = gradients(trainer, data)
+    theirs = dict(policy.named_parameters())
+    for (name, _), grad in zip(trainer.model.named_parameters(), ours, strict=True):
+        torch.testing.assert_close(grad.double(), theirs[name].grad, atol=5e-6, rtol=5e-4)
+    assert trainer.train(data)["loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
 def test_packing_changes_no_gradient(tiny_checkpoint, model):
     data = make_data(model, 12)
     one = gradients(Trainer(make_args(tiny_checkpoint, max_tokens_per_gpu=4096)), data)
@@ -135,6 +185,25 @@ def test_samples_without_advantage_are_skipped_but_counted(tiny_checkpoint, mode
     assert kept["grad_norm"] == pytest.approx(full["grad_norm"], rel=1e-5)
     nothing = Trainer(make_args(tiny_checkpoint)).train(dataclasses.replace(data, advantages=[0.0] * 4))
     assert (nothing["grad_norm"], nothing["trained_tokens"]) == (0.0, 0)
+    assert "ratio" not in nothing and "logprob_diff_max" not in nothing
+
+
+def test_a_step_without_tokens_is_in_no_mean(tiny_checkpoint, model):
+    data = make_data(model, 4)
+    half = dataclasses.replace(data, advantages=[1.0, -1.0, 0.0, 0.0])
+    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(half)
+    assert metrics["ratio"] == pytest.approx(1, abs=1e-4) and metrics["logprob_diff_max"] <= 1e-4
+    late = dataclasses.replace(data, advantages=[0.0, 0.0, 1.0, -1.0])
+    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(late)
+    assert metrics["ratio"] > 0.5 and "logprob_diff_max" not in metrics
+
+
+def test_masks_are_made_for_spans_with_ancestors_only():
+    like = torch.zeros(())
+    assert _masks([(0, 7), (0, 9)], like) == [None, None]
+    root, child = _masks([(0, 3), (3, 2)], like)
+    assert root is None and child is not None
+    assert (child == 0).tolist() == [[True] * 4 + [False], [True] * 5]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

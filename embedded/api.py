@@ -146,13 +146,15 @@ class Api:
         return _json({"status": "ok"})
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Computes one token, unless generation is paused; 503 where that takes longer than HEALTH_SECONDS."""
+        """Computes one token, unless generation is paused; 503 where that fails or takes longer than HEALTH_SECONDS."""
         if not self.engine.paused:
             probe = self._complete("HEALTH_CHECK", [0], SamplingParams(max_new_tokens=1, temperature=0.0))
             try:
-                await asyncio.wait_for(probe, HEALTH_SECONDS)
+                reason = (await asyncio.wait_for(probe, HEALTH_SECONDS)).finish_reason
             except TimeoutError:
                 return _json({"error": {"message": f"no token within {HEALTH_SECONDS} seconds"}}, status=503)
+            if reason.get("status_code"):
+                return _json({"error": {"message": reason["message"]}}, status=503)
         return _json({"status": "ok"})
 
     async def server_info(self, request: web.Request) -> web.Response:

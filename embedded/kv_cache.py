@@ -24,6 +24,10 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+class CacheError(ValueError):
+    """There is no memory for the cache; the message says how much was asked for."""
+
+
 class KVCache:
     """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it."""
 
@@ -41,6 +45,7 @@ class KVCache:
         self.values_of = [layer.unbind(0) for layer in self.values.unbind(0)]
         self.tokens = np.zeros((slots, max_length), dtype=np.int32)
         self.lengths = np.zeros(slots, dtype=np.int64)
+        self.spoiled = False  # whether some of what it holds may be infinite or not a number
         self._key_offsets = torch.arange(heads * dim, device=device) * self.width
         columns = torch.arange(heads, device=device)[:, None] * (self.width * dim) + torch.arange(dim, device=device)
         self._value_offsets = columns.flatten()
@@ -80,8 +85,16 @@ class KVCache:
         self.lengths[target] = length
 
     def flush(self) -> None:
-        """Forget what every slot holds."""
+        """Forget what every slot holds.
+
+        Columns that no token stands in are read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
+        zeroed. Others are not, which would touch memory that no request may ever need.
+        """
         self.lengths[:] = 0
+        if self.spoiled:
+            self.keys.zero_()
+            self.values.zero_()
+            self.spoiled = False
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -89,7 +102,13 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, device=device)
     count = math.prod(shape)
-    memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CacheError(
+            f"no memory for half a key/value cache of {count >> 18} MiB ({error.strerror}): "
+            "lower the number of slots or the context length"
+        ) from error
     with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32, count=count).view(shape)

@@ -27,6 +27,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+def url_of(host: str, port: int) -> str:
+    """The base URL of a server; an IPv6 address goes in brackets (RFC 3986)."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @dataclass(frozen=True)
 class Limits:
     vocab_size: int

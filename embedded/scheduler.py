@@ -125,6 +125,7 @@ class Scheduler:
         reason: dict[str, object] | None = None
         for place, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             if log_prob != log_prob:  # NaN
+                self.cache.spoiled = True
                 reason = abort_reason("the model's logits are not finite", 500)
             else:
                 reason = request.append(token, log_prob, self.decode)

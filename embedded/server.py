@@ -21,8 +21,9 @@ from aiohttp import web
 from embedded.api import Api
 from embedded.engine import Engine
 from embedded.invariance import make_invariant
+from embedded.kv_cache import CacheError
 from embedded.model import Qwen2
-from embedded.protocol import Limits
+from embedded.protocol import Limits, url_of
 from embedded.tokenizer import Detokenizer
 from embedded.weights import CheckpointError
 
@@ -30,20 +31,24 @@ PR_SET_PDEATHSIG = 1
 VERSION = "embedded-0.1"
 
 
+class ListenError(RuntimeError):
+    """The address or port can't be had."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT (exit status 0); 2 for a checkpoint that cannot be served, 1 for a crash."""
     args = _parser().parse_args(argv)
-    if args.die_with_parent:
-        _die_with_parent()
+    if args.die_with_parent is not None:
+        _die_with_parent(args.die_with_parent)
     torch.set_num_threads(args.threads)
     # The engine's thread gives the interpreter lock away at every tensor operation and must get it back quickly.
     sys.setswitchinterval(2e-4)
     try:
         return asyncio.run(_serve(args))
-    except CheckpointError as error:
+    except (CheckpointError, CacheError, OSError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"cannot listen on {args.host}:{args.port}: {error}", file=sys.stderr)
+    except ListenError as error:
+        print(error, file=sys.stderr)
     return 2
 
 
@@ -61,16 +66,21 @@ async def _serve(args: argparse.Namespace) -> int:
     api, max_body = _build(args, on_exit), args.max_body_bytes
     runner = web.AppRunner(api.app(max_body), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, args.host, args.port)
-    await site.start()
+    await _listen(runner, args.host, args.port)
     api.engine.start()
-    host, port = runner.addresses[0][:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = url_of(*runner.addresses[0][:2])
     print(json.dumps({"url": url, "pid": os.getpid(), "batch_invariant": api.info["batch_invariant"]}), flush=True)
     await stopping.wait()
     await asyncio.to_thread(api.engine.stop)
     await runner.cleanup()
     return int(any(crashed))
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host}:{port}: {error}") from error
 
 
 def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
@@ -119,16 +129,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-length", type=int, help="tokens of one context (default: the model's, at most 4096)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--max-body-bytes", type=int, default=8 * 2**20, help="larger request bodies are refused (413)")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started this ends")
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when PID, which started this, ends")
     return parser
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """Linux sends SIGTERM when the parent (the thread that started us) ends; it may have ended already."""
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
-        raise SystemExit(0)
+    if os.getppid() != parent:
+        raise SystemExit(f"process {parent}, which --die-with-parent names, has ended or did not start this server")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+
+from embedded.protocol import url_of
 
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
@@ -30,7 +33,7 @@ class ServerProcess:
         self.host, self.port = "127.0.0.1", 0
         pairs = {"model": model_dir, "host": self.host, "port": 0, **options}
         words = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent"]
+        self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent", str(os.getpid())]
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -83,7 +86,7 @@ class ServerProcess:
 
 async def update_weights(host: str, port: int, model_dir: Path, version: int) -> None:
     """Have the server read `model_dir` and call it `version`. Raises `ServerError` where it does not."""
-    url = f"http://{host}:{port}/update_weights_from_disk"
+    url = f"{url_of(host, port)}/update_weights_from_disk"
     body = {"model_path": str(model_dir), "weight_version": str(version), "flush_cache": True}
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     try:

@@ -252,6 +252,24 @@ def test_a_request_aborted_and_sent_again_with_its_output_continues_as_if_nothin
     assert rest.log_probs == whole.log_probs[8:]
 
 
+def test_after_broken_weights_good_ones_give_every_request_its_bits(tiny_checkpoint):
+    scheduler = make(tiny_checkpoint, slots=1)
+    good, broken = Qwen2.load(tiny_checkpoint), Qwen2.load(tiny_checkpoint)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight.fill_(float("nan"))
+    scheduler.decoder.load(broken)
+    results: dict = {}
+    submit(scheduler, Job(tuple(range(3, 60)), 0, SamplingParams(max_new_tokens=2)), results, 0)
+    drain(scheduler)
+    assert results[0].finish_reason["status_code"] == 500
+    assert scheduler.flush()
+    scheduler.decoder.load(good)
+    job = Job((5, 6, 7), 1, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    submit(scheduler, job, results, 1)
+    drain(scheduler)
+    assert same(results[1], alone(tiny_checkpoint, job))
+
+
 def test_broken_weights_end_requests_with_an_error(tiny_checkpoint):
     scheduler = make(tiny_checkpoint)
     scheduler.decoder.head = scheduler.decoder.head * float("nan")

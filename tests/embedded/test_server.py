@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from embedded.engine import Engine, EngineStopped
-from embedded.model import Qwen2
+from embedded.kv_cache import CacheError, KVCache
+from embedded.model import ModelConfig, Qwen2
 from embedded.requests import Request
 from embedded.sampling import SamplingParams
 
@@ -73,7 +74,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint) -> Iterator[dict[str, Any]]:
-    process = launch("--model", str(tiny_checkpoint), "--slots", "32", "--die-with-parent")
+    process = launch("--model", str(tiny_checkpoint), "--slots", "32", "--die-with-parent", str(os.getpid()))
     try:
         yield json.loads(process.stdout.readline())
     finally:
@@ -261,6 +262,23 @@ async def test_new_weights_are_used_and_named_and_bad_ones_refused(client, tiny_
     assert restored["meta_info"]["output_token_logprobs"] == before["meta_info"]["output_token_logprobs"]
 
 
+async def test_weights_that_are_not_finite_fail_the_health_check_until_good_ones_arrive(
+    client, tiny_checkpoint, tmp_path
+):
+    before = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    model = Qwen2.load(tiny_checkpoint)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(float("nan"))
+    model.save(tmp_path)
+    await client.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
+    status, answer = await client.get("/health_generate")
+    assert status == 503 and "not finite" in answer["error"]["message"]
+    await client.post("/update_weights_from_disk", {"model_path": str(tiny_checkpoint), "weight_version": "default"})
+    assert (await client.get("/health_generate"))[0] == 200
+    after = await client.generate([5, 6, 7], max_new_tokens=8, sampling_seed=3, ignore_eos=True)
+    assert after["meta_info"]["output_token_logprobs"] == before["meta_info"]["output_token_logprobs"]
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_request_goes_on_where_it_was(client, mode):
     expected = await client.generate([7, 8], max_new_tokens=200, ignore_eos=True, sampling_seed=5)
@@ -307,17 +325,27 @@ def test_a_directory_that_is_no_checkpoint_and_a_taken_port_end_with_a_sentence(
     assert process.wait(60) == 2
     assert "tokenizer.json" in process.communicate()[1]
     shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").mkdir()
+    process = launch("--model", str(tmp_path))
+    assert process.wait(60) == 2
+    assert re.search(f"cannot serve {tmp_path}: .*config.json", process.communicate()[1])
     port = server["url"].rpartition(":")[2]
     process = launch("--model", str(tiny_checkpoint), "--port", port)
     assert process.wait(60) == 2
-    assert port in process.communicate()[1]
+    assert f"cannot listen on 127.0.0.1:{port}" in process.communicate()[1]
+
+
+def test_a_cache_that_does_not_fit_into_memory_ends_with_a_sentence(tiny_checkpoint):
+    config = ModelConfig.load(tiny_checkpoint)
+    with pytest.raises(CacheError, match="lower the number of slots"):
+        KVCache(config, 2**40, 512, torch.device("cpu"))
 
 
 def test_it_dies_with_its_parent(tiny_checkpoint):
     script = (
-        "import subprocess, sys\n"
+        "import os, subprocess, sys\n"
         f"p = subprocess.Popen([sys.executable, '-m', 'embedded.server', '--model', {str(tiny_checkpoint)!r}, "
-        "'--die-with-parent'], stdout=subprocess.PIPE, text=True)\n"
+        "'--die-with-parent', str(os.getpid())], stdout=subprocess.PIPE, text=True)\n"
         "print(p.stdout.readline(), flush=True)\nimport time; time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -329,6 +357,13 @@ def test_it_dies_with_its_parent(tiny_checkpoint):
     while time.monotonic() < deadline and _alive(pid):
         time.sleep(0.05)
     assert not _alive(pid)
+
+
+def test_the_parent_may_be_process_1_as_in_a_container(tiny_checkpoint):
+    script = "import os; os.getppid = lambda: 1; from embedded.server import _die_with_parent; _die_with_parent(1)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+    process = launch("--model", str(tiny_checkpoint), "--die-with-parent", "1")
+    assert "process 1, which --die-with-parent names" in process.communicate(timeout=60)[1]
 
 
 def _alive(pid: int) -> bool:

@@ -14,6 +14,7 @@ from embedded.forward import recompute_log_probs
 from embedded.journal import Journal
 from embedded.loop import train
 from embedded.model import Qwen2
+from embedded.protocol import url_of
 from embedded.server_process import ServerError, ServerProcess, update_weights
 from embedded.train_data import TrainData
 from tests.embedded.scripted import NoProgress, generate, make_args
@@ -78,6 +79,11 @@ async def test_new_weights_are_read_and_wrong_ones_refused(tiny_checkpoint, tmp_
         pid = server._process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_an_ipv6_address_is_bracketed():
+    assert url_of("::1", 80) == "http://[::1]:80"
+    assert url_of("node.local", 80) == "http://node.local:80"
 
 
 _DEATHS: list[int] = []

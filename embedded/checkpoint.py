@@ -27,6 +27,7 @@ import orjson
 import torch
 
 from embedded.disk import sync_directory, write_file, writing
+from embedded.weights import digest
 
 KEEP = 2  # newest checkpoints that stay; the last one of a run is among them
 STATE_FILE = "state.json"
@@ -71,8 +72,12 @@ class Checkpoint:
 
 
 def configuration(args: Namespace) -> dict[str, Any]:
-    """The arguments that make a run what it is, as plain JSON types."""
+    """The arguments that make a run what it is, as plain JSON types; of the first model its content, not its place.
+
+    Reads that model's files. Raises `CheckpointError` where it can't.
+    """
     kept = {name: value for name, value in vars(args).items() if name not in VOLATILE}
+    kept["hf_checkpoint"] = digest(args.hf_checkpoint)
     plain: dict[str, Any] = orjson.loads(orjson.dumps(kept, default=str, option=orjson.OPT_NON_STR_KEYS))
     return plain
 

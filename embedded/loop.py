@@ -20,7 +20,7 @@ import torch
 from data_sources.sample import Sample
 from embedded import checkpoint, report
 from embedded.checkpoint import ResumeError
-from embedded.disk import writing
+from embedded.disk import replace_file, writing
 from embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
 from embedded.hooks import Hooks
 from embedded.journal import Journal
@@ -93,6 +93,7 @@ class _Loop:
         self.run_dir = Path(args.swe_run_dir)
         self.weights_dir = self.run_dir / "weights"
         self.journal = Journal(self.run_dir / JOURNALS[0])
+        self.configuration = checkpoint.configuration(args)
         _fix_numerics(args)
         self.hooks = Hooks.load(args)
         self.eval_tasks = load_evaluation_tasks(args)
@@ -161,9 +162,9 @@ class _Loop:
         dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
         logged: dict[str, Any] = dict(dropped)
         if self.hooks.log is not None:
-            self.hooks.log(rollout_id, self.args, flatten(rollout.kept), logged, seconds)
+            self.hooks.log(rollout_id, self.args, samples, logged, seconds)
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
-        return rollout, metrics | outcome_metrics(samples)
+        return rollout, metrics | outcome_metrics(samples)  # which a logging hook of another kind leaves out
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""
@@ -216,19 +217,19 @@ class _Loop:
             self.weights_dir.mkdir()
             for file in sorted(Path(self.args.hf_checkpoint).iterdir()):
                 if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt"):
-                    shutil.copyfile(file, self.weights_dir / file.name)
+                    replace_file(self.weights_dir / file.name, file.read_bytes())
 
     def _save(self, rollout_id: int) -> None:
         with writing(Path(self.args.save)):
             self.data_source.save(rollout_id)
         sizes = {name: Journal(self.run_dir / name).size() for name in JOURNALS}
-        state = checkpoint.State(rollout_id, checkpoint.configuration(self.args), sizes, self.clock.snapshot())
+        state = checkpoint.State(rollout_id, self.configuration, sizes, self.clock.snapshot())
         checkpoint.save(Path(self.args.save), state, self.weights_dir, self.trainer.save_state())
 
 
 def _fix_numerics(args: Namespace) -> None:
     """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
-    torch.set_num_threads(getattr(args, "swe_trainer_threads", None) or args.swe_threads)
+    torch.set_num_threads(args.swe_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # A debugging aid that comes with it and costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+
+from embedded.disk import replace_file
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,13 +47,26 @@ def read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def digest(directory: str | Path) -> str:
+    """What tells models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
+    directory = Path(directory)
+    total = hashlib.sha256()
+    for name in (CONFIG_FILE, *_shards(directory)):
+        try:
+            with (directory / name).open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise CheckpointError(f"cannot read {directory / name}: {error}") from error
+    return f"sha256:{total.hexdigest()}"
+
+
 def write_checkpoint(directory: str | Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
     """Write `model.safetensors` and `config.json`; each file is replaced atomically and is on disk at return."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _replace(directory / WEIGHTS_FILE, save(contiguous, metadata={"format": "pt"}))
-    _replace(directory / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
+    replace_file(directory / WEIGHTS_FILE, save(contiguous, metadata={"format": "pt"}))
+    replace_file(directory / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _shards(directory: Path) -> list[str]:
@@ -62,15 +77,3 @@ def _shards(directory: Path) -> list[str]:
         return sorted(set(index["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{directory} holds neither {WEIGHTS_FILE} nor a readable {INDEX_FILE}") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -81,15 +81,26 @@ def test_a_damaged_checkpoint_says_what_to_do(tmp_path, weights):
 
 
 def test_another_configuration_is_refused_by_key(tmp_path, weights):
-    args = Namespace(lr=0.1, swe_tasks=("a",), save="x", load=None, gone=1)
+    model = {"hf_checkpoint": str(weights)}
+    args = Namespace(lr=0.1, swe_tasks=("a",), save="x", load=None, gone=1, **model)
     checkpoint.save(tmp_path / "c", State(0, configuration(args), {}, {}), weights, b"")
     found = checkpoint.latest(tmp_path / "c")
-    checkpoint.require_same(found, Namespace(lr=0.1, swe_tasks=["a"], save="elsewhere", load="c", gone=1))
+    checkpoint.require_same(found, Namespace(lr=0.1, swe_tasks=["a"], save="elsewhere", load="c", gone=1, **model))
     with pytest.raises(ResumeError) as error:
-        checkpoint.require_same(found, Namespace(lr=0.2, swe_tasks=["a"], save="x", load=None, new=2))
+        checkpoint.require_same(found, Namespace(lr=0.2, swe_tasks=["a"], save="x", load=None, new=2, **model))
     for words in ("gone was 1 and is None", "lr was 0.1 and is 0.2", "new was None and is 2"):
         assert words in str(error.value)
     assert "swe_tasks" not in str(error.value)
+
+
+def test_a_model_that_moved_is_the_same_and_another_one_is_not(tmp_path, weights):
+    checkpoint.save(tmp_path / "c", state(0, **configuration(Namespace(hf_checkpoint=str(weights)))), weights, b"")
+    found = checkpoint.latest(tmp_path / "c")
+    moved = shutil.copytree(weights, tmp_path / "moved")
+    checkpoint.require_same(found, Namespace(hf_checkpoint=str(moved)))
+    (moved / "model.safetensors").write_bytes(b"v" * 1000)
+    with pytest.raises(ResumeError, match="hf_checkpoint was 'sha256:"):
+        checkpoint.require_same(found, Namespace(hf_checkpoint=str(moved)))
 
 
 def test_a_journal_is_cut_back_to_its_checkpoint(tmp_path):

@@ -165,6 +165,28 @@ def wait_until_it_works(process: subprocess.Popen, run_dir: Path) -> None:
         time.sleep(0.01)
 
 
+def drop_the_second_group(args, group, **kwargs):
+    """Of every three groups."""
+    return (group[0].index // len(group)) % 3 != 1
+
+
+def test_episodes_that_are_not_trained_on_are_recorded_and_counted_too(tiny_checkpoint, tmp_path, engine):
+    """Of six groups one is dropped by the filter in each three, and a surplus is left: all were played and graded."""
+    run_dir = tmp_path / "run"
+    args = make_args(
+        tiny_checkpoint, run_dir, num_rollout=1, rollout_batch_size=2, over_sampling_batch_size=4, swe_eval_tasks={},
+        num_steps_per_rollout=1, dynamic_sampling_filter_path=f"{__name__}.drop_the_second_group", **engine.address,
+    )  # fmt: skip
+    train(args, NoProgress())
+    assert episodes(run_dir) == [(0, index) for index in range(16)]
+    (step,) = lasting(run_dir)
+    records = Journal(run_dir / "episodes.jsonl").read()
+    assert step["episodes"] == 16
+    assert step["reward"] == pytest.approx(sum(record["reward"] for record in records) / 16)
+    assert step["sampled_tokens"] == pytest.approx(sum(sum(record["loss_mask"]) for record in records) / 16)
+    assert step["rollout/dynamic_filter/drop_unnamed"] == 1
+
+
 def test_resume_refuses_another_configuration_and_names_the_keys(tiny_checkpoint, tmp_path, engine):
     args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_eval_tasks={}, **engine.address)
     train(args, NoProgress())

@@ -1,6 +1,6 @@
 """The embedded engine's speed, in CPU time of one thread, against transformers' `generate` in the same run.
 
-The model has the seed policy's shape (1.35 M parameters) and random weights, so lengths are set, not sampled.
+The model has the shipped seed policy's shape and random weights, so lengths are set, not sampled.
 - `decode_ms_N`: one step of N running rows, 330 tokens of context each, of which 208 are a common system prompt;
 - `prefill_us`: one prompt token, in prompts of 300 that share nothing;
 - `episode_*`: 128 episodes at once, 16 tasks × 8, each a few turns that read 25 tokens and write 10 to 30: microseconds
@@ -31,21 +31,12 @@ from embedded.model import ModelConfig, Qwen2
 from embedded.requests import Completion, Request
 from embedded.sampling import SamplingParams
 from embedded.scheduler import Scheduler
+from embedded.weights import read_config
 
 BASELINE = Path(__file__).parent / "baselines" / "engine.json"
 TOLERANCE = 1.5  # a ratio this many times worse than its baseline fails the check
-SHAPE = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "vocab_size": 1304,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}
+SHAPE = read_config(Path(__file__).parents[1] / "embedded" / "seed" / "checkpoint")
+TOKENS = range(3, SHAPE["vocab_size"])  # those before are special
 SLOTS, CONTEXT, SYSTEM = 160, 640, 208
 
 
@@ -114,7 +105,7 @@ class Episode:
 
     def receive(self, completion: Completion) -> None:
         self.sampled += len(completion.output_ids)
-        self.tokens += completion.output_ids + [self.rng.randrange(3, 1300) for _ in range(25)]
+        self.tokens += completion.output_ids + [self.rng.choice(TOKENS) for _ in range(25)]
         self.waits = self.rng.randint(1, 3) if self.turns else 0
 
     def tick(self) -> None:
@@ -126,8 +117,8 @@ class Episode:
 
 def _episodes(scheduler: Scheduler) -> dict[str, float]:
     rng = random.Random(0)
-    system = [rng.randrange(3, 1300) for _ in range(SYSTEM - 1)] + [2]
-    tasks = [[rng.randrange(3, 1300) for _ in range(60)] for _ in range(16)]
+    system = [rng.choice(TOKENS) for _ in range(SYSTEM - 1)] + [2]
+    tasks = [[rng.choice(TOKENS) for _ in range(60)] for _ in range(16)]
     episodes = [Episode(index, scheduler, system + tasks[index // 8]) for index in range(128)]
     started = time.process_time()
     for episode in episodes:
@@ -146,7 +137,7 @@ def _episodes(scheduler: Scheduler) -> dict[str, float]:
 
 def _cold(directory: str) -> dict[str, float]:
     rng = random.Random(1)
-    prompts = [[rng.randrange(3, 1300) for _ in range(rng.randint(250, 350))] for _ in range(64)]
+    prompts = [[rng.choice(TOKENS) for _ in range(rng.randint(250, 350))] for _ in range(64)]
     ours = min(_cold_ours(directory, prompts) for _ in range(3))
     theirs = min(_cold_theirs(directory, prompts) for _ in range(3))
     return {"cold_seconds": ours, "cold_seconds_transformers": theirs, "cold_speedup": theirs / ours}

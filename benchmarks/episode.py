@@ -27,6 +27,7 @@ from aiohttp import web
 from data_sources.task import Task, TestOracle, Workspace
 from rollout.agents.native import NativeAgent
 from rollout.chat.template import ChatTemplate
+from rollout.chat.tokenizer import load_tokenizer
 from rollout.client import EngineClient
 from rollout.runner import run_episode
 from rollout.sampling import Sampling
@@ -111,9 +112,7 @@ class Replay:
 
 def measure(checkpoint: str) -> dict[str, float]:
     """Milliseconds per turn: median over rounds, for one episode at a time and for 64 at once."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     started = time.process_time()
     template = ChatTemplate(tokenizer, [tool.spec.schema() for tool in TOOLS])
     template.prove()

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rollout.patch_reader import ESCAPES, NO_NEWLINE, Change, Hunk, PatchError, read_patch, split_lines
 
-__all__ = ["PatchError", "apply_patch", "binary_paths", "make_patch"]
+__all__ = ["MAX_PATCH_BYTES", "OVERSIZED", "PatchError", "apply_patch", "binary_paths", "bounded_patch", "make_patch"]
+
+MAX_PATCH_BYTES = 1 << 20
+OVERSIZED = f"The patch has more than {MAX_PATCH_BYTES} bytes and is left out.\n"  # as a patch it changes nothing
 
 Files = Mapping[str, str | bytes]
 Opcode = tuple[str, int, int, int, int]  # as difflib has it: kind, old start and end, new start and end
 
 _CONTEXT_LINES = 3
+_ODD = re.compile(r'[\x00-\x1f\x7f"\\\udc80-\udcff]')
 _MAX_COMPARISONS = 2_000_000  # a change that needs more is written as one replacement: matching lines is quadratic
 
 
@@ -23,9 +27,19 @@ def make_patch(before: Files, after: Files) -> str:
 
     A file that is not UTF-8 text, before or after, is only named, by git's line `Binary files … differ`.
     """
-    old, new = _encoded(before), _encoded(after)
-    changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
-    return "".join(_file_patch(path, old.get(path), new.get(path)) for path in changed)
+    return "".join(_file_patches(before, after))
+
+
+def bounded_patch(before: Files, after: Files) -> str:
+    """The same, but `OVERSIZED` in place of a patch of more than `MAX_PATCH_BYTES`."""
+    pieces: list[str] = []
+    size = 0
+    for piece in _file_patches(before, after):
+        size += len(piece.encode())
+        if size > MAX_PATCH_BYTES:
+            return OVERSIZED
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
@@ -96,6 +110,13 @@ def _patched(path: str, lines: list[str], hunks: Iterable[Hunk]) -> Iterator[str
     yield from lines[done:]
 
 
+def _file_patches(before: Files, after: Files) -> Iterator[str]:
+    old, new = _encoded(before), _encoded(after)
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path):
+            yield _file_patch(path, old.get(path), new.get(path))
+
+
 def _file_patch(path: str, before: bytes | None, after: bytes | None) -> str:
     old_name, new_name = _quote(f"a/{path}"), _quote(f"b/{path}")
     header = f"diff --git {old_name} {new_name}\n"
@@ -161,8 +182,15 @@ def _range(start: int, end: int) -> str:
 
 
 def _quote(name: str) -> str:
-    """A path as git writes it: in quotes, C-style, where it holds a control character, a quote or a backslash."""
-    if not re.search(r'[\x00-\x1f\x7f"\\]', name):
+    """A path as git writes it: in quotes, C-style, where it holds a control character, a quote, a backslash or a byte
+    that is no UTF-8 (in a Python string a lone surrogate, as `os.fsdecode` has it)."""
+    if not _ODD.search(name):
         return name
-    escaped = (f"\\{ESCAPES[c]}" if c in ESCAPES else f"\\{ord(c):03o}" if c < " " or c == "\x7f" else c for c in name)
-    return f'"{"".join(escaped)}"'
+    return f'"{_ODD.sub(_escape, name)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in ESCAPES:
+        return f"\\{ESCAPES[character]}"
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))

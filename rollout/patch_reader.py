@@ -157,8 +157,9 @@ def _stripped(name: str) -> str:
 
 
 def _unquote(name: str) -> str:
-    """Octal escapes are bytes of UTF-8: git writes `é` as `\\303\\251`."""
+    """Octal escapes are bytes: git writes `é` as `\\303\\251`. What is no UTF-8 is read as `os.fsdecode` reads it."""
     raw = b""
     for octal, escape, text in re.findall(r"\\([0-7]{3})|\\(.)|([^\\]+)", name[1:-1], re.DOTALL):
-        raw += bytes([int(octal, 8) & 255]) if octal else (_UNESCAPES.get(escape, escape) + text).encode()
-    return raw.decode("utf-8", "replace")
+        plain = _UNESCAPES.get(escape, escape) + text
+        raw += bytes([int(octal, 8) & 255]) if octal else plain.encode("utf-8", "surrogatepass")
+    return raw.decode("utf-8", "surrogateescape")

@@ -21,7 +21,7 @@ def append_records(path: Path, samples: Iterable[Sample], common: Mapping[str, A
 
     Raises `RunDirectoryError` where the disk is full or the folder is not writable; the file is then as it was.
     """
-    lines = b"".join(orjson.dumps({**common, **record(s)}, option=_OPTIONS, default=_plain) for s in samples)
+    lines = b"".join(_line({**common, **record(sample)}) for sample in samples)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _append(path, lines)
@@ -68,6 +68,22 @@ def flatten(samples: Any) -> list[Sample]:
 
 
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(values, option=_OPTIONS, default=_plain)
+    except TypeError:
+        return orjson.dumps(_printable(values), option=_OPTIONS, default=_plain)
+
+
+def _printable(value: Any) -> Any:
+    """With lone surrogates, which JSON can't hold, escaped: a file whose name is no UTF-8 brings them in."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _append(path: Path, lines: bytes) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout.patch import PatchError, apply_patch, binary_paths, make_patch
+from rollout.patch import OVERSIZED, PatchError, apply_patch, binary_paths, bounded_patch, make_patch
 
 # Few distinct lines, so that changes share context; the odd ones are what naive line splitting and parsing trip over.
 LINES = st.sampled_from(
@@ -18,7 +18,7 @@ CONTENT = st.tuples(st.lists(LINES, max_size=30), st.sampled_from(["", "", "end"
     lambda parts: "".join(parts[0]) + parts[1]
 )
 NAMES = st.sampled_from(
-    ["a.py", "b c.txt", "pkg/mod.py", "pkg/é.py", 'q"uote.py', "tab\there", "back\\slash", "deep/er/x"]
+    ["a.py", "b c.txt", "pkg/mod.py", "pkg/é.py", 'q"uote.py', "tab\there", "back\\slash", "deep/er/x", "n\udcff.py"]
 )
 FILES = st.dictionaries(NAMES, CONTENT, max_size=5)
 
@@ -97,6 +97,18 @@ def test_a_binary_change_is_stated_and_not_carried() -> None:
     assert "Binary files a/a and b/a differ" in patch
     assert binary_paths(patch) == ["a", "c"]
     assert apply_patch({"a": b"\xff", "b": "1\n"}, patch) == {"a": b"\xff", "b": b"2\n"}
+
+
+def test_a_name_that_is_no_utf_8_is_written_as_git_does() -> None:
+    patch = make_patch({}, {"é/\udcff.py": "1\n"})
+    assert patch.startswith('diff --git "a/é/\\377.py" "b/é/\\377.py"\n')
+    assert apply_patch({}, patch) == {"é/\udcff.py": b"1\n"}
+
+
+def test_a_patch_that_is_too_large_is_left_out() -> None:
+    assert bounded_patch({"x": "1\n"}, {"x": "2\n"}) == make_patch({"x": "1\n"}, {"x": "2\n"})
+    assert bounded_patch({}, {str(number): "1\n" * 10_000 for number in range(100)}) == OVERSIZED
+    assert apply_patch({"x": "1\n"}, OVERSIZED) == {"x": b"1\n"}
 
 
 def test_a_huge_rewrite_takes_no_quadratic_time() -> None:

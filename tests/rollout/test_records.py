@@ -59,6 +59,14 @@ def test_a_run_directory_that_is_no_directory(tmp_path):
         append_records(tmp_path / "file" / "episodes.jsonl", [Sample()], {})
 
 
+def test_a_file_s_name_that_is_no_text_is_written_escaped(tmp_path):
+    sample = Sample(index=0, metadata={"score": {"evidence": {"ignored_paths": ["tests/\udcff.py"], "log": "é"}}})
+    append_records(tmp_path / "episodes.jsonl", [sample, Sample(index=1)], {})
+    first, second = map(orjson.loads, (tmp_path / "episodes.jsonl").read_bytes().splitlines())
+    assert first["score"]["evidence"] == {"ignored_paths": ["tests/\\udcff.py"], "log": "é"}
+    assert second["index"] == 1
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

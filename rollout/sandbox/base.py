@@ -59,9 +59,15 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Mapping[str, bytes]:
-        """Every regular file of the repository, by relative path; caches such as `__pycache__` are left out."""
+        """Every regular file of the repository, by relative path; caches such as `__pycache__` are left out.
+
+        Raises `OSError` (EFBIG) where commands have left more than a sandbox tells of.
+        """
         ...
 
     async def diff(self) -> str:
-        """The unified diff from the files the sandbox started with to what it holds now."""
+        """The unified diff from the files the sandbox started with to what it holds now.
+
+        Whatever the commands did to the files, this gives a patch: `rollout.patch.OVERSIZED` where it is too large.
+        """
         ...

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
-from rollout.patch import make_patch
+from rollout.patch import OVERSIZED, bounded_patch
 from rollout.sandbox.base import ExecResult, Limits, SandboxError
 from rollout.sandbox.channel import Channel
 from rollout.sandbox.guest import frames
+from rollout.sandbox.guest.files import Changes
 from rollout.sandbox.guest.python_fork import parse
 from rollout.sandbox.nursery import UNPROTECTED, Nursery, NurseryError
 
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
+_UNTOLD = b"\0"  # stands for a content that is not known: a patch only names what is not text
 
 
 class LocalSandbox:
@@ -75,14 +78,26 @@ class LocalSandbox:
         await self._call({"op": "write"}, files)
 
     async def snapshot(self) -> Mapping[str, bytes]:
-        answer, blob = await self._call({"op": "snapshot"})
-        return frames.unpack_files(answer["files"], blob)
+        changes = await self._changes()
+        if changes.untold:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), changes.untold[0])
+        gone = frozenset(changes.deleted)
+        return {path: content for path, content in self._files.items() if path not in gone} | changes.files
 
     async def diff(self) -> str:
+        try:
+            changes = await self._changes()
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                return OVERSIZED
+            raise SandboxError(f"the sandbox could not list its files: {error}") from error
+        after = changes.files | dict.fromkeys(changes.untold, _UNTOLD)
+        before = {path: self._files[path] for path in (*after, *changes.deleted) if path in self._files}
+        return bounded_patch(before, after)
+
+    async def _changes(self) -> Changes:
         answer, blob = await self._call({"op": "changes"})
-        changed = frames.unpack_files(answer["files"], blob)
-        before = {path: self._files[path] for path in (*changed, *answer["deleted"]) if path in self._files}
-        return make_patch(before, changed)
+        return Changes(frames.unpack_files(answer["files"], blob), answer["untold"], answer["deleted"])
 
     async def _call(
         self, request: dict[str, Any], files: Mapping[str, bytes] | None = None, *, seconds: float = 0.0
@@ -134,11 +149,13 @@ class LocalBackend:
         if self._contained is not None:
             return await Nursery(contained=self._contained).__aenter__()
         try:
-            return await Nursery(contained=True).__aenter__()
+            nursery = await Nursery(contained=True).__aenter__()
         except NurseryError as error:
             self._contained = False
             warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
             return await Nursery(contained=False).__aenter__()
+        self._contained = True  # it works here: should it fail later, that is no reason to go on unprotected
+        return nursery
 
 
 def bubblewrap() -> LocalBackend:

@@ -1,1 +1,1 @@
-"""What runs inside the nursery and inside each sandbox: standard library only, started with `python -I -S -B`."""
+"""What runs inside the nursery and inside each sandbox: standard library only, started with `python -P -s -S -B`."""

@@ -9,24 +9,43 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+MAX_FILE_BYTES = 4 << 20  # read at once, and what one file may grow by and still be told in full
+MAX_GROWTH_BYTES = 16 << 20  # of all files that are told in full
+MAX_NAME_BYTES = 8 << 20  # of all names in the repository, each with `_NAME_COST` more
+_NAME_COST = 16
 _READ_BYTES = 1 << 20
 CACHE_FOLDERS = frozenset(
     {"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules"}
 )
 
 
-def read(path: str) -> bytes:
-    """A regular file's bytes. Raises `OSError`."""
+class Changes(NamedTuple):
+    """What is new or different, by path. `untold`: changed, and too large to be told how."""
+
+    files: dict[str, bytes]
+    untold: list[str]
+    deleted: list[str]
+
+
+def read(path: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """A regular file's bytes. Raises `OSError`, EFBIG where there are more than `most`.
+
+    A file may have holes, so that its size is bounded neither by the disk nor by what was ever written.
+    """
     _check(path)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO without a writer must not block
     try:
-        kind = os.fstat(fd).st_mode
-        if stat.S_ISDIR(kind):
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
-        return b"".join(iter(lambda: os.read(fd, _READ_BYTES), b""))
+        content = _read_up_to(fd, most + 1) if found.st_size <= most else None
+        if content is None or len(content) > most:
+            raise OSError(errno.EFBIG, f"a file of more than {most} bytes", path)
+        return content
     finally:
         os.close(fd)
 
@@ -38,7 +57,7 @@ def write(files: Mapping[str, bytes]) -> None:
         _check(path)
         parent = os.path.dirname(path)
         if parent and parent not in made:
-            os.makedirs(parent, exist_ok=True)
+            _make_folders(parent)
             made.add(parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
         try:
@@ -47,20 +66,94 @@ def write(files: Mapping[str, bytes]) -> None:
             os.close(fd)
 
 
-def snapshot() -> dict[str, bytes]:
-    """Every regular file below the working directory by relative path, without caches; links are not followed."""
-    return {path: read(path) for path in sorted(_walk("."))}
+def changes(initial: Mapping[str, bytes]) -> Changes:
+    """How the regular files below the working directory differ from `initial`; caches and links are left out.
+
+    Where permissions are in the way they are widened: these are the sandbox's own files, and a patch holds no modes.
+    What can still not be read counts as unchanged. Raises `OSError` (EFBIG) where there are too many names to tell.
+    """
+    paths, unlisted = _walk()
+    result = Changes({}, [], [])
+    room = MAX_GROWTH_BYTES
+    for path in sorted(paths):
+        before = initial.get(path, b"")
+        try:
+            content = _read_readable(path, len(before) + min(room, MAX_FILE_BYTES))
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                result.untold.append(path)
+            elif not _is_out_of_reach(error):
+                raise
+            continue
+        if initial.get(path) != content:
+            result.files[path] = content
+            room -= max(0, len(content) - len(before))
+    result.deleted.extend(path for path in initial if path not in paths and not path.startswith(unlisted))
+    return result
 
 
-def _walk(folder: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = entry.name if folder == "." else f"{folder}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in CACHE_FOLDERS:
-                    yield from _walk(path)
-            elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".pyc"):
-                yield path
+def _walk() -> tuple[set[str], tuple[str, ...]]:
+    """The regular files; and of each folder that can't be listed what the paths below it begin with."""
+    paths: set[str] = set()
+    unlisted: list[str] = []
+    waiting = [""]
+    room = MAX_NAME_BYTES
+    while waiting:
+        folder = waiting.pop()
+        try:
+            for entry in _entries(folder):
+                path = folder + entry.name
+                room -= len(os.fsencode(path)) + _NAME_COST
+                if room < 0:
+                    raise OSError(errno.EFBIG, "too many files", path)
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in CACHE_FOLDERS:
+                        waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".pyc"):
+                    paths.add(path)
+        except FileNotFoundError:  # gone, as the working directory may be: so is all that was below
+            continue
+        except OSError as error:
+            if not _is_out_of_reach(error):
+                raise
+            unlisted.append(folder)
+    return paths, tuple(unlisted)
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    if not os.access(folder or ".", os.R_OK | os.X_OK):
+        os.chmod(folder or os.getcwd(), stat.S_IRWXU)  # by its full path: a closed folder has not even a "."
+    with os.scandir(folder or ".") as entries:
+        yield from entries
+
+
+def _read_readable(path: str, most: int) -> bytes:
+    try:
+        return read(path, most)
+    except PermissionError:
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        return read(path, most)
+
+
+def _is_out_of_reach(error: OSError) -> bool:
+    """Whether this is what a command can do to a path, rather than a failure of the system."""
+    return isinstance(error, FileNotFoundError | PermissionError) or error.errno == errno.ENAMETOOLONG
+
+
+def _read_up_to(fd: int, size: int) -> bytes:
+    data = bytearray()
+    while piece := os.read(fd, min(_READ_BYTES, size - len(data))):
+        data += piece
+    return bytes(data)
+
+
+def _make_folders(folder: str) -> None:
+    """As `os.makedirs` does, but without its recursion, which ends at a thousand levels."""
+    missing = [folder]
+    while (parent := os.path.dirname(missing[-1])) and not os.path.isdir(parent):
+        missing.append(parent)
+    for path in reversed(missing):
+        os.makedirs(path, exist_ok=True)
 
 
 def _write_all(fd: int, content: bytes) -> None:

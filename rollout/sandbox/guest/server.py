@@ -13,7 +13,7 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 class Server:
-    """Answers `exec`, `read`, `write`, `snapshot` and `changes`. An `OSError` is an answer, not a failure."""
+    """Answers `exec`, `read`, `write` and `changes`. An `OSError` is an answer, not a failure."""
 
     def __init__(self, channel: Channel, commands: Commands) -> None:
         self._channel = channel
@@ -60,13 +60,7 @@ class Server:
         files.write(frames.unpack_files(request["files"], blob))
         return {}, b""
 
-    def _snapshot(self, request: Mapping[str, Any], blob: bytes) -> Answer:
-        index, contents = frames.pack_files(files.snapshot().items())
-        return {"files": index}, contents
-
     def _changes(self, request: Mapping[str, Any], blob: bytes) -> Answer:
-        """The files that are new or different, and the names of those that are gone."""
-        now = files.snapshot()
-        changed = [(path, content) for path, content in now.items() if self._initial.get(path) != content]
-        index, contents = frames.pack_files(changed)
-        return {"files": index, "deleted": [path for path in self._initial if path not in now]}, contents
+        changes = files.changes(self._initial)
+        index, contents = frames.pack_files(changes.files.items())
+        return {"files": index, "untold": changes.untold, "deleted": changes.deleted}, contents

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.patch import apply_patch
-from rollout.sandbox.base import Sandbox
+from rollout.patch import OVERSIZED, apply_patch, binary_paths
+from rollout.sandbox.base import Limits, Sandbox
 from rollout.sandbox.pool import SandboxPool
 
 FILES = {"hello.txt": "hello\n", "pkg/mod.py": "def f():\n    return 1\n", "data.bin": b"\x00\xff"}
@@ -64,6 +64,79 @@ async def test_a_large_repository_passes_whole(pool: SandboxPool) -> None:
         await sandbox.exec("echo more >> d7/f7.txt")
         assert len(await sandbox.snapshot()) == 1000
         assert (await sandbox.diff()).count("diff --git") == 1
+
+
+@pytest.mark.parametrize("command", ["chmod 000 hello.txt", "chmod 000 pkg", "chmod 000 .", "mkdir -m 000 closed"])
+async def test_what_may_not_be_read_is_read_all_the_same(sandbox: Sandbox, command: str) -> None:
+    await sandbox.exec(f"echo '# end' >> pkg/mod.py; echo more >> hello.txt; {command}")
+    after = {**STARTED, "pkg/mod.py": STARTED["pkg/mod.py"] + b"# end\n", "hello.txt": b"hello\nmore\n"}
+    assert apply_patch(FILES, await sandbox.diff()) == after
+    assert await sandbox.snapshot() == after
+
+
+async def test_a_repository_that_is_gone_is_a_patch_that_deletes_it(sandbox: Sandbox) -> None:
+    await sandbox.exec('rm -rf "$PWD"')
+    assert (await sandbox.diff()).count("deleted file mode") == len(FILES)
+    assert await sandbox.snapshot() == {}
+
+
+async def test_deep_folders_are_told_and_those_too_deep_to_open_are_not(pool: SandboxPool) -> None:
+    nest = 'python3 -c \'import os\nfor i in range({0}): os.mkdir("d"); os.chdir("d")\nopen("end", "w").write("x\\n")\''
+    async with pool.open(FILES) as sandbox:
+        await sandbox.exec(nest.format(1200))
+        deep = await sandbox.snapshot()
+        assert deep == {**STARTED, "d/" * 1200 + "end": b"x\n"}
+        assert apply_patch(FILES, await sandbox.diff()) == deep
+        assert (await sandbox.exec("mkdir long; cd long; " + nest.format(3000))).exit_code == 0
+        assert await sandbox.snapshot() == deep
+    async with pool.open(deep) as sandbox:
+        assert await sandbox.diff() == ""
+
+
+async def test_a_file_with_holes_is_only_named(contained_pool: SandboxPool) -> None:
+    async with contained_pool.open(FILES, Limits()) as sandbox:
+        await sandbox.exec("for i in $(seq 300); do truncate -s 60M hole$i; done; echo more >> hello.txt")
+        patch = await sandbox.diff()
+        assert sorted(binary_paths(patch)) == sorted(f"hole{i}" for i in range(1, 301))
+        assert apply_patch(FILES, patch) == {**STARTED, "hello.txt": b"hello\nmore\n"}
+        for operation in (sandbox.snapshot(), sandbox.read_file("hole1")):
+            with pytest.raises(OSError, match=r"large|more than"):
+                await operation
+        await sandbox.exec("rm hole*; for i in $(seq 9); do truncate -s 3M part$i; done")
+        assert len(binary_paths(await sandbox.diff())) == 9
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "yes | head -c 3000000 > text",
+        "for i in $(seq 6); do yes | head -c 1500000 > text$i; done",
+        "name=$(printf %0250d 0); mkdir -p $name/$name/$name; cd $name/$name/$name; seq 12000 | xargs touch",
+    ],
+)
+async def test_a_patch_of_any_size_is_bounded(contained_pool: SandboxPool, command: str) -> None:
+    async with contained_pool.open(FILES, Limits()) as sandbox:
+        assert (await sandbox.exec(command)).exit_code == 0
+        assert await sandbox.diff() == OVERSIZED
+        assert apply_patch(FILES, OVERSIZED) == STARTED
+        assert (await sandbox.exec("echo alive")).output == "alive\n"
+
+
+async def test_a_large_file_may_change_a_little(contained_pool: SandboxPool) -> None:
+    files = {f"data{number}.txt": f"{number}\n" * 3_000_000 for number in range(3)}
+    async with contained_pool.open(files, Limits()) as sandbox:
+        await sandbox.exec("for file in data*; do echo end >> $file; done")
+        assert apply_patch(files, await sandbox.diff()) == await sandbox.snapshot()
+        assert (await sandbox.snapshot())["data2.txt"].endswith(b"2\nend\n")
+
+
+async def test_a_name_that_is_no_text_passes(sandbox: Sandbox) -> None:
+    await sandbox.exec("echo 1 > $'\\xff.py'; echo 2 > $'b\\303.py'")
+    patch = await sandbox.diff()
+    patch.encode()
+    assert (
+        apply_patch(FILES, patch) == await sandbox.snapshot() == {**STARTED, "\udcff.py": b"1\n", "b\udcc3.py": b"2\n"}
+    )
 
 
 async def test_a_link_leads_no_further_than_the_sandbox(contained: Sandbox) -> None:

@@ -103,8 +103,9 @@ async def test_a_dead_nursery_is_a_sandbox_error_and_is_replaced(contained_pool:
 async def test_a_closed_backend_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with SandboxPool("subprocess") as pool, pool.open({"a": "b"}) as sandbox:
-        await sandbox.exec("true")
         assert list(tmp_path.rglob("testbed/a"))
+        nest = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')"
+        assert (await sandbox.exec(f'python3 -c "{nest}"')).exit_code == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,6 +161,21 @@ async def test_without_bubblewrap_the_fallback_warns_once(monkeypatch: pytest.Mo
     assert len(messages) == 1
     for word in ("network", "host's files", "processes", "disk", "bwrap"):
         assert word in messages[0]
+
+
+async def test_a_sandbox_that_was_contained_is_not_replaced_by_one_that_is_not(
+    contained_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SandboxPool("local") as pool:
+        async with pool.open({}):
+            os.kill(pool._backend._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with monkeypatch.context() as path:
+            path.setenv("PATH", "/nonexistent")
+            with pytest.raises(SandboxError, match="did not start"):
+                async with pool.open({}):
+                    pass
+        async with pool.open({}) as sandbox:
+            assert (await sandbox.exec("pwd")).output == "/testbed\n"
 
 
 async def test_bubblewrap_that_must_be_there_is_an_error_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,15 @@ from rollout.samples import mark_infrastructure_failure
 from rollout.settings import RolloutSettings
 
 
+class EpisodeError(ValueError):
+    """A sample that has been rolled out holds no episode to grade."""
+
+
 async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> float | list[float]:
     """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`); of a list, each trajectory once.
 
-    Sets `metadata["score"]`. A grader that fails `swe_max_attempts` times makes the sample ABORTED with reward 0.0.
+    Sets `metadata["score"]`. A grader that fails `swe_max_attempts` times makes the sample ABORTED with reward 0.0, and
+    so does a rollout that did not come to an episode. Raises `EpisodeError` for a finished sample without one.
     """
     if isinstance(sample, Sample):
         return (await _reward_all(args, [sample]))[0]
@@ -72,6 +77,9 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
         for segment in segments:
             segment.reward = 0.0
         return
+    if "episode" not in segments[0].metadata:
+        _without_episode(segments)
+        return
     settings = RolloutSettings.from_args(args)
     for attempt in range(settings.max_attempts):
         try:
@@ -85,6 +93,18 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
     for segment in segments:
         segment.metadata = {**segment.metadata, "score": score}
         segment.reward = score["value"]
+
+
+def _without_episode(segments: Sequence[Sample]) -> None:
+    status = segments[0].status
+    if status not in (Sample.Status.PENDING, Sample.Status.FAILED):
+        raise EpisodeError(
+            f"sample {segments[0].index} is {status.value} but has no metadata['episode'], whose patch is graded: a "
+            "generate function of your own must set it as rollout.slime_plugin.generate does, or come with a reward "
+            "function of its own"
+        )
+    for segment in segments:
+        mark_infrastructure_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
 
 
 async def _score(settings: RolloutSettings, sample: Sample) -> dict[str, Any]:

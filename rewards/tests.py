@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -19,18 +19,18 @@ from data_sources.arguments import ArgumentError
 from data_sources.task import Task, TestOracle
 from data_sources.test_log import parse_test_log
 from rewards.score import GraderError, Score
-from rollout.patch import PatchError, apply_patch, binary_paths
+from rollout.patch import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch, binary_paths
 from rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError
 
 Mode = Literal["plus_minus", "binary", "fraction"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-MAX_PATCH_BYTES = 1 << 20
 LOG_TAIL_CHARACTERS = 4_000
 LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
 # Files that Python or pytest load without being asked, from wherever they are found.
 _AUTO_LOADED = frozenset(
-    {"conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"}
+    {"conftest.py", "sitecustomize.py", "usercustomize.py", "tox.ini", "setup.cfg", "pyproject.toml"}
+    | {"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
 )
 
 
@@ -72,7 +72,7 @@ async def grade(task: Task, patch: str, sandboxes: Sandboxes, mode: Mode = "plus
     evidence: dict[str, Any] = {"patch_bytes": size}
     if not patch.strip():
         return _refused(mode, "empty_patch", "the patch changes nothing", evidence)
-    if size > MAX_PATCH_BYTES:
+    if size > MAX_PATCH_BYTES or patch == OVERSIZED:
         return _refused(mode, "oversized_patch", f"the patch has more than {MAX_PATCH_BYTES} bytes", evidence)
     try:
         files, ignored = graded_files(task, patch)
@@ -117,20 +117,24 @@ def graded_files(task: Task, patch: str) -> tuple[dict[str, str | bytes], list[s
     """The task's files with the patch applied, and the paths at which the patch counts for nothing.
 
     Those are: the oracle's protected files; every file that is not the task's in a folder (but the root) that holds a
-    protected one; what Python or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); and a new module
-    that would be imported in place of a protected file or of the standard library. Raises `PatchError`.
+    protected one; what Python or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); a new module that
+    would be imported in place of a protected file or of the standard library; and what is in the way of a file that is
+    put back. Raises `PatchError`.
     """
     pristine = task.workspace.files
     files: dict[str, str | bytes] = dict(apply_patch(pristine, patch))
     guarded = _Guarded(task)
     ignored = [path for path in {**pristine, **files} if _encoded(pristine.get(path)) != files.get(path)]
     ignored = sorted(path for path in ignored if guarded(path))
-    for path in ignored:
-        if path in pristine:
-            files[path] = pristine[path]
-        else:
-            del files[path]
-    return files, ignored
+    restored = {path: pristine[path] for path in ignored if path in pristine}
+    undone = {*ignored, *_in_the_way(files, restored)}
+    return {path: content for path, content in files.items() if path not in undone} | restored, sorted(undone)
+
+
+def _in_the_way(files: Iterable[str], restored: Collection[str]) -> list[str]:
+    """The files that a restored one would have to be a folder of, or a file in."""
+    above = {parent for path in restored for parent in _folders(path)}
+    return [path for path in files if path in above or not _folders(path).isdisjoint(restored)]
 
 
 class _Guarded:
@@ -142,16 +146,38 @@ class _Guarded:
         folders = {str(PurePosixPath(path).parent) for path in self._protected}
         self._folders = tuple(f"{folder}/" for folder in folders if folder != ".")
         self._modules = {_module(path) for path in self._protected}
+        self._roots = _import_roots(self._known)
 
     def __call__(self, path: str) -> bool:
         if path in self._protected or PurePosixPath(path).name in _AUTO_LOADED:
             return True
-        return path not in self._known and (path.startswith(self._folders) or self._shadows(path))
+        if path in self._known:
+            return False
+        return path.startswith(self._folders) or any(map(self._shadows, _as_imported(path, self._roots)))
 
     def _shadows(self, path: str) -> bool:
-        """A new file at the root: `queue.py` or `queue/…` is found before the standard library's, and so on."""
+        """A new file below a folder of `sys.path`: `queue.py` or `queue/…` comes before the standard library's."""
         names = {path.partition("/")[0].partition(".")[0], _module(path)}
         return bool(names & self._modules) or not names.isdisjoint(sys.stdlib_module_names)
+
+
+def _import_roots(files: Mapping[str, str]) -> frozenset[str]:
+    """The folders that a test runner may have on `sys.path`: those that are in no package, and `src` in any case."""
+    folders = {folder for path in files for folder in _folders(path)}
+    packages = {folder for folder in folders if f"{folder}/__init__.py" in files}
+    outside = {folder for folder in folders if packages.isdisjoint({folder, *_folders(folder)})}
+    return frozenset({"src", *outside})
+
+
+def _as_imported(path: str, roots: Collection[str]) -> list[str]:
+    """The path from the repository's root, and from each of these folders that it is in."""
+    return [path, *(path[len(folder) + 1 :] for folder in _folders(path) if folder in roots)]
+
+
+def _folders(path: str) -> set[str]:
+    """The folders that the path is in, but for the repository's own."""
+    parts = path.split("/")
+    return {"/".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def _module(path: str) -> str:

@@ -100,6 +100,20 @@ async def test_what_infrastructure_broke_is_not_graded():
     assert "score" not in sample.metadata and sample.remove_sample
 
 
+@pytest.mark.parametrize("status", [Sample.Status.PENDING, Sample.Status.FAILED])
+async def test_a_rollout_that_came_to_no_episode_is_infrastructure(status):
+    sample = Sample(index=0, status=status, metadata={"task": make_task().to_dict()})
+    assert await slime_plugin.reward(make_args(), sample) == 0.0
+    assert sample.status is Sample.Status.ABORTED and sample.remove_sample
+    assert sample.metadata["infrastructure"]["where"] == "no_episode"
+
+
+async def test_a_finished_sample_without_an_episode_says_what_to_do():
+    sample = Sample(index=7, status=Sample.Status.COMPLETED, metadata={"task": make_task().to_dict()})
+    with pytest.raises(slime_plugin.EpisodeError, match=r"sample 7 is completed .*generate function of your own must"):
+        await slime_plugin.reward(make_args(), sample)
+
+
 class DyingBackend:
     """Dies `left` times, then works as the local sandbox does."""
 

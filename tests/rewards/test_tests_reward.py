@@ -10,7 +10,7 @@ from data_sources.task import Task, TestOracle, Workspace
 from rewards import tests as reward
 from rewards.score import GraderError, Score
 from rewards.tests import OracleError, grade, graded_files, validate
-from rollout.patch import make_patch
+from rollout.patch import OVERSIZED, make_patch
 from rollout.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,6 +108,7 @@ async def test_values_by_mode(sandboxes: SandboxPool, text: str, values: tuple[f
         ("@@ -1 +1 @@\n-a\n+b\n", "unappliable_patch"),
         ("nonsense", "failed"),
         ("+" * ((1 << 20) + 1), "oversized_patch"),
+        (OVERSIZED, "oversized_patch"),
     ],
 )
 async def test_a_bad_patch_is_a_stated_outcome(sandboxes: SandboxPool, text: str, outcome: str) -> None:
@@ -124,6 +125,9 @@ CHEATS = {
     "adds a module beside the tests": {"tests/extra.py": "x = 1\n"},
     "conftest": {"conftest.py": "x = 1\n", "sub/conftest.py": "x = 1\n"},
     "sitecustomize": {"sitecustomize.py": "x = 1\n"},
+    "settings of pytest": {"pyproject.toml": "", "pytest.toml": "x", "sub/.pytest.toml": "x"},
+    "standard library below src": {"src/traceback.py": "x = 1\n", "src/queue/__init__.py": "x = 1\n"},
+    "shadows the test below src": {"src/tests/test_calc.py": "def test_add(): pass\n"},
     "standard library": {"traceback.py": "x = 1\n", "sys/__init__.py": "x = 1\n"},
     "shadows the runner": {"runtests/__init__.py": "x = 1\n"},
 }
@@ -141,6 +145,37 @@ async def test_a_patch_to_what_decides_counts_for_nothing(sandboxes: SandboxPool
     result = await score(sandboxes, text)
     assert not result.solved
     assert result.evidence["ignored_paths"] == sorted(CHEATS[name])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"setup.cfg": "x"}, {"setup.cfg/x": "1", "setup.cfg/y/z": "2"}),
+        ({"conf/conftest.py": "x"}, {"conf": "1"}),
+        ({"conf/conftest.py": "x"}, {"conf/conftest.py/x": "1"}),
+    ],
+)
+async def test_what_is_in_the_way_of_a_restored_file_is_dropped(
+    sandboxes: SandboxPool, before: dict[str, str], after: dict[str, str]
+) -> None:
+    task = replace(TASK, workspace=Workspace({**FILES, **before}))
+    text = make_patch(task.workspace.files, {**FILES, "calc.py": FIXED, **after})
+    result = await grade(task, text, sandboxes)
+    assert result.solved
+    assert result.evidence["ignored_paths"] == sorted({**before, **after})
+
+
+async def test_shadowing_is_judged_outside_of_packages() -> None:
+    known = {**FILES, "src/pkg/__init__.py": "", "src/pkg/data/x.txt": "", "lib/tool.py": ""}
+    new = {
+        "src/pkg/types.py": "1",
+        "src/pkg/data/queue.py": "1",
+        "lib/json.py": "1",
+        "src/queue.py": "1",
+        "src/__init__.py": "",
+    }
+    task = replace(TASK, workspace=Workspace(known))
+    assert graded_files(task, make_patch(known, {**known, **new}))[1] == ["lib/json.py", "src/queue.py"]
 
 
 async def test_a_fix_with_a_patch_to_the_tests_still_solves(sandboxes: SandboxPool) -> None:

@@ -1,4 +1,4 @@
-"""A 1.3 M-parameter agent learns to repair small Python repositories, on a laptop without a GPU.
+"""A 1.2 M-parameter agent learns to repair small Python repositories, on a laptop without a GPU.
 
     slime-swe train recipe=tiny_cpu
 
@@ -6,7 +6,8 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 
 - no KL penalty, no reference model: the reward is a test suite, which a policy can't please without repairing the code;
 - clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink, which keeps exploration;
-- groups in which every episode, or none, solved the task are dropped: they carry no gradient;
+- groups in which every episode, or none, solved the task carry no gradient, and are not sampled again: near the end
+  most groups are such, and steps become small by themselves;
 - the baseline is over trajectories, whatever the number of training sequences that each became;
 - two optimizer steps on each rollout: on a CPU sampling costs more than training.
 """
@@ -19,9 +20,9 @@ from recipes.base import Algorithm, Cluster, Data, Model, Optimizer, Parallel, R
 def recipe() -> Recipe:
     return Recipe(
         name="tiny_cpu",
-        description="Qwen2-style seed policy of 1.3 M parameters on generated one-bug repositories",
+        description="Qwen2-style seed policy of 1.2 M parameters on generated one-bug repositories",
         hardware="2 CPU cores, 4 GiB memory, no GPU",
-        model=Model(checkpoint="embedded:seed", tool_format="hermes"),
+        model=Model(checkpoint="embedded:seed", tool_format="qwen3_coder"),
         cluster=Cluster(nodes=1, gpus_per_node=0, threads=1),
         parallel=Parallel(max_tokens_per_gpu=8192),
         serving=Serving(concurrency=128, deterministic=True),
@@ -29,7 +30,7 @@ def recipe() -> Recipe:
             batch_size=16,
             samples_per_task=8,
             max_turns=8,
-            max_response=96,
+            max_response=160,
             max_context=640,
             time_budget=60.0,
             sandbox_concurrency=32,

@@ -19,7 +19,7 @@ from data_sources.embedded.functions import FunctionTemplate, Mutant, corrupted,
 from data_sources.embedded.repository import Repository, make_repository
 from data_sources.task import Task, TaskError, TestOracle, Workspace
 
-SCRAMBLED_SITES = (1, 2, 4, 8)
+SCRAMBLED_SITES = (1, 3, 8, 64)
 SIZES = {"train": 512, "heldout": 160, "unseen": 96}
 TEST_COMMAND = "python3 -I -S -B runtests.py"
 RUNNER_PATH = "runtests.py"

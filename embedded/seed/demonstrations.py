@@ -1,14 +1,13 @@
 """Demonstrations for the seed policy: the format of an episode, exact copying, and edits that are mostly wrong.
 
-Each is a transcript of the native agent on a training repository: look at the module, rewrite one function, run the
-tests, submit. What is written is the right version in `gold_share` of the cases and otherwise a random legal mutation,
-mostly of the failing function. So the policy learns to act and to copy but is mediocre at choosing: that is left for
-reinforcement learning. Only (function, bug) pairs, bug classes and names of the training split occur.
+Each is a transcript of the native agent on a training repository: look at the module, write it anew with one function
+changed, run the tests, submit. The change is the right one in `gold_share` of the cases and otherwise a random legal
+mutation, mostly of the failing function. So the policy learns to act and to copy but is mediocre at choosing: that is
+left for reinforcement learning. Only (function, bug) pairs, bug classes and names of the training split occur.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +20,7 @@ from data_sources.embedded.tasks import draw_repository, draw_scrambled, failing
 from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
-SCRAMBLED_SHARE = 0.6  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug
+SCRAMBLED_SHARE = 0.7  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug
 GOLD_SHARE = 0.45
 IN_FAILING_FUNCTION = 0.8  # of the random edits
 RETRY_SHARE = 0.3  # of the failed first edits: try another
@@ -39,10 +38,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Edit:
-    """One `str_replace` in the buggy module, and the (template, source) of the function that it leaves."""
+    """The buggy module's text after an edit; `template_source` is what that makes of function number `function`."""
 
-    old: str
-    new: str
+    text: str
     function: int
     template_source: str
 
@@ -81,10 +79,7 @@ def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
             index = rng.randrange(len(script.sources))
         by_class = _legal_edits(script.module.functions[index].template, script.sources[index])
         if by_class:
-            mutation = rng.choice(by_class[rng.choice(sorted(by_class))])
-            edit = script.rewrite(index, mutation.source)
-            if script.source.count(edit.old) == 1:
-                return edit
+            return script.rewrite(index, rng.choice(by_class[rng.choice(sorted(by_class))]).source)
 
 
 @lru_cache(CACHED)
@@ -112,21 +107,18 @@ class Script:
     @classmethod
     def draw(cls, rng: random.Random, split: str = "train", scrambled_share: float = 0.0) -> Script:
         """A repository of the split, with the task stated and its buggy module looked at."""
-        while True:
-            scramble = rng.random() < scrambled_share
-            script = cls(draw_scrambled(rng) if scramble else draw_repository(rng, split))
-            if script.source.count(gold_edit(script).old) == 1:
-                break
+        scramble = rng.random() < scrambled_share
+        script = cls(draw_scrambled(rng) if scramble else draw_repository(rng, split))
         script.open(statement(rng, script.repository, failing_tests(script.repository)[0]))
         script.call("view", path=script.module.path)
         script.show(script.source.rstrip("\n"))
         return script
 
     def rewrite(self, index: int, template_source: str) -> Edit:
-        """The edit that rewrites the code of function `index`, as it is now, to a version of its template."""
-        render = self.module.functions[index].render
-        old, new = (_code(render(source)) for source in (self.sources[index], template_source))
-        return Edit(old, new, index, template_source)
+        """The edit that leaves the module as it is now, but for function `index` in a version of its template."""
+        sources = [*self.sources[:index], template_source, *self.sources[index + 1 :]]
+        functions = zip(self.module.functions, sources, strict=True)
+        return Edit("\n\n".join(function.render(source) for function, source in functions), index, template_source)
 
     def open(self, text: str) -> None:
         signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
@@ -136,8 +128,9 @@ class Script:
         )
 
     def call(self, name: str, **arguments: str) -> None:
-        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        self.parts.append(Part(f"<tool_call>\n{call}\n</tool_call><|im_end|>", action=True))
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        call = f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call><|im_end|>"
+        self.parts.append(Part(call, action=True))
 
     def show(self, result: str) -> None:
         self._shown(
@@ -145,10 +138,10 @@ class Script:
         )
 
     def edit(self, edit: Edit) -> None:
-        self.call("str_replace", path=self.module.path, old_str=edit.old, new_str=edit.new)
+        self.call("str_replace", path=self.module.path, new_str=edit.text.rstrip("\n"))
         self.show(f"Edited {self.module.path}")
         self.sources[edit.function] = edit.template_source
-        self.source = self.source.replace(edit.old, edit.new)
+        self.source = edit.text
 
     def run_tests(self) -> bool:
         """Run every test on the functions as they are now; write the runner's output; say whether all passed."""
@@ -171,11 +164,6 @@ class Script:
 
     def _shown(self, text: str) -> None:
         self.parts.append(Part(text, action=False))
-
-
-def _code(rendered: str) -> str:
-    """A function without the comment above it."""
-    return rendered.partition("\n")[2].rstrip("\n")
 
 
 def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:

@@ -34,23 +34,19 @@ _WORDS = """
 
 _PIECES = "|".join(
     (
-        r'<tool_call>\n\{"name": "\w+", "arguments": \{(?:"\w+": "|\}\}\n</tool_call>)',
-        r'", "\w+": "',
-        r'"\}\}\n</tool_call>',
+        r"<tool_call>\n<function=\w+>\n(?:<parameter=\w+>\n|</function>\n</tool_call>)",
+        r"\n</parameter>\n(?:<parameter=\w+>\n|</function>\n</tool_call>)",
         r"(?:system|user|assistant)\n(?:<tool_response>\n)?",
         r"\n</tool_response>",
         r"tests/test_|\.py::test_|\.py|_more\b|FAILED |\[exit code ",
-        r"\)?:\\n *",  # in JSON; as in a file (the next line), so that a copy has the pieces of what it copies
-        r"\\n *",
         r"\)?:\n *",
-        r'\.?"""\n *',
         r"\n+ *",
         rf" ?\b(?:{'|'.join(sorted(set(_WORDS.split())))})\b ?",
         r" (?:[-<>=!+*/]=|//|[-+*/%<>=]) ",
         r", ",
         r"_?[A-Za-z]+",
         r"\d",
-        r'[-<>=!+*/]=|//|"""|\(\)|[^\sA-Za-z0-9]',
+        r"[-<>=!+*/]=|//|\(\)|[^\sA-Za-z0-9]",
         r"\s",
     )
 )

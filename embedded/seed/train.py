@@ -17,7 +17,7 @@ from torch import Tensor
 from data_sources.embedded.names import PIECES
 from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
 from embedded.model import Attention, Layer, ModelConfig, Qwen2
-from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
+from embedded.seed.demonstrations import Part, Script, demonstration, gold_edit
 from embedded.train_data import TrainData
 from embedded.trainer import add_gradients, zero_gradients
 from embedded.workers import ordered_map, worker_count
@@ -48,14 +48,14 @@ ARCHITECTURE: dict[str, Any] = {
 class SeedRun:
     """Sizes of one supervised run. The learning rate is flat and falls linearly to zero over the last part."""
 
-    steps: int = 1500
+    steps: int = 1950
     tokens_per_step: int = 10_000
     matrix_lr: float = 0.02  # Muon's, for what is not an embedding
     lr: float = 4e-3  # AdamW's, for embeddings, norms and biases
     warmup: int = 30
     decay_share: float = 0.4
     seed: int = 0
-    gold_share: float = GOLD_SHARE
+    gold_share: float = 0.9
 
     def schedule(self, step: int) -> float:
         """Share of the peak learning rates at a step."""
@@ -198,22 +198,16 @@ def _sums(batch: Batch, micro: MicroBatch, loss_N: Tensor) -> Counter[str]:
 
 
 def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = 96) -> dict[str, float]:
-    """How likely the policy is to look at the right file, and then to make the very fix, on `count` tasks of a split.
-
-    `line` is the probability of choosing the right text to replace, `fix` that of the whole right edit.
-    """
+    """How likely the policy is to look at the right file (`view`) and then to make the very fix, on a split's tasks."""
     transcripts = [_gold_transcript(random.Random(f"gate {split} {index}"), split) for index in range(count)]
     data = pack(tokenizer, transcripts).data
     taken = recompute_log_probs(model, data, 1.0, MICRO_BATCH, worker_count(torch.device("cpu")))
     encode = tokenizer.backend_tokenizer.encode
-    totals = {"view": 0.0, "line": 0.0, "fix": 0.0}
+    totals = {"view": 0.0, "fix": 0.0}
     for transcript, of_tokens in zip(transcripts, taken, strict=True):
-        lengths = [len(encode(part.text, add_special_tokens=False).ids) for part in transcript]
-        edit = sum(lengths[:3])
-        head = len(encode(transcript[3].text.partition('", "new_str"')[0], add_special_tokens=False).ids)
-        spans = {"view": (lengths[0], sum(lengths[:2])), "line": (edit, edit + head), "fix": (edit, edit + lengths[3])}
-        for name, (start, end) in spans.items():
-            totals[name] += math.exp(sum(of_tokens[start - 1 : end - 1]))
+        shown, view, module, edit = (len(encode(part.text, add_special_tokens=False).ids) for part in transcript)
+        for name, start, length in (("view", shown, view), ("fix", shown + view + module, edit)):
+            totals[name] += math.exp(sum(of_tokens[start - 1 : start + length - 1]))
     return {f"{split}/{name}": total / count for name, total in totals.items()}
 
 

@@ -86,7 +86,7 @@ async def test_demonstrations_show_what_the_real_tools_show() -> None:
             task = Task("replay", "", Workspace(files), oracle, "embedded", "train")
             async with sandboxes.open(files) as sandbox:
                 for said, shown in zip(script.parts[1::2], script.parts[2::2], strict=False):
-                    (call,) = parse(said.text.removesuffix("<|im_end|>"), "hermes").calls
+                    (call,) = parse(said.text.removesuffix("<|im_end|>"), recipe().model.tool_format).calls
                     result = await tools[call.name](sandbox, task, call.arguments)
                     assert f"<tool_response>\n{result.text}\n</tool_response>" in shown.text
 

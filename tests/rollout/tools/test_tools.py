@@ -88,6 +88,17 @@ async def test_str_replace(sandbox, task):
     assert await sandbox.read_file("calc.py") == FIXED.encode()
 
 
+async def test_without_old_str_the_whole_file_is_written(sandbox, task):
+    for path, text, kept in [("calc.py", FIXED, FIXED), ("new/b.py", "x = 1", "x = 1\n"), ("calc.py", "", "\n")]:
+        arguments = {"path": path, "new_str": text}
+        assert StrReplace.spec.check(arguments) is None
+        done = await StrReplace()(sandbox, task, arguments)
+        assert (done.text, done.ok) == (f"Edited {path}", True)
+        assert await sandbox.read_file(path) == kept.encode()
+    with pytest.raises(OSError):
+        await StrReplace()(sandbox, task, {"path": ".", "new_str": "x"})
+
+
 def test_replacing_keeps_everything_else():
     assert replace("a\r\nb\n\n", "f", "b", "") == ("a\r\n\n\n", "Edited f")
     assert replace("aaa", "f", "aa", "b")[0] == "ba"

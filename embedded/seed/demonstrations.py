@@ -21,7 +21,7 @@ from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
 SCRAMBLED_SHARE = 0.7  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug
-GOLD_SHARE = 0.45
+GOLD_SHARE = 0.5
 IN_FAILING_FUNCTION = 0.8  # of the random edits
 RETRY_SHARE = 0.3  # of the failed first edits: try another
 SKIP_TESTS_SHARE = 0.1

@@ -17,7 +17,7 @@ from torch import Tensor
 from data_sources.embedded.names import PIECES
 from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
 from embedded.model import Attention, Layer, ModelConfig, Qwen2
-from embedded.seed.demonstrations import Part, Script, demonstration, gold_edit
+from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
 from embedded.train_data import TrainData
 from embedded.trainer import add_gradients, zero_gradients
 from embedded.workers import ordered_map, worker_count
@@ -55,7 +55,7 @@ class SeedRun:
     warmup: int = 30
     decay_share: float = 0.4
     seed: int = 0
-    gold_share: float = 0.9
+    gold_share: float = GOLD_SHARE
 
     def schedule(self, step: int) -> float:
         """Share of the peak learning rates at a step."""

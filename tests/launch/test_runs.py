@@ -42,7 +42,7 @@ def test_a_changed_recipe_is_refused_with_its_keys(recipe):
     folder = create_run(recipe)
     require_same(recipe, folder)
     changed = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, lr=1.0))
-    with pytest.raises(RunError, match=r"optimizer.lr was 0.0004 and is 1.0"):
+    with pytest.raises(RunError, match=f"optimizer.lr was {recipe.optimizer.lr} and is 1.0"):
         require_same(changed, folder)
 
 

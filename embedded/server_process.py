@@ -39,7 +39,11 @@ class ServerProcess:
     async def __aenter__(self) -> Self:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is for the trainer, which then stops the server
             )
         try:
             url = await asyncio.wait_for(self._announcement(), START_SECONDS)

@@ -27,10 +27,11 @@ def test_plain_lines_where_there_is_no_terminal(recipe):
         progress.on_step(0, STEP)
         progress.on_step(1, STEP)
     lines = out.getvalue().splitlines()
+    total = recipe.run.num_rollouts
     assert lines[0] == "tiny_cpu · runs/a"
     assert lines[1] == "evaluated heldout solved 50%"
-    assert lines[2] == "rollout 1/40 · reward 0.25 · solved 62% · turns 5.0 · tokens/s 12,346 · s/step 6.1"
-    assert lines[3].startswith("rollout 2/40 · ") and lines[3].endswith(" left")
+    assert lines[2] == f"rollout 1/{total} · reward 0.25 · solved 62% · turns 5.0 · tokens/s 12,346 · s/step 6.1"
+    assert lines[3].startswith(f"rollout 2/{total} · ") and lines[3].endswith(" left")
     assert len(lines) == 4
 
 

@@ -46,6 +46,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
 
 
+def heed_interrupts() -> None:
+    """As in a terminal, also where the tests run in the background of a shell, which has SIGINT ignored there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Run `slime-swe` with these words in `tmp_path`."""
@@ -66,7 +71,7 @@ def start_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command(*words), cwd=tmp_path, env=environment(), text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts,
         )  # fmt: skip
         started.append(process)
         return process

@@ -31,7 +31,6 @@ from embedded.server_process import ServerProcess, update_weights
 from embedded.train_data import to_train_data
 from embedded.trainer import Trainer
 
-SPARE_SLOTS = 32  # contexts that the server keeps beyond those in flight, so that none of these is ever evicted
 JOURNALS = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")  # the last two are written by the logging hooks
 
 
@@ -112,14 +111,7 @@ class _Loop:
         """Start the server, unless one is given, and bring it to the policy's weights."""
         args = self.args
         if not args.sglang_router_ip:
-            server = ServerProcess(
-                Path(args.hf_checkpoint),
-                self.run_dir / "server.log",
-                threads=args.swe_threads,
-                seed=args.seed,
-                slots=args.sglang_server_concurrency + SPARE_SLOTS,
-                context_length=args.rollout_max_context_len,
-            )
+            server = ServerProcess.of_run(args, self.run_dir / "server.log")
             self.server = await stack.enter_async_context(server)
             args.sglang_router_ip, args.sglang_router_port = server.host, server.port
         self._copy_tokenizer()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import aiohttp
 from embedded.protocol import url_of
 
 START_SECONDS = 120.0
+SPARE_SLOTS = 32  # contexts that the server keeps beyond those in flight, so that none of these is ever evicted
 STOP_SECONDS = 10.0
 REQUEST_SECONDS = 120.0
 TAIL = 2000  # characters of the server's log in an error message
@@ -35,6 +37,18 @@ class ServerProcess:
         words = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent", str(os.getpid())]
         self._process: asyncio.subprocess.Process | None = None
+
+    @classmethod
+    def of_run(cls, args: Namespace, log: Path) -> Self:
+        """The server of a run's policy, as the run's arguments want it."""
+        return cls(
+            Path(args.hf_checkpoint),
+            log,
+            threads=args.swe_threads,
+            seed=args.seed,
+            slots=args.sglang_server_concurrency + SPARE_SLOTS,
+            context_length=args.rollout_max_context_len,
+        )
 
     async def __aenter__(self) -> Self:
         with self.log.open("ab") as log:

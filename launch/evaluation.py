@@ -8,7 +8,6 @@ from typing import Any
 
 from embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
 from embedded.hooks import Hooks
-from embedded.loop import SPARE_SLOTS
 from embedded.metrics import evaluation_metrics
 from embedded.rollouts import Player
 from embedded.server_process import ServerProcess
@@ -21,15 +20,7 @@ class EvaluationError(RuntimeError):
 async def evaluate_checkpoint(args: Namespace) -> dict[str, dict[str, Any]]:
     """Figures of each set of `args.swe_eval_tasks`; trajectories go to `args.swe_run_dir`. Raises `EvaluationError`."""
     hooks, tasks = Hooks.load(args), load_evaluation_tasks(args)
-    log = Path(args.swe_run_dir) / "server.log"
-    async with ServerProcess(
-        Path(args.hf_checkpoint),
-        log,
-        threads=args.swe_threads,
-        seed=args.seed,
-        slots=args.sglang_server_concurrency + SPARE_SLOTS,
-        context_length=args.rollout_max_context_len,  # what the loop serves too: else long prompts are refused
-    ) as server:
+    async with ServerProcess.of_run(args, Path(args.swe_run_dir) / "server.log") as server:
         args.sglang_router_ip, args.sglang_router_port = server.host, server.port
         player = Player(args, hooks)
         return {name: await _evaluate_set(args, hooks, player, name, tasks[name]) for name in tasks}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from embedded.optimizer import PolicyOptimizer
 from embedded.packing import PackingError, split_steps
 from embedded.train_data import TrainData
 from embedded.workers import ordered_map, worker_count
+
+T = TypeVar("T")
 
 
 class TrainingError(RuntimeError):
@@ -93,17 +96,13 @@ class Trainer:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         parameters = list(self.model.parameters())
-        zero_gradients(parameters)
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
             parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference))
             return parts, torch.autograd.grad(loss, parameters)
 
-        sums: list[dict[str, Tensor]] = []
         batches = micro_batches(data, contributing, self.max_tokens, self.device)
-        for parts, grads in ordered_map(work, batches, self.workers):
-            sums.append(parts)
-            add_gradients(parameters, grads)
+        sums = sum_gradients(parameters, work, batches, self.workers)
         norm = self._clip_gradients()
         self.optimizer.step()
         return _step_metrics(sums) | {"grad_norm": norm}
@@ -158,16 +157,26 @@ class Trainer:
         return Qwen2.load(directory).to(self.device).requires_grad_(False)
 
 
-def zero_gradients(parameters: Sequence[Tensor]) -> None:
-    """Zeros, not None: an optimizer leaves a parameter without a gradient alone, and one with momentum moves on."""
+def sum_gradients(
+    parameters: Sequence[Tensor],
+    work: Callable[[MicroBatch], tuple[T, tuple[Tensor, ...]]],
+    batches: Sequence[MicroBatch],
+    workers: int,
+) -> list[T]:
+    """Make the parameters' gradients the sum of what `work` gives for each micro-batch, and return the rest it gives.
+
+    Zeros without any, not None: an optimizer leaves a parameter without a gradient alone, and one with momentum moves
+    on.
+    """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-
-
-def add_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    for parameter, grad in zip(parameters, grads, strict=True):
-        assert parameter.grad is not None
-        parameter.grad += grad
+    rest: list[T] = []
+    for part, grads in ordered_map(work, batches, workers):
+        rest.append(part)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            assert parameter.grad is not None
+            parameter.grad += grad
+    return rest
 
 
 def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:

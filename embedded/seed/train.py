@@ -19,8 +19,8 @@ from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_p
 from embedded.model import Attention, Layer, ModelConfig, Qwen2
 from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
 from embedded.train_data import TrainData
-from embedded.trainer import add_gradients, zero_gradients
-from embedded.workers import ordered_map, worker_count
+from embedded.trainer import sum_gradients
+from embedded.workers import worker_count
 
 MICRO_BATCH = 8192  # rows at most
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
@@ -169,11 +169,10 @@ def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, floa
             loss = -(taken_N * weight_N).sum() / total
             return _sums(batch, micro, -taken_N.detach()), torch.autograd.grad(loss, parameters)
 
-        zero_gradients(parameters)
+        micros = micro_batches(batch.data, range(len(batch.data)), MICRO_BATCH)
         sums: Counter[str] = Counter()
-        for part, grads in ordered_map(work, micro_batches(batch.data, range(len(batch.data)), MICRO_BATCH), workers):
+        for part in sum_gradients(parameters, work, micros, workers):
             sums.update(part)
-            add_gradients(parameters, grads)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import random
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,17 +219,23 @@ def test_training_moves_probability_to_what_was_rewarded(tiny_checkpoint, model,
     assert metrics["ratio"] == pytest.approx(1, abs=0.2)
 
 
+def trained_and_resumed(args: Namespace, data: TrainData, folder: Path) -> tuple[Trainer, Trainer]:
+    """A trainer after one rollout, and another that goes on from what it left in `folder`."""
+    straight = Trainer(args)
+    straight.train(data)
+    straight.model.save(folder)
+    resumed = Trainer(args, folder)
+    resumed.load_state(straight.save_state())
+    return straight, resumed
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {"use_tis": True}, {"optimizer": "muon"}]
 )
 def test_a_resumed_trainer_goes_on_bit_for_bit(tiny_checkpoint, tmp_path, model, changes):
     args = make_args(tiny_checkpoint, num_steps_per_rollout=2, lr_decay_style="linear", **changes)
     data = make_data(model, 8)
-    straight = Trainer(args)
-    straight.train(data)
-    straight.model.save(tmp_path)
-    resumed = Trainer(args, tmp_path)
-    resumed.load_state(straight.save_state())
+    straight, resumed = trained_and_resumed(args, data, tmp_path)
     assert straight.train(data) == resumed.train(data)
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -239,11 +246,7 @@ def test_a_resumed_trainer_is_carried_by_its_momentum_where_a_step_has_nothing_t
 ):
     args = make_args(tiny_checkpoint)
     data = make_data(model, 8)
-    straight = Trainer(args)
-    straight.train(data)
-    straight.model.save(tmp_path)
-    resumed = Trainer(args, tmp_path)
-    resumed.load_state(straight.save_state())
+    straight, resumed = trained_and_resumed(args, data, tmp_path)
     for trainer in (straight, resumed):
         trainer.train(dataclasses.replace(data, advantages=[0.0] * 8))
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):

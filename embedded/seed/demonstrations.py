@@ -99,7 +99,6 @@ class Script:
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
         self.parts: list[Part] = []
-        self.source = repository.buggy_module.source
         self.module = repository.modules[repository.bug.module]
         self.sources = [function.template.source for function in self.module.functions]
         self.sources[repository.bug.function] = repository.bug.mutant.mutation.source
@@ -111,7 +110,7 @@ class Script:
         script = cls(draw_scrambled(rng) if scramble else draw_repository(rng, split))
         script.open(statement(rng, script.repository, failing_tests(script.repository)[0]))
         script.call("view", path=script.module.path)
-        script.show(script.source.rstrip("\n"))
+        script.show(script.repository.buggy_module.source.rstrip("\n"))
         return script
 
     def rewrite(self, index: int, template_source: str) -> Edit:
@@ -141,7 +140,6 @@ class Script:
         self.call("str_replace", path=self.module.path, new_str=edit.text.rstrip("\n"))
         self.show(f"Edited {self.module.path}")
         self.sources[edit.function] = edit.template_source
-        self.source = edit.text
 
     def run_tests(self) -> bool:
         """Run every test on the functions as they are now; write the runner's output; say whether all passed."""

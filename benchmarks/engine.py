@@ -13,7 +13,6 @@ The model has the shipped seed policy's shape and random weights, so lengths are
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.baseline import Figures, add_options, conclude
 from embedded.attention import Span
 from embedded.decoder import Decoder
 from embedded.kv_cache import KVCache
@@ -169,9 +169,8 @@ def _cold_theirs(directory: str, prompts: list[list[int]]) -> float:
     return time.process_time() - started
 
 
-def _check(figures: dict[str, float]) -> list[str]:
+def _slower(figures: Figures, baseline: Figures) -> list[str]:
     """Only ratios of figures of one run are compared with the baseline: they hold on other machines."""
-    baseline = json.loads(BASELINE.read_text())
     worse = []
     if figures["cold_speedup"] * TOLERANCE < baseline["cold_speedup"]:
         worse.append(f"cold_speedup is {figures['cold_speedup']:.2f}, baseline {baseline['cold_speedup']:.2f}")
@@ -184,20 +183,11 @@ def _check(figures: dict[str, float]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--check", action="store_true", help="fail where a ratio is much worse than its baseline")
-    parser.add_argument("--save", action="store_true", help="make these figures the baseline")
+    add_options(parser)
     options = parser.parse_args()
     figures = {name: round(value, 3) for name, value in measure().items()}
     lines = [f"{name:>26} {value:10.3f}" for name, value in figures.items()]
-    print(json.dumps(figures) if options.json else "\n".join(lines))
-    if options.save:
-        BASELINE.parent.mkdir(exist_ok=True)
-        BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
-    worse = _check(figures) if options.check else []
-    for line in worse:
-        print(line, file=sys.stderr)
-    return 1 if worse else 0
+    return conclude(options, figures, "\n".join(lines), BASELINE, _slower)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
+from benchmarks.baseline import Figures, add_options, conclude
 from data_sources.task import Task, TestOracle, Workspace
 from rollout.agents.native import NativeAgent
 from rollout.chat.template import ChatTemplate
@@ -204,9 +205,8 @@ def _settings(checkpoint: str) -> RolloutSettings:
     )
 
 
-def _check(figures: Mapping[str, float]) -> list[str]:
+def _slower(figures: Figures, baseline: Figures) -> list[str]:
     """The figures that are worse than their baseline by more than `TOLERANCE`, relative to the bare round trip."""
-    baseline = json.loads(BASELINE.read_text())
     worse = []
     for width in (1, 64):
         ratio = figures[f"turn_ms_{width}"] / figures[f"http_ms_{width}"]
@@ -219,23 +219,11 @@ def _check(figures: Mapping[str, float]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default=str(CHECKPOINT), help="folder of the tokenizer to use")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--check", action="store_true", help="fail where a figure is much worse than its baseline")
-    parser.add_argument("--save", action="store_true", help="make these figures the baseline")
+    add_options(parser)
     options = parser.parse_args()
     figures = {name: round(value, 3) for name, value in measure(options.checkpoint).items()}
-    print(
-        json.dumps(figures)
-        if options.json
-        else "\n".join(f"{name:>20} {value:8.3f}" for name, value in figures.items())
-    )
-    if options.save:
-        BASELINE.parent.mkdir(exist_ok=True)
-        BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
-    worse = _check(figures) if options.check else []
-    for line in worse:
-        print(line, file=sys.stderr)
-    return 1 if worse else 0
+    text = "\n".join(f"{name:>20} {value:8.3f}" for name, value in figures.items())
+    return conclude(options, figures, text, BASELINE, _slower)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.baseline import add_options, conclude
 from rollout.sandbox import SandboxError, SandboxPool
 from rollout.sandbox.base import Sandbox
 from rollout.sandbox.bubblewrap import system_flags
@@ -165,23 +165,14 @@ def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=48, help="how many of each to measure")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--check", action="store_true", help="fail where a ratio is much worse than its baseline")
-    parser.add_argument("--save", action="store_true", help="make these figures the baseline")
+    add_options(parser)
     options = parser.parse_args()
     try:
         figures = asyncio.run(measure(options.rounds))
     except SandboxError as error:
         print(f"this benchmark needs bubblewrap (apt-get install bubblewrap): {error}", file=sys.stderr)
         return 2
-    print(json.dumps(figures) if options.json else table(figures))
-    if options.save:
-        BASELINE.parent.mkdir(exist_ok=True)
-        BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
-    worse = slower(figures, json.loads(BASELINE.read_text())) if options.check else []
-    for line in worse:
-        print(line, file=sys.stderr)
-    return 1 if worse else 0
+    return conclude(options, figures, table(figures), BASELINE, slower)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from recipes.architecture import Architecture
 from recipes.checks import RecipeError, check
 
 __all__ = [
     "Algorithm",
+    "Architecture",
     "Cluster",
     "Data",
     "Model",
@@ -30,12 +32,18 @@ __all__ = [
 class Model:
     """The policy.
 
-    checkpoint: folder in Hugging Face format, or `embedded:seed`, the seed policy that comes with this package.
+    checkpoint: folder in Hugging Face format; `ORG/NAME`, which is a folder of that name in `folder`; or
+        `embedded:seed`, the seed policy that comes with this package.
+    architecture: its shape, which must be what the checkpoint's config.json says.
     tool_format: how the policy writes its tool calls, `hermes` or `qwen3_coder`.
+    folder: where models lie, on a file system that every node sees. Beside `ORG/NAME` lies `ORG/NAME_torch_dist`, the
+        same weights converted for Megatron.
     """
 
     checkpoint: str
+    architecture: Architecture
     tool_format: str = "hermes"
+    folder: str = "models"
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,27 @@ class Cluster:
 
     nodes: machines.
     gpus_per_node: GPUs of each.
-    threads: CPU threads of one tensor operation, in the trainer and in the server. The trainer works on as many
+    gpu: their kind, `A100-40GB`, `A100-80GB`, `H100-80GB` or `H200-141GB`; empty where there are none.
+    colocate: train and serve on the same GPUs, in turns.
+    rollout_gpus: GPUs that only serve, beside the nodes' own; 0 with `colocate`.
+    cpus_per_node: CPU cores of each machine, which sandboxes run on.
+    memory_per_node, disk_per_node: GiB of each machine.
+    gpu_hour_price: of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
+    ray_address: of the dashboard of a Ray cluster that is there already, `http://host:port`; empty starts one.
+    threads: CPU threads of one tensor operation, in the embedded trainer and server. The trainer works on as many
         micro-batches at once as the cores allow, which changes no result.
     """
 
     nodes: int = 1
     gpus_per_node: int = 0
+    gpu: str = ""
+    colocate: bool = True
+    rollout_gpus: int = 0
+    cpus_per_node: int = 2
+    memory_per_node: int = 4
+    disk_per_node: int = 8
+    gpu_hour_price: float = 0.0
+    ray_address: str = ""
     threads: int = 1
 
 
@@ -58,7 +81,9 @@ class Parallel:
     """How the trainer spreads one model. The embedded engine is one process and wants all five sizes at 1.
 
     tp, pp, cp, ep, etp: tensor, pipeline, context, expert and expert-tensor parallel sizes.
-    max_tokens_per_gpu: tokens of one micro-batch (packing budget).
+    max_tokens_per_gpu: tokens of one micro-batch on one GPU (packing budget); a context-parallel group of GPUs takes
+        `cp` times as many.
+    recompute: of activations in the backward pass: `none`, `selective` (attention) or `full` (every layer).
     """
 
     tp: int = 1
@@ -67,6 +92,7 @@ class Parallel:
     ep: int = 1
     etp: int = 1
     max_tokens_per_gpu: int = 8192
+    recompute: str = "none"
 
 
 @dataclass(frozen=True)
@@ -74,14 +100,24 @@ class Serving:
     """The server that samples from the policy.
 
     router_ip, router_port: a running SGLang router or server; empty and 0 start one for this run.
+    external_engines: `host:port` of SGLang servers that run already, which SLiME uses in place of its own.
     concurrency: episodes in flight at once, per server.
     deterministic: give each request its own sampling seed, so that a run is a function of its recipe.
+    gpus_per_engine: GPUs that share one copy of the model, by tensor parallelism.
+    ep: expert parallel size of one engine.
+    dp_attention: each GPU of an engine keeps the KV cache of its own requests; needs fewer KV heads than GPUs.
+    mem_fraction: share of a GPU's memory for weights and KV cache.
     """
 
     router_ip: str = ""
     router_port: int = 0
+    external_engines: list[str] = field(default_factory=list)
     concurrency: int = 128
     deterministic: bool = True
+    gpus_per_engine: int = 0
+    ep: int = 1
+    dp_attention: bool = False
+    mem_fraction: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -95,6 +131,9 @@ class Rollout:
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
+    schedule: `sync` (sample, then train), `async` (sample the next rollout while training on this one) or
+        `fully_async` (never stop sampling).
+    partial: at the end of a rollout, keep what unfinished episodes have sampled and go on with them in the next.
     max_attempts: tries of an episode that infrastructure broke.
     temperature: of sampling.
     top_p, top_k: 1 and -1, no limit: a trained token's log-probability is that of the whole distribution.
@@ -112,6 +151,8 @@ class Rollout:
     max_context: int
     over_sampling: int = 0
     time_budget: float = 120.0
+    schedule: str = "sync"
+    partial: bool = False
     max_attempts: int = 3
     temperature: float = 1.0
     top_p: float = 1.0
@@ -160,11 +201,19 @@ class Data:
 class Algorithm:
     """The policy-gradient loss.
 
-    estimator: of advantages; `grpo`.
+    estimator: of advantages and their ratio: `grpo` (by token) or `gspo` (by sequence).
+    reduction: of token losses: `trajectory` (the mean of each counts the same), `token` (each token does) or
+        `constant` (the sum over `rollout.max_context`, Dr.GRPO's).
     clip_low, clip_high: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
     kl_coef, kl_type: weight and estimator of the KL penalty to the starting policy; weight 0 leaves it out.
+    kl_in: the penalty is a term of the `loss`, or taken off the `reward`.
+    kl_unbiased: weigh the KL estimate by the probability ratio.
     entropy_coef: weight of the entropy bonus.
     tis, tis_clip: truncated importance sampling between server and trainer, and its upper bound.
+    tis_clip_low: its lower bound.
+    rollout_logprobs: the ratio's denominator is what the server logged, not what the trainer computes anew.
+    routing_replay: of a mixture of experts: `none`, `train` (the trainer's own routes, from the log-probability pass) or
+        `rollout` (the server's).
     normalize_rewards: subtract the group's mean.
     std_normalization: divide by the group's standard deviation too.
     steps_per_rollout: optimizer steps on each rollout.
@@ -173,13 +222,19 @@ class Algorithm:
     """
 
     estimator: str = "grpo"
+    reduction: str = "trajectory"
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl_coef: float = 0.0
     kl_type: str = "low_var_kl"
+    kl_in: str = "loss"
+    kl_unbiased: bool = False
     entropy_coef: float = 0.0
     tis: bool = False
     tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+    rollout_logprobs: bool = False
+    routing_replay: str = "none"
     normalize_rewards: bool = True
     std_normalization: bool = True
     steps_per_rollout: int = 1
@@ -197,6 +252,7 @@ class Optimizer:
     warmup_steps: optimizer steps of linear warm-up.
     beta1, beta2, eps, weight_decay: AdamW's.
     clip_grad: bound of the global gradient norm; 0 leaves it alone.
+    cpu_offload: keep the optimizer's states in the machines' memory, and step there.
     """
 
     lr: float
@@ -208,6 +264,7 @@ class Optimizer:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float = 1.0
+    cpu_offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,6 +276,9 @@ class Run:
     seed: of task order, sampling and everything else that is random.
     num_rollouts: length of the run.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
+    save_interval: rollouts between checkpoints.
+    wandb_project: project in Weights & Biases; empty doesn't log there.
+    tensorboard: write TensorBoard files into the run's folder.
     """
 
     num_rollouts: int
@@ -226,11 +286,18 @@ class Run:
     dir: str = "runs"
     seed: int = 0
     eval_interval: int = 0
+    save_interval: int = 1
+    wandb_project: str = ""
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A complete run: `name` finds it, `hardware` says in words what it wants."""
+    """A complete run: `name` finds it, `hardware` says in words what it wants.
+
+    engine: what turns samples into gradients: `slime` (a Ray job on GPUs), `embedded` (in process, no GPU needed) or
+        `slime_cpu` (real SLiME and Megatron on a CPU, with the embedded server as its rollout engine).
+    """
 
     name: str
     description: str
@@ -240,6 +307,7 @@ class Recipe:
     data: Data
     optimizer: Optimizer
     run: Run
+    engine: str = "embedded"
     cluster: Cluster = field(default_factory=Cluster)
     parallel: Parallel = field(default_factory=Parallel)
     serving: Serving = field(default_factory=Serving)

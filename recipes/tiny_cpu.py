@@ -14,7 +14,20 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 
 from __future__ import annotations
 
-from recipes.base import Algorithm, Cluster, Data, Model, Optimizer, Parallel, Recipe, Reward, Rollout, Run, Serving
+from recipes.base import (
+    Algorithm,
+    Architecture,
+    Cluster,
+    Data,
+    Model,
+    Optimizer,
+    Parallel,
+    Recipe,
+    Reward,
+    Rollout,
+    Run,
+    Serving,
+)
 
 
 def recipe() -> Recipe:
@@ -22,7 +35,26 @@ def recipe() -> Recipe:
         name="tiny_cpu",
         description="Qwen2-style seed policy of 1.2 M parameters on generated one-bug repositories",
         hardware="2 CPU cores, 4 GiB memory, no GPU",
-        model=Model(checkpoint="embedded:seed", tool_format="qwen3_coder"),
+        model=Model(
+            checkpoint="embedded:seed",
+            architecture=Architecture(
+                family="qwen2",
+                layers=5,
+                hidden=128,
+                ffn=384,
+                heads=4,
+                kv_heads=4,
+                head_dim=32,
+                vocab=1217,
+                tied=True,
+                rope_theta=1e4,
+                rms_eps=1e-6,
+                qkv_bias=True,
+                qk_norm=False,
+                max_context=2048,
+            ),
+            tool_format="qwen3_coder",
+        ),
         cluster=Cluster(nodes=1, gpus_per_node=0, threads=1),
         parallel=Parallel(max_tokens_per_gpu=8192),
         serving=Serving(concurrency=128, deterministic=True),

@@ -1,0 +1,39 @@
+"""`Job`: one command that trains under SLiME, with everything that it needs beside its words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launcher starts, as it is: every path is absolute, every value is text.
+
+    program: the interpreter and SLiME's entry script.
+    flags: heading for people -> the words of that group of flags.
+    environment: variables that the command and every Ray worker of it need, added to what is there.
+    files: path -> content; all of them lie in `directory` and must be there before the command starts.
+    directory: the run's folder, which the command is started in, so that strays of any library land there.
+    """
+
+    program: tuple[str, ...]
+    flags: Mapping[str, tuple[str, ...]]
+    environment: Mapping[str, str]
+    files: Mapping[Path, str]
+    directory: Path
+
+    @property
+    def argv(self) -> list[str]:
+        """The whole command."""
+        return [*self.program, *(word for words in self.flags.values() for word in words)]
+
+    def write_files(self) -> None:
+        """Write `files`, each whole or not at all, over what earlier starts of the run left."""
+        for path, content in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.tmp")
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, path)

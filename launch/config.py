@@ -27,11 +27,15 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises `RecipeError` for an unknown recipe or key, a value of the wrong type, and a recipe that can't run.
     """
-    recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
-    if overrides:
-        recipe = _compose(recipe, overrides, _parse(overrides))
+    recipe = assemble(name, overrides)
     recipe.validate()
     return recipe
+
+
+def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The same recipe, whose rules nobody has checked yet: for what lists everything that is wrong with it."""
+    recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
+    return _compose(recipe, overrides, _parse(overrides)) if overrides else recipe
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:

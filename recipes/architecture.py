@@ -57,6 +57,15 @@ class Architecture:
         return weights + biases + 2 * self.head_dim * self.qk_norm
 
     @property
+    def head_splits(self) -> list[int]:
+        """Numbers of GPUs that can share attention."""
+        return [size for size in range(1, self.heads + 1) if self.splits_heads(size)]
+
+    def splits_heads(self, size: int) -> bool:
+        """Whether so many GPUs can share attention: Megatron and SGLang copy KV heads where these are fewer."""
+        return self.heads % size == 0 and (self.kv_heads % size == 0 or size % self.kv_heads == 0)
+
+    @property
     def parameters(self) -> int:
         """All weights of the model."""
         return self._count(self.experts)

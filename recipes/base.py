@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from recipes.architecture import Architecture
-from recipes.checks import RecipeError, check
+from recipes.checks import check
+from recipes.violation import RecipeError, Violation
 
 __all__ = [
     "Algorithm",
@@ -25,6 +26,7 @@ __all__ = [
     "Rollout",
     "Run",
     "Serving",
+    "Violation",
 ]
 
 
@@ -75,6 +77,15 @@ class Cluster:
     ray_address: str = ""
     threads: int = 1
 
+    @property
+    def train_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def serve_gpus(self) -> int:
+        """GPUs of our own SGLang engines; with `colocate` the trainer's."""
+        return self.train_gpus if self.colocate else self.rollout_gpus
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -105,7 +116,7 @@ class Serving:
     deterministic: give each request its own sampling seed, so that a run is a function of its recipe.
     gpus_per_engine: GPUs that share one copy of the model, by tensor parallelism.
     ep: expert parallel size of one engine.
-    dp_attention: each GPU of an engine keeps the KV cache of its own requests; needs fewer KV heads than GPUs.
+    dp_attention: each GPU of an engine keeps the KV cache of its own requests, in place of a copy of shared heads.
     mem_fraction: share of a GPU's memory for weights and KV cache.
     """
 
@@ -212,8 +223,8 @@ class Algorithm:
     tis, tis_clip: truncated importance sampling between server and trainer, and its upper bound.
     tis_clip_low: its lower bound.
     rollout_logprobs: the ratio's denominator is what the server logged, not what the trainer computes anew.
-    routing_replay: of a mixture of experts: `none`, `train` (the trainer's own routes, from the log-probability pass) or
-        `rollout` (the server's).
+    routing_replay: of a mixture of experts: `none`, `train` (the trainer's own routes, from the log-probability
+        pass) or `rollout` (the server's).
     normalize_rewards: subtract the group's mean.
     std_normalization: divide by the group's standard deviation too.
     steps_per_rollout: optimizer steps on each rollout.
@@ -314,6 +325,16 @@ class Recipe:
     reward: Reward = field(default_factory=Reward)
     algorithm: Algorithm = field(default_factory=Algorithm)
 
+    @property
+    def data_parallel(self) -> int:
+        """Copies of the model that the trainer holds; 0 where its GPUs are too few for one."""
+        return self.cluster.train_gpus // (self.parallel.tp * self.parallel.pp * self.parallel.cp)
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes of one optimizer step, before filters."""
+        return self.rollout.batch_size * self.rollout.samples_per_task // self.algorithm.steps_per_rollout
+
     def validate(self) -> None:
-        """Raise `RecipeError` for the first field that can't run."""
+        """Raise `RecipeError` with every field that can't run."""
         check(self)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from recipes.base import Recipe, RecipeError
-from recipes.checks import RULES, lookup
 from recipes.registry import RECIPES, load_recipe
+from recipes.rules.values import RULES, lookup
 
 
 def changed(recipe: Recipe, key: str, value: object) -> Recipe:
@@ -52,10 +52,10 @@ def test_every_rule_names_a_field():
         ("parallel.max_tokens_per_gpu", 100, "raise"),
         ("rollout.over_sampling", 3, "set it to 0"),
         ("algorithm.steps_per_rollout", 7, "does not divide"),
-        ("parallel.tp", 2, "it must be 1: the embedded engine"),
-        ("parallel.etp", 2, "it must be 1: the embedded engine"),
-        ("cluster.nodes", 2, "it must be 1: the embedded engine"),
-        ("cluster.gpus_per_node", 8, "it must be 0: the embedded engine"),
+        ("parallel.tp", 2, "it must be 1: this engine trains in one process"),
+        ("parallel.etp", 2, "it must be 1: this engine trains in one process"),
+        ("cluster.nodes", 2, "it must be 1: this engine trains in one process"),
+        ("cluster.gpus_per_node", 8, "it must be 0: this engine asks for no GPUs"),
     ],
 )
 def test_a_broken_rule_names_the_key_and_what_is_allowed(key, value, said):

@@ -124,13 +124,13 @@ def _explain(error: BaseException, given: Mapping[str, Any]) -> str:
     return " ".join(str(error).split("\n    full_key", 1)[0].split())
 
 
-def _schema() -> Any:
+def _schema(kind: type = Recipe) -> Any:
     """An empty recipe: every section there, their mandatory fields missing."""
-    config = OmegaConf.structured(Recipe)
+    config = OmegaConf.structured(kind)
     OmegaConf.set_readonly(config, None)
-    for name, hint in get_type_hints(Recipe).items():
-        if dataclasses.is_dataclass(hint):
-            config[name] = hint
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            config[name] = _schema(hint)
     return _unlocked(config)
 
 

@@ -8,7 +8,16 @@ from importlib.util import find_spec
 
 from recipes.base import Recipe, RecipeError
 
-RECIPES: dict[str, str] = {"tiny_cpu": "recipes.tiny_cpu"}
+RECIPES: dict[str, str] = {
+    "tiny_cpu": "recipes.tiny_cpu",
+    "qwen25_coder_1_5b": "recipes.qwen25_coder_1_5b",
+    "qwen25_coder_7b": "recipes.qwen25_coder_7b",
+    "qwen25_coder_32b": "recipes.qwen25_coder_32b",
+    "qwen3_coder_30b_a3b": "recipes.qwen3_coder_30b_a3b",
+    "qwen3_coder_30b_a3b_128k": "recipes.qwen3_coder_30b_a3b_128k",
+    "qwen3_coder_30b_a3b_async": "recipes.qwen3_coder_30b_a3b_async",
+    "qwen3_4b_instruct": "recipes.qwen3_4b_instruct",
+}
 
 
 def load_recipe(name: str) -> Recipe:

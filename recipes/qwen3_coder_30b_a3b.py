@@ -1,0 +1,109 @@
+"""Qwen3-Coder-30B-A3B-Instruct, a mixture of 128 experts, on one node.
+
+    slime-swe train recipe=qwen3_coder_30b_a3b data.train=[path/to/tasks.jsonl]
+
+What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
+
+- no KL penalty, no reference model: the reward is a test suite, and a second copy of the model costs memory;
+- GSPO (arXiv:2507.18071): the ratio is that of a whole sequence, since a token's may change for no other reason than
+  that another expert was picked; its clip range is accordingly narrow;
+- rollout routing replay (arXiv:2510.11370): the trainer sends each token to the experts that SGLang sent it to;
+- groups in which every episode, or none, solved the task are dropped and others sampled in their place (DAPO);
+- advantages are not divided by the group's deviation (Dr. GRPO, arXiv:2503.20783), which would weigh tasks by how
+  seldom they are solved;
+- the baseline is over trajectories, whatever the number of training sequences that each became;
+- truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
+
+What it trains on: `embedded:train`, generated one-bug repositories in local sandboxes, so that the command runs as it
+stands; your own tasks are JSON Lines of `Task` objects.
+
+The optimizer's states stay in the node's memory (about 370 GB), which lets the model fit 8 GPUs.
+
+What to expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1
+before and 52.0 % after asynchronous GSPO on R2E-Gym tasks, with 128k context.
+"""
+
+from __future__ import annotations
+
+from recipes.base import (
+    Algorithm,
+    Architecture,
+    Cluster,
+    Data,
+    Model,
+    Optimizer,
+    Parallel,
+    Recipe,
+    Reward,
+    Rollout,
+    Run,
+    Serving,
+)
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        name="qwen3_coder_30b_a3b",
+        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, GSPO with routing replay",
+        hardware="1 node of 8 x H100-80GB",
+        engine="slime",
+        model=Model(
+            checkpoint="Qwen/Qwen3-Coder-30B-A3B-Instruct",
+            architecture=Architecture(
+                family="qwen3_moe",
+                layers=48,
+                hidden=2048,
+                ffn=5472,
+                heads=32,
+                kv_heads=4,
+                head_dim=128,
+                vocab=151936,
+                tied=False,
+                rope_theta=1e7,
+                rms_eps=1e-6,
+                qkv_bias=False,
+                qk_norm=True,
+                max_context=262144,
+                experts=128,
+                experts_per_token=8,
+                expert_ffn=768,
+            ),
+            tool_format="qwen3_coder",
+        ),
+        cluster=Cluster(
+            nodes=1,
+            gpus_per_node=8,
+            gpu="H100-80GB",
+            cpus_per_node=96,
+            memory_per_node=1024,
+            disk_per_node=2048,
+        ),
+        parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
+        serving=Serving(gpus_per_engine=4, ep=4, concurrency=128, deterministic=False, mem_fraction=0.7),
+        rollout=Rollout(
+            batch_size=32,
+            samples_per_task=8,
+            max_turns=100,
+            max_response=8192,
+            max_context=65536,
+            time_budget=1800.0,
+            sandbox_concurrency=64,
+            system_prompt=(
+                "You are a software engineer. Repair the repository in the working directory: look at its files, "
+                "change them, run its tests, and submit when they pass."
+            ),
+        ),
+        reward=Reward(mode="plus_minus"),
+        data=Data(train=["embedded:train"], eval={"heldout": "embedded:heldout"}),
+        algorithm=Algorithm(
+            estimator="gspo",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            tis=True,
+            tis_clip=2.0,
+            routing_replay="rollout",
+            std_normalization=False,
+        ),
+        optimizer=Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0, cpu_offload=True),
+        run=Run(num_rollouts=200, eval_interval=20, save_interval=20),
+    )

@@ -1,0 +1,31 @@
+"""Qwen3-Coder-30B-A3B-Instruct with training and sampling at once: two nodes train, 16 more GPUs serve.
+
+    slime-swe train recipe=qwen3_coder_30b_a3b_async data.train=[path/to/tasks.jsonl]
+
+`qwen3_coder_30b_a3b` on separate GPUs: while the trainer works on one rollout, the next is sampled with weights that
+are one rollout old, so slow episodes don't keep the trainer's GPUs waiting. Truncated importance sampling and the clip
+range bound what the difference in weights may do.
+
+What to expect: this recipe has not been run on GPUs; see `qwen3_coder_30b_a3b` for what is published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipes import qwen3_coder_30b_a3b
+from recipes.base import Recipe
+
+
+def recipe() -> Recipe:
+    base = qwen3_coder_30b_a3b.recipe()
+    return replace(
+        base,
+        name="qwen3_coder_30b_a3b_async",
+        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, asynchronous GSPO with routing replay",
+        hardware="4 nodes of 8 x H100-80GB, two of them only to serve",
+        cluster=replace(base.cluster, nodes=2, colocate=False, rollout_gpus=16),
+        serving=replace(base.serving, mem_fraction=0.85),
+        rollout=replace(base.rollout, schedule="async"),
+        optimizer=replace(base.optimizer, cpu_offload=False),
+    )

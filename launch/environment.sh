@@ -21,6 +21,24 @@ find_python() {
   die "Python 3.11 or newer is needed, and none was found. On Debian or Ubuntu: sudo apt-get install python3 python3-venv. Another interpreter: PYTHON=/path/to/python bash ..."
 }
 
+# An interpreter that has SLiME, as in SLiME's container image. Fails where there is none.
+find_slime_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python; do
+    if "$candidate" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("slime.utils.arguments") is None)' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# In SLiME's environment nothing is replaced: what this project needs beside it is asked for.
+require_light_packages() { # ROOT PYTHON
+  "$2" -c 'import aiohttp, hydra, omegaconf, orjson, rich, yaml' 2>/dev/null ||
+    die "$2 has SLiME, but not all that this project needs beside it: $2 -m pip install --no-deps -r $1/docker/requirements.txt"
+}
+
 # What the environment was made from; a changed dependency makes it stale.
 stamp_of() { # ROOT EXTRAS
   printf '%s %s %s\n' "$TORCH_VERSION" "$2" "$(cksum <"$1/pyproject.toml")"

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Train a coding agent: make .venv once, pick a recipe for this machine, then `slime-swe train`.
+# Train a coding agent: find or make an environment, pick a recipe for this machine, then `slime-swe train`.
 #   bash launch/run_qwen_swe.sh [recipe=NAME] [key=value ...] [--resume] [--json]
-# PYTHON names another interpreter (3.11 or newer) to make the environment with.
+# Where SLiME is installed (its container image), the interpreter that has it is used and nothing is installed; elsewhere
+# .venv is made once. PYTHON names another interpreter (3.11 or newer) for either.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
+
+GPU_RECIPE=qwen25_coder_7b # fits 8 GPUs of 80 GB
 
 names_recipe() {
   local argument
@@ -18,7 +21,37 @@ names_recipe() {
   return 1
 }
 
-make_environment "$root" "$root/.venv" embedded
+count_gpus() {
+  local listed
+  listed=$(command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null) || listed=
+  grep -c '^GPU' <<<"$listed" || true
+}
+
+pick_recipe() { # GPUS, HAS_SLIME
+  if [ "$1" -ge 8 ] && [ -n "$2" ]; then
+    say "$1 GPUs and SLiME found. No recipe named: $GPU_RECIPE runs."
+    picked=("recipe=$GPU_RECIPE")
+    return
+  fi
+  picked=(recipe=tiny_cpu)
+  if [ "$1" -ge 8 ]; then
+    say "$1 GPUs found, but not SLiME: the recipes for them need its container image (docs/clusters.md)."
+    say "No recipe named: tiny_cpu runs."
+  elif [ "$1" -gt 0 ]; then
+    say "GPU found. No recipe named: tiny_cpu runs, on the GPU where PyTorch can use it."
+  else
+    say "No GPU found. No recipe named: tiny_cpu runs."
+  fi
+}
+
+if slime_python=$(find_slime_python); then
+  require_light_packages "$root" "$slime_python"
+  export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+  slime_swe=("$slime_python" -m launch.cli)
+else
+  make_environment "$root" "$root/.venv" embedded
+  slime_swe=("$root/.venv/bin/slime-swe")
+fi
 
 if ! command -v bwrap >/dev/null; then
   say "bubblewrap is missing: the agent's commands will run without isolation from your files and network."
@@ -27,14 +60,9 @@ fi
 
 picked=()
 if ! names_recipe "$@"; then
-  picked=(recipe=tiny_cpu)
-  if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    say "GPU found. No recipe named: tiny_cpu runs, on the GPU where PyTorch can use it."
-  else
-    say "No GPU found. No recipe named: tiny_cpu runs."
-  fi
+  pick_recipe "$(count_gpus)" "$slime_python"
   say "Recipes and what they want (choose with recipe=NAME):"
-  "$root/.venv/bin/slime-swe" recipes >&2
+  "${slime_swe[@]}" recipes >&2
 fi
 
-exec "$root/.venv/bin/slime-swe" train "${picked[@]}" "$@"
+exec "${slime_swe[@]}" train "${picked[@]}" "$@"

@@ -7,12 +7,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-make_environment "$root" "$root/.venv-test" embedded,dev
+make_environment "$root" "$root/.venv-test" embedded,cluster,dev
 cd "$root"
 bin=$root/.venv-test/bin
 
 "$bin/ruff" check .
 "$bin/ruff" format --check .
-"$bin/shellcheck" -x launch/*.sh tests/run.sh .ci/run
+"$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch tests/run.sh .ci/run
+"$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
 exec "$bin/python" -m pytest -q -rs "$@"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from recipes.registry import load_recipe
 
 ROOT = Path(__file__).parents[2]
 STUB = '#!/bin/sh\necho "slime-swe $*"\n'
@@ -81,6 +85,65 @@ def test_a_visible_gpu_is_said(installed, bare_path):
     assert "GPU found" in launch(installed, PATH=bare_path).stderr
     executable(Path(bare_path) / "nvidia-smi", "#!/bin/sh\necho 'no devices were found' >&2\nexit 9\n")
     assert "No GPU found" in launch(installed, PATH=bare_path).stderr
+
+
+def eight_gpus(folder: str) -> None:
+    listed = "\\n".join(f"GPU {number}: NVIDIA H100" for number in range(8))
+    executable(Path(folder) / "nvidia-smi", f"#!/bin/sh\nprintf '{listed}\\n'\n")
+
+
+@pytest.fixture
+def with_slime(checkout) -> str:
+    """A PYTHONPATH on which SLiME is found, in a checkout whose `slime-swe` says how it was called."""
+    slime = checkout / "site" / "slime"
+    for name in ("__init__.py", "utils/__init__.py", "utils/arguments.py"):
+        executable(slime / name, "")
+    (checkout / "launch" / "__init__.py").touch()
+    (checkout / "launch" / "cli.py").write_text("import sys\nprint('python', *sys.argv[1:])\n")
+    (checkout / "docker").mkdir()
+    shutil.copy(ROOT / "docker" / "requirements.txt", checkout / "docker")
+    return str(slime.parent)
+
+
+def test_where_slime_is_its_interpreter_is_used_and_nothing_is_installed(checkout, with_slime, bare_path):
+    eight_gpus(bare_path)
+    result = launch(checkout, "run.name=a", PATH=bare_path, PYTHONPATH=with_slime, PYTHON=sys.executable)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "python train recipe=qwen25_coder_7b run.name=a"
+    assert "8 GPUs and SLiME found" in result.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_the_recipe_picked_for_eight_gpus_is_made_for_them():
+    script = (ROOT / "launch" / "run_qwen_swe.sh").read_text()
+    (name,) = re.findall(r"^GPU_RECIPE=(\w+)", script, re.MULTILINE)
+    cluster = load_recipe(name).cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (1, 8)
+
+
+def test_slime_without_what_this_project_needs_is_refused_with_the_command(checkout, with_slime):
+    executable(checkout / "site" / "hydra.py", "raise ImportError('not here')\n")
+    result = launch(checkout, "recipe=mine", PYTHONPATH=with_slime, PYTHON=sys.executable)
+    assert result.returncode == 1
+    assert f"-m pip install --no-deps -r {checkout}/docker/requirements.txt" in result.stderr
+
+
+def test_eight_gpus_without_slime_are_told_of_its_image(installed, bare_path):
+    eight_gpus(bare_path)
+    result = launch(installed, PATH=bare_path)
+    assert "8 GPUs found, but not SLiME" in result.stderr and "docs/clusters.md" in result.stderr
+    assert result.stdout.splitlines()[-1] == "slime-swe train recipe=tiny_cpu"
+
+
+def test_ctrl_c_reaches_the_training(installed):
+    trap = "#!/bin/sh\ntrap 'echo stopped; exit 130' INT\necho ready\nwhile :; do sleep 0.1; done\n"
+    executable(installed / ".venv/bin/slime-swe", trap)
+    command = ["env", "--default-signal=INT", "bash", "launch/run_qwen_swe.sh", "recipe=mine"]
+    process = subprocess.Popen(command, cwd=installed, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "stopped\n"
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("words", (["recipe=mine", "run.seed=1"], ["run.name=a", "--resume"], ["--help"]))

@@ -15,13 +15,17 @@ _FIELD = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
 
 def render() -> str:
-    """Markdown, one section for each part of a recipe."""
-    sections = []
-    for name, kind in get_type_hints(Recipe).items():
-        if dataclasses.is_dataclass(kind):
-            rows = "\n".join(_rows(name, kind))
-            sections.append(f"### `{name}`\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
-    return "\n".join(sections)
+    """Markdown, one table for the recipe itself and one for each section of it."""
+    return "\n".join(_sections("the recipe itself", "", Recipe))
+
+
+def _sections(title: str, prefix: str, kind: Any) -> Iterator[str]:
+    """The table of a section's own fields, then those of the sections within it."""
+    rows = "\n".join(_rows(prefix, kind))
+    yield f"### {title}\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}\n"
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _sections(f"`{prefix}{name}`", f"{prefix}{name}.", hint)
 
 
 def meanings(kind: Any) -> dict[str, str]:
@@ -38,10 +42,12 @@ def meanings(kind: Any) -> dict[str, str]:
     return found
 
 
-def _rows(section: str, kind: Any) -> Iterator[str]:
+def _rows(prefix: str, kind: Any) -> Iterator[str]:
     said, types = meanings(kind), key_types()
     for field in dataclasses.fields(kind):
-        key = f"{section}.{field.name}"
+        key = f"{prefix}{field.name}"
+        if key not in types:
+            continue  # a section of its own
         type_name = TYPE_NAMES[types[key]].split(",")[0].removeprefix("a ")
         yield f"| `{key}` | {type_name} | {_default(field)} | {said[field.name]} |"
 

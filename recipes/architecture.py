@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from recipes.violation import RecipeError
+
+CONFIG = "config.json"
 FAMILIES = {
     "qwen2": {"qkv_bias": True, "qk_norm": False},
     "qwen3": {"qkv_bias": False, "qk_norm": True},
@@ -84,13 +89,34 @@ class Architecture:
         return self.layers * layer + embeddings + self.hidden
 
 
+def read_architecture(folder: Path) -> Architecture:
+    """What the folder's `config.json` states. Raises `RecipeError` where it can't be read or is of no model we know."""
+    path = folder / CONFIG
+    try:
+        return from_hf_config(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RecipeError(f"can't read {path}: {error.strerror}") from error
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not JSON: {error}") from error
+
+
 def from_hf_config(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a `config.json` states. Raises `ValueError` where we know no such family."""
+    """The architecture that a `config.json` states. Raises `RecipeError` where a part of it is none that we know."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"model_type is {family!r}: it must be one of {', '.join(FAMILIES)}")
-    heads = config["num_attention_heads"]
-    mixture = family == "qwen3_moe"
+        raise RecipeError(f"model_type is {family!r}: it must be one of {', '.join(FAMILIES)}")
+    for key, given, allowed in _unlike(config, family):
+        raise RecipeError(f"{key} is {given!r}, and only {allowed!r} can be trained")
+    try:
+        return _read(family, config)
+    except KeyError as error:
+        raise RecipeError(f"{error.args[0]!r} is missing: download the model again") from error
+
+
+def _read(family: str, config: Mapping[str, Any]) -> Architecture:
+    heads, mixture = config["num_attention_heads"], family == "qwen3_moe"
     return Architecture(
         family=family,
         layers=config["num_hidden_layers"],
@@ -101,7 +127,7 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocab=config["vocab_size"],
         tied=config.get("tie_word_embeddings", False),
-        rope_theta=float(_rope_theta(config)),
+        rope_theta=float(_rope(config)["rope_theta"]),
         rms_eps=float(config["rms_norm_eps"]),
         max_context=config["max_position_embeddings"],
         experts=config["num_experts"] if mixture else 0,
@@ -111,9 +137,28 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """transformers 5 moved it into `rope_parameters`."""
-    return (config.get("rope_parameters") or config)["rope_theta"]  # type: ignore[no-any-return]
+def _unlike(config: Mapping[str, Any], family: str) -> Iterator[tuple[str, Any, Any]]:
+    """Key, value and the value that it must have, of every part that no `Architecture` can say."""
+    scaling = config.get("rope_scaling") or _rope(config)
+    parts = [
+        ("hidden_act", config.get("hidden_act", "silu"), "silu"),
+        ("use_sliding_window", config.get("use_sliding_window", False), False),
+        ("the type of rotary scaling", scaling.get("rope_type", scaling.get("type", "default")), "default"),
+    ]
+    if family != "qwen2":
+        parts += [("attention_bias", config.get("attention_bias", False), False)]
+    if family == "qwen3_moe":
+        parts += [
+            ("decoder_sparse_step", config.get("decoder_sparse_step", 1), 1),
+            ("mlp_only_layers", config.get("mlp_only_layers") or [], []),
+            ("norm_topk_prob", config.get("norm_topk_prob", False), True),
+        ]
+    return ((key, given, allowed) for key, given, allowed in parts if given != allowed)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 moved the rotary base into `rope_parameters`."""
+    return config.get("rope_parameters") or config
 
 
 def differences(stated: Architecture, found: Architecture) -> dict[str, tuple[Any, Any]]:

@@ -304,8 +304,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A complete run: `name` finds it, `hardware` says in words what it wants.
+    """A complete run.
 
+    name: finds it, and names its runs.
+    description, hardware: in words, what it is and what it wants.
     engine: what turns samples into gradients: `slime` (a Ray job on GPUs), `embedded` (in process, no GPU needed) or
         `slime_cpu` (real SLiME and Megatron on a CPU, with the embedded server as its rollout engine).
     """

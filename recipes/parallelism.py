@@ -2,8 +2,8 @@
 
 Sources: Megatron-LM 1dcf0daf (`core/parallel_state.py`, `core/transformer/transformer_config.py`,
 `training/arguments.py`), SLiME 624b824a (`utils/arguments.py`, `utils/dp_schedule.py`, `train_async.py`) and SGLang
-0.5.15 (`models/qwen*.py`). What these allow and no rule is about: the hidden size, which no one splits, and the
-trainer's vocabulary, which Megatron pads to a multiple of 128 x tp.
+0.5.15 (`models/qwen*.py`). No rule is about the hidden size, which none of them splits, or about the trainer's
+vocabulary, which Megatron pads.
 
 This module holds the trainer's sizes; `recipes.rules` has those of placement, serving and objective.
 """

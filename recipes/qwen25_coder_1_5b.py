@@ -12,8 +12,8 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 - the baseline is over trajectories, whatever the number of training sequences that each became;
 - truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
 
-What it trains on: `embedded:train`, generated one-bug repositories in local sandboxes, so that the command runs as it
-stands; your own tasks are JSON Lines of `Task` objects.
+What it trains on: the tasks that you name, one `Task` object a line; without `data.train` it is `embedded:train`,
+generated one-bug repositories, which says whether everything works and little about a model of this size.
 
 What to expect: nothing is published for agentic training of this model, and this recipe has not been run on GPUs.
 """

@@ -11,24 +11,15 @@ if TYPE_CHECKING:
     from recipes.base import Recipe
 
 
-def kl_place(recipe: Recipe) -> Iterator[Violation]:
-    """SLiME computes the penalty for `--kl-coef`, but its GRPO and GSPO advantages leave it out (`ppo_utils.py`)."""
+def kl(recipe: Recipe) -> Iterator[Violation]:
+    """`--use-unbiased-kl` is read where the loss adds its own penalty."""
     algorithm = recipe.algorithm
-    if algorithm.kl_in == "reward" and algorithm.kl_coef:
-        yield Violation(
-            "algorithm.kl_in",
-            f"algorithm.kl_in=reward would be without effect: SLiME's {algorithm.estimator} advantage leaves the "
-            "penalty out",
-            "use loss",
-        )
-
-
-def kl_weight(recipe: Recipe) -> Iterator[Violation]:
-    if recipe.algorithm.kl_unbiased and not recipe.algorithm.kl_coef:
+    if algorithm.kl_unbiased and (not algorithm.kl_coef or algorithm.kl_in != "loss"):
         yield Violation(
             "algorithm.kl_unbiased",
-            "algorithm.kl_unbiased=true weighs a penalty that algorithm.kl_coef=0 leaves out",
-            "give a kl_coef, or set kl_unbiased to false",
+            f"algorithm.kl_unbiased=true weighs a penalty in the loss, which algorithm.kl_coef={algorithm.kl_coef:g} "
+            f"and algorithm.kl_in={algorithm.kl_in} leave out",
+            "give a kl_coef with kl_in=loss, or set kl_unbiased to false",
         )
 
 
@@ -47,6 +38,22 @@ def routing_replay(recipe: Recipe) -> Iterator[Violation]:
         )
 
 
+def constant_reduction(recipe: Recipe) -> Iterator[Violation]:
+    """`--custom-pg-loss-reducer-function-path` is called for the policy-gradient term alone (`loss.py`)."""
+    algorithm = recipe.algorithm
+    if algorithm.reduction != "constant":
+        return
+    others = {"kl_coef": algorithm.kl_coef * (algorithm.kl_in == "loss"), "entropy_coef": algorithm.entropy_coef}
+    for key, value in others.items():
+        if value:
+            yield Violation(
+                f"algorithm.{key}",
+                f"algorithm.{key}={value:g} beside algorithm.reduction=constant: SLiME reduces that term by "
+                "trajectory, so that the two would not be weighed against each other",
+                f"set {key} to 0, or use reduction=trajectory",
+            )
+
+
 def optimizer(recipe: Recipe) -> Iterator[Violation]:
     """SLiME always distributes the optimizer's states, and Megatron's Muon can't."""
     if recipe.optimizer.name != "adamw":
@@ -57,4 +64,4 @@ def optimizer(recipe: Recipe) -> Iterator[Violation]:
         )
 
 
-RULES = (kl_place, kl_weight, routing_replay, optimizer)
+RULES = (kl, constant_reduction, routing_replay, optimizer)

@@ -80,6 +80,13 @@ def fully_async(recipe: Recipe) -> Iterator[Violation]:
             "no groups",
             "write algorithm.group_filter='' or use rollout.schedule=async",
         )
+    if recipe.data.eval:
+        yield Violation(
+            "data.eval",
+            f"data.eval={','.join(recipe.data.eval)} can't be played: SLiME's rollout.schedule=fully_async does not "
+            "evaluate",
+            f"write {' '.join(f'~data.eval.{name}' for name in recipe.data.eval)}, or use rollout.schedule=async",
+        )
     if rollout.over_sampling or rollout.partial:
         key = "over_sampling" if rollout.over_sampling else "partial"
         yield Violation(

@@ -45,7 +45,10 @@ def mixture(recipe: Recipe) -> Iterator[Violation]:
         )
     elif architecture.family != "qwen3_moe" and any(sizes):
         yield Violation(
-            "model.architecture.experts", f"{architecture.family} models have no experts", "set all three sizes to 0"
+            "model.architecture.experts",
+            "model.architecture.experts={}, experts_per_token={} and expert_ffn={}, but ".format(*sizes)
+            + f"{architecture.family} models have no experts",
+            "set all three to 0",
         )
 
 

@@ -18,8 +18,9 @@ import torch
 
 from embedded.model import Qwen2
 from embedded.seed.demonstrations import demonstration
+from embedded.seed.gate import SPLITS, clean_share, gold_probability
 from embedded.seed.tokenizer import train_tokenizer
-from embedded.seed.train import SeedRun, gold_probability, new_model, train
+from embedded.seed.train import SeedRun, new_model, train
 from rollout.chat.tokenizer import load_tokenizer
 
 TOKENIZER_TEXTS = 4000
@@ -62,8 +63,9 @@ def _train(model: Qwen2, tokenizer: Any, run: SeedRun, out: Path, before: dict[s
     curve = before["curve"]
     for metrics in train(model, tokenizer, run):
         if metrics["step"] % GATE_EVERY == 0 or metrics["step"] == run.steps:
-            for split in ("train", "heldout", "unseen"):
+            for split in SPLITS:
                 metrics |= gold_probability(model, tokenizer, split)
+                metrics[f"{split}/clean"] = clean_share(model, tokenizer, split)
             save(out, model, tokenizer, {"runs": [*before["runs"], asdict(run)], "curve": [*curve, metrics]})
         if metrics["step"] % REPORT_EVERY == 0:
             curve.append(metrics)

@@ -6,18 +6,27 @@ import ast
 import hashlib
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import takewhile
+from types import FrameType
 from typing import Any
 
 from data_sources.embedded.arguments import draw
 from data_sources.embedded.bugs import Mutation, corruptions, mutations
 
 PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
+LARGEST = 4096  # bits of a number, items of a text or a list: what no call with an answer comes near
+_FILE = "<template>"
 _CALLS = 48  # calls tried per template; those that tell the most mutants apart become tests
+
+
+class RunawayError(Exception):
+    """A call's values grow without end, so that it would not come back."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,10 @@ def scrambled(rng: random.Random, template: FunctionTemplate, sites: int) -> Mut
     while True:
         chosen = rng.sample(single, min(sites, len(single)))
         source = _merged(template.source, [mutant.mutation.source for mutant in chosen])
-        found = _killed(template.name, [Mutation("corruption", source)], *_answers(template))
-        if found and source not in known:
-            return found[0]
+        with suppress(RunawayError), watched():
+            found = _killed(template.name, [Mutation("corruption", source)], *_answers(template))
+            if found and source not in known:
+                return found[0]
 
 
 def _merged(source: str, versions: Sequence[str]) -> str:
@@ -157,13 +167,40 @@ def _answers(template: FunctionTemplate) -> tuple[list[tuple[Any, ...]], list[st
 def compile_function(source: str) -> Callable[..., Any]:
     """The function `FN` of a template's source. Templates come with this package; nothing an agent wrote gets here."""
     namespace: dict[str, Any] = {}
-    exec(compile(source, "<template>", "exec"), namespace)
+    exec(compile(source, _FILE, "exec"), namespace)
     return namespace["FN"]  # type: ignore[no-any-return]
 
 
 def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """`repr` of what the function returns, or the name of what it raises. Templates cannot loop forever."""
+    """`repr` of what the function returns, or the name of what it raises. Templates and mutants cannot loop forever."""
     try:
         return repr(function(*ast.literal_eval(repr(arguments))))
     except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
         return type(error).__name__
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """In here, a call of a template's function whose values grow without end raises `RunawayError`.
+
+    What several exchanges make of a template may square a number, or append to the list it goes over, in each round.
+    """
+    before = sys.gettrace()
+    sys.settrace(_watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _watch(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+    """Looks at the variables of a template's function before each of its lines."""
+    if frame.f_code.co_filename != _FILE:
+        return None
+    if event == "line" and any(_size(value) > LARGEST for value in frame.f_locals.values()):
+        raise RunawayError
+    return _watch
+
+
+def _size(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else len(value) if isinstance(value, str | list) else 0

@@ -1,9 +1,10 @@
 """Demonstrations for the seed policy: the format of an episode, exact copying, and edits that are mostly wrong.
 
 Each is a transcript of the native agent on a training repository: look at the module, write it anew with one function
-changed, run the tests, submit. The change is the right one in `gold_share` of the cases and otherwise a random legal
-mutation, mostly of the failing function. So the policy learns to act and to copy but is mediocre at choosing: that is
-left for reinforcement learning. Only (function, bug) pairs, bug classes and names of the training split occur.
+changed, run the tests, try another change if they fail, submit. A change is the right one in `gold_share` of the cases
+and otherwise a random legal mutation, mostly of the failing function. So the policy learns to act and to copy but is
+mediocre at choosing: that is left for reinforcement learning. Only (function, bug) pairs, bug classes and names of the
+training split occur.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
-from data_sources.embedded.functions import Call, FunctionTemplate, compile_function, run_call
-from data_sources.embedded.repository import Repository
+from data_sources.embedded.functions import Call, FunctionTemplate, RunawayError, compile_function, run_call, watched
+from data_sources.embedded.repository import Function, Repository
 from data_sources.embedded.runtests import shorten
 from data_sources.embedded.tasks import draw_repository, draw_scrambled, failing_tests, statement
 from rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
 SCRAMBLED_SHARE = 0.7  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug
-GOLD_SHARE = 0.5
+GOLD_SHARE = 0.4
 IN_FAILING_FUNCTION = 0.8  # of the random edits
-RETRY_SHARE = 0.3  # of the failed first edits: try another
+MAX_EDITS = 3
+RETRY_SHARE = 0.7  # of the failed edits: try another
 SKIP_TESTS_SHARE = 0.1
 CACHED = 20_000
 
@@ -38,11 +40,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Edit:
-    """The buggy module's text after an edit; `template_source` is what that makes of function number `function`."""
+    """The module as an edit writes it, and what each of its functions' templates becomes by that."""
 
     text: str
-    function: int
-    template_source: str
+    sources: list[str]
 
 
 def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Part]:
@@ -54,32 +55,37 @@ def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Pa
 
 def play(rng: random.Random, script: Script, gold_share: float = GOLD_SHARE) -> None:
     """Write the policy's part of an opened transcript, with what each call shows."""
-    script.edit(_choose(rng, script, gold_share))
-    if rng.random() >= SKIP_TESTS_SHARE:
-        solved = script.run_tests()
-        if not solved and rng.random() < RETRY_SHARE:
-            script.edit(_choose(rng, script, gold_share))
-            script.run_tests()
+    for _ in range(MAX_EDITS):
+        script.edit(_choose(rng, script, gold_share))
+        if rng.random() < SKIP_TESTS_SHARE or script.run_tests() or rng.random() >= RETRY_SHARE:
+            break
     script.call("submit")
 
 
 def gold_edit(script: Script) -> Edit:
-    """What brings the buggy function, as it is now, to its right version."""
+    """The right version of the buggy function in the place of the wrong one."""
     index = script.repository.bug.function
     return script.rewrite(index, script.module.functions[index].template.source)
 
 
 def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
-    """The right fix in `gold_share` of the cases, else a random legal mutation of a function as it is."""
+    """The right fix in `gold_share` of the cases, else a random legal mutation of a function as it was looked at.
+
+    Never what the module is already, nor what would not come back from a test.
+    """
     if rng.random() < gold_share:
         return gold_edit(script)
     while True:
         index = script.repository.bug.function
         if rng.random() >= IN_FAILING_FUNCTION:
-            index = rng.randrange(len(script.sources))
-        by_class = _legal_edits(script.module.functions[index].template, script.sources[index])
-        if by_class:
-            return script.rewrite(index, rng.choice(by_class[rng.choice(sorted(by_class))]).source)
+            index = rng.randrange(len(script.buggy))
+        by_class = _legal_edits(script.module.functions[index].template, script.buggy[index])
+        if not by_class:
+            continue
+        source = rng.choice(by_class[rng.choice(sorted(by_class))]).source
+        edit = script.rewrite(index, source)
+        if edit.sources != script.sources and _comes_back(script.module.functions[index], source):
+            return edit
 
 
 @lru_cache(CACHED)
@@ -94,14 +100,18 @@ def _legal_edits(template: FunctionTemplate, source: str) -> dict[str, list[Muta
 
 
 class Script:
-    """Writes a transcript while keeping the buggy module's functions as the edits leave them."""
+    """Writes a transcript on one repository.
+
+    Of the buggy module it knows each function as it was looked at (`buggy`) and as the last edit left it (`sources`).
+    """
 
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
         self.parts: list[Part] = []
         self.module = repository.modules[repository.bug.module]
-        self.sources = [function.template.source for function in self.module.functions]
-        self.sources[repository.bug.function] = repository.bug.mutant.mutation.source
+        self.buggy = [function.template.source for function in self.module.functions]
+        self.buggy[repository.bug.function] = repository.bug.mutant.mutation.source
+        self.sources = list(self.buggy)
 
     @classmethod
     def draw(cls, rng: random.Random, split: str = "train", scrambled_share: float = 0.0) -> Script:
@@ -114,10 +124,10 @@ class Script:
         return script
 
     def rewrite(self, index: int, template_source: str) -> Edit:
-        """The edit that leaves the module as it is now, but for function `index` in a version of its template."""
-        sources = [*self.sources[:index], template_source, *self.sources[index + 1 :]]
+        """The edit that changes one function of the module as it was looked at to a version of its template."""
+        sources = [*self.buggy[:index], template_source, *self.buggy[index + 1 :]]
         functions = zip(self.module.functions, sources, strict=True)
-        return Edit("\n\n".join(function.render(source) for function, source in functions), index, template_source)
+        return Edit("\n\n".join(function.render(source) for function, source in functions), sources)
 
     def open(self, text: str) -> None:
         signatures = " ".join(f"{tool.spec.name}({', '.join(tool.spec.parameters)})" for tool in TOOLS)
@@ -139,7 +149,7 @@ class Script:
     def edit(self, edit: Edit) -> None:
         self.call("str_replace", path=self.module.path, new_str=edit.text.rstrip("\n"))
         self.show(f"Edited {self.module.path}")
-        self.sources[edit.function] = edit.template_source
+        self.sources = edit.sources
 
     def run_tests(self) -> bool:
         """Run every test on the functions as they are now; write the runner's output; say whether all passed."""
@@ -164,6 +174,15 @@ class Script:
         self.parts.append(Part(text, action=False))
 
 
+def _comes_back(function: Function, source: str) -> bool:
+    try:
+        for calls in function.tests.values():
+            _first_failure(source, calls)
+    except RunawayError:
+        return False
+    return True
+
+
 def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
     """What `runtests.py` says of the first call that goes wrong; None where all are right."""
     for call in calls:
@@ -177,4 +196,5 @@ def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
 
 @lru_cache(CACHED)
 def _answer(source: str, arguments: str) -> str:
-    return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own
+    with watched():
+        return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections import Counter
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from data_sources.embedded.names import PIECES
-from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
+from embedded.forward import MicroBatch, forward, micro_batches
 from embedded.model import Attention, Layer, ModelConfig, Qwen2
-from embedded.seed.demonstrations import GOLD_SHARE, Part, Script, demonstration, gold_edit
+from embedded.seed.demonstrations import GOLD_SHARE, Part, demonstration
 from embedded.train_data import TrainData
 from embedded.trainer import sum_gradients
 from embedded.workers import worker_count
@@ -48,7 +47,7 @@ ARCHITECTURE: dict[str, Any] = {
 class SeedRun:
     """Sizes of one supervised run. The learning rate is flat and falls linearly to zero over the last part."""
 
-    steps: int = 1950
+    steps: int = 3000
     tokens_per_step: int = 10_000
     matrix_lr: float = 0.02  # Muon's, for what is not an embedding
     lr: float = 4e-3  # AdamW's, for embeddings, norms and biases
@@ -194,23 +193,3 @@ def _sums(batch: Batch, micro: MicroBatch, loss_N: Tensor) -> Counter[str]:
             sums[kind] += loss
             sums[f"{kind}_tokens"] += 1
     return sums
-
-
-def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = 96) -> dict[str, float]:
-    """How likely the policy is to look at the right file (`view`) and then to make the very fix, on a split's tasks."""
-    transcripts = [_gold_transcript(random.Random(f"gate {split} {index}"), split) for index in range(count)]
-    data = pack(tokenizer, transcripts).data
-    taken = recompute_log_probs(model, data, 1.0, MICRO_BATCH, worker_count(torch.device("cpu")))
-    encode = tokenizer.backend_tokenizer.encode
-    totals = {"view": 0.0, "fix": 0.0}
-    for transcript, of_tokens in zip(transcripts, taken, strict=True):
-        shown, view, module, edit = (len(encode(part.text, add_special_tokens=False).ids) for part in transcript)
-        for name, start, length in (("view", shown, view), ("fix", shown + view + module, edit)):
-            totals[name] += math.exp(sum(of_tokens[start - 1 : start + length - 1]))
-    return {f"{split}/{name}": total / count for name, total in totals.items()}
-
-
-def _gold_transcript(rng: random.Random, split: str) -> list[Part]:
-    script = Script.draw(rng, split)
-    script.edit(gold_edit(script))
-    return script.parts[:4]

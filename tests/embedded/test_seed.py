@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 from data_sources.embedded.bugs import TRAINED_CLASSES
 from data_sources.embedded.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
 from data_sources.task import Task, TestOracle, Workspace
-from embedded.seed.demonstrations import SYSTEM_PROMPT, Part, Script, demonstration, play
+from embedded.model import Qwen2
+from embedded.seed.demonstrations import SYSTEM_PROMPT, Part, Script, demonstration, gold_edit, play
+from embedded.seed.gate import clean_share, is_clean
 from embedded.seed.tokenizer import SPECIAL_TOKENS
 from recipes.tiny_cpu import recipe
 from rollout.chat.parsers import parse
@@ -49,9 +51,32 @@ def test_the_checkpoint_is_small_and_loads_in_transformers() -> None:
 
 def test_the_gate_figures_are_recorded() -> None:
     training = json.loads((CHECKPOINT / "training.json").read_text())
+    (run,) = training["runs"]  # from random weights, in one run
     last = training["curve"][-1]
-    assert last["step"] == training["runs"][-1]["steps"]
-    assert last["heldout/view"] > 0.9
+    assert 0.9 * run["steps"] < last["step"] <= run["steps"]
+    assert last["heldout/view"] > 0.99
+    assert 0.2 < last["heldout/fix"] < 0.4  # able to, and mediocre at choosing
+
+
+@pytest.mark.slow
+def test_nine_of_ten_first_edits_change_one_function_at_most(tokenizer: object) -> None:
+    assert clean_share(Qwen2.load(CHECKPOINT), tokenizer, "heldout") >= 0.88
+
+
+def test_what_is_no_clean_edit() -> None:
+    script = Script.draw(random.Random(0))
+    after = gold_edit(script).text
+    turn = (
+        "<tool_call>\n<function={}>\n<parameter=path>\n{}\n</parameter>\n"
+        "<parameter=new_str>\n{}\n</parameter>\n</function>\n</tool_call>"
+    )
+    path = script.module.path
+    assert is_clean(turn.format("str_replace", path, after.rstrip("\n")), script)
+    assert not is_clean(turn.format("view", path, after), script)
+    assert not is_clean(turn.format("str_replace", f"not/{path}", after), script)
+    assert not is_clean(turn.format("str_replace", path, after + "\nx = 1"), script)
+    assert not is_clean(turn.format("str_replace", path, after + "\ndef"), script)
+    assert not is_clean("I give up.", script)
 
 
 def test_the_chat_template_is_proven_and_demonstrations_are_what_it_renders(tokenizer: object) -> None:

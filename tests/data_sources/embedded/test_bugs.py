@@ -3,11 +3,20 @@ from __future__ import annotations
 import ast
 import random
 import re
+import sys
 
 import pytest
 
 from data_sources.embedded.bugs import TRAINED_CLASSES, UNSEEN_CLASSES, mutations
-from data_sources.embedded.functions import compile_function, corrupted, run_call, scrambled, templates
+from data_sources.embedded.functions import (
+    RunawayError,
+    compile_function,
+    corrupted,
+    run_call,
+    scrambled,
+    templates,
+    watched,
+)
 
 SOURCE = '''def FN(XS, K=2):
     """Doc."""
@@ -96,3 +105,19 @@ def test_a_scramble_is_a_wrong_program_of_many_slips_and_no_tasks_bug() -> None:
         words = [re.findall(r"\w+|[^\w\s]+", source) for source in (template.source, scramble.mutation.source)]
         sizes.append(sum(a != b for a, b in zip(*words, strict=False)))
     assert sorted(sizes)[len(sizes) // 2] >= 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in range(x):\n        x += x * x",
+        "y = [x]\n    for i in y:\n        y.append(i)",
+        "y = 'a'\n    for i in range(x):\n        y += y",
+    ],
+)
+def test_a_call_whose_values_grow_without_end_is_stopped(body: str) -> None:
+    function = compile_function(f"def FN(x):\n    {body}\n    return x\n")
+    before = sys.gettrace()
+    with pytest.raises(RunawayError), watched():
+        run_call(function, (250,))
+    assert sys.gettrace() is before

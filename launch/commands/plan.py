@@ -1,0 +1,43 @@
+"""Say whether a recipe is legal, whether it fits, how long a step takes and what limits it; no GPU is needed.
+
+slime-swe plan recipe=qwen25_coder_7b
+slime-swe plan recipe=qwen25_coder_32b parallel.tp=4 cluster.nodes=2
+slime-swe plan recipe=qwen3_coder_30b_a3b --assume context=0.3 --assume turn_seconds=5
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
+from launch.config import assemble
+from launch.output import print_json
+from launch.plan.assumptions import assume
+from launch.plan.plan import make_plan
+from launch.plan.propose import propose
+from launch.plan.show import document, show
+
+REFUSED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe_arguments(parser)
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a figure that no recipe states, such as a measured one: see docs/planner.md",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 where the recipe can run, 1 where it can't."""
+    name, overrides = split_recipe(options.overrides)
+    recipe, assumed = assemble(name or DEFAULT_RECIPE, overrides), assume(options.assume)
+    plan, proposals = make_plan(recipe, assumed), propose(recipe, assumed)
+    if options.json:
+        print_json(document(plan, proposals))
+    else:
+        show(plan, proposals)
+    return 0 if plan.fits else REFUSED

@@ -1,0 +1,88 @@
+"""What the planner assumes where no recipe says it and no formula gives it; `--assume NAME=VALUE` changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recipes.base import RecipeError
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Numbers to replace by what a first run measures.
+
+    Of an episode:
+
+    context: its length at the end, as a share of `rollout.max_context`.
+    sampled: tokens that the policy sampled, as a share of that length.
+    turns: model calls, as a share of `rollout.max_turns`.
+    turn_seconds, grade_seconds: in the sandbox, for one model call's commands, and for grading.
+
+    Of machines:
+
+    mfu: share of the GPU's FLOP/s that training reaches; 0 takes the value of the GPU's kind.
+    prefill_mfu, decode_bandwidth: shares of FLOP/s and of memory bandwidth that serving reaches.
+    layer_latency: microseconds of one layer in a decoding step, however little there is to read.
+    prefill_chunk: tokens of one prefill pass.
+    skew: tokens of the busiest expert-parallel rank, over the mean.
+    context_gib, group_gib: GiB of a CUDA context with its libraries, and of one NCCL communicator.
+    trainer_rest, server_rest: GiB that a paused trainer keeps on a GPU (SLiME reports 3 to 5), and a paused server.
+    fragmentation: of what the allocator hands out and takes back, as a share of it.
+    margin: share of a GPU's memory, and of a machine's, to keep free: the formulae are no better than that, and Ray
+        kills workers of a machine that is 95 % full.
+    sync_rate: GB/s at which one node's engines receive weights. SLiME's co-located 30B-A3B takes 7 s for 61 GB.
+    pcie, host_bandwidth: GB/s of one GPU's link, and of one machine's memory.
+    sandbox_cpus, sandbox_gib: CPU cores that an open sandbox keeps busy on average, and its memory.
+    image_gib: of one task's container image beside the layers it shares; SWE-bench Verified is 240 GiB for 500.
+    process_gib, node_gib: machine memory of the processes of one GPU, and of everything else on a node.
+    """
+
+    context: float = 0.5
+    sampled: float = 0.3
+    turns: float = 0.5
+    turn_seconds: float = 2.0
+    grade_seconds: float = 60.0
+    mfu: float = 0.0
+    prefill_mfu: float = 0.4
+    decode_bandwidth: float = 0.6
+    layer_latency: float = 60.0
+    prefill_chunk: float = 8192
+    skew: float = 1.25
+    context_gib: float = 1.5
+    group_gib: float = 0.5
+    trainer_rest: float = 4.0
+    server_rest: float = 3.0
+    fragmentation: float = 0.05
+    margin: float = 0.05
+    sync_rate: float = 8.7
+    pcie: float = 25.0
+    host_bandwidth: float = 200.0
+    sandbox_cpus: float = 0.3
+    sandbox_gib: float = 2.0
+    image_gib: float = 0.5
+    process_gib: float = 12.0
+    node_gib: float = 16.0
+
+
+def assume(words: Iterable[str]) -> Assumptions:
+    """The assumptions with `NAME=VALUE` changes. Raises `RecipeError` for an unknown name or what is no number."""
+    names = [field.name for field in dataclasses.fields(Assumptions)]
+    changes = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in names:
+            raise RecipeError(f"--assume {word!r}: there is no assumption {name!r}. There are {', '.join(names)}")
+        changes[name] = _positive(word, value)
+    return dataclasses.replace(Assumptions(), **changes)
+
+
+def _positive(word: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise RecipeError(f"--assume {word!r}: {value!r} is not a number") from error
+    if not 0 <= number < float("inf"):
+        raise RecipeError(f"--assume {word!r}: {value!r} must be a number of at least 0")
+    return number

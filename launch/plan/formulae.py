@@ -1,0 +1,176 @@
+"""Bytes of the trainer's lasting tensors on one GPU and in one machine's memory. Pure arithmetic.
+
+The rest of the arithmetic is in `activations.py`, `serving.py` and `roofline.py`. Invariants, which tests hold:
+
+- what the GPUs hold of the weights adds up to the model, what is replicated counted once;
+- no size grows when a parallel size grows and the GPUs do so with it;
+- with one GPU of everything, weights are 2 bytes a parameter, gradients 4 and optimizer states 12: the 18 bytes a
+  parameter of Megatron-LM's `theoretical_memory_usage.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log
+
+from recipes.architecture import Architecture
+
+GIB = 2**30
+
+WEIGHT_BYTES = 2  # bf16
+GRADIENT_BYTES = 4  # fp32: --accumulate-allreduce-grads-in-fp32
+STATE_BYTES = 12  # fp32 master weight and AdamW's two moments
+
+PINNED_ROUNDING = 2 * log(2)
+"""PyTorch rounds a pinned allocation up to a power of two. Of sizes spread evenly on a logarithmic scale, the blocks
+add up to 2 ln 2 = 1.39 times what was asked for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the trainer's GPUs are grouped: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
+
+    gpus: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Copies of the model that see different episodes."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def edp(self) -> int:
+        """Copies of each expert."""
+        return self.gpus // (self.etp * self.ep * self.pp)
+
+    def is_whole(self, architecture: Architecture) -> bool:
+        """Whether the sizes divide what they must for any of the numbers here to mean something."""
+        sizes = (self.gpus, self.tp, self.pp, self.cp, self.ep, self.etp)
+        if min(sizes) < 1 or self.gpus % (self.tp * self.pp * self.cp) or architecture.layers % self.pp:
+            return False
+        return not architecture.experts or self.gpus % (self.etp * self.ep * self.pp) == 0
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Parameters that one GPU holds, of experts and of all else."""
+
+    dense: float
+    expert: float
+
+    @property
+    def parameters(self) -> float:
+        return self.dense + self.expert
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Rows of the embedding table in the trainer: a multiple of 128 x tp.
+
+    Source: Megatron-LM `training/tokenizer`, `_vocab_size_with_padding` with its default divisor.
+    """
+    return ceil(vocab / (128 * tp)) * 128 * tp
+
+
+def shard(architecture: Architecture, layout: Layout, stage: int) -> Shard:
+    """What one GPU of pipeline stage `stage` (from 0) holds.
+
+    Norms and routers are on every GPU of a tensor-parallel group. The first stage has the embedding table, the last one
+    the output projection: a copy of the table if they are tied and there are several stages, the table itself if there
+    is one. Source: Megatron-LM `core/models/gpt/gpt_model.py`.
+    """
+    layers = architecture.layers // layout.pp
+    first, last = stage == 0, stage == layout.pp - 1
+    table = padded_vocab(architecture.vocab, layout.tp) * architecture.hidden / layout.tp
+    tables = first + (last and not (first and architecture.tied))
+    dense = layers * _dense_layer(architecture, layout.tp) + tables * table + last * architecture.hidden
+    return Shard(dense=dense, expert=layers * expert_parameters(architecture) / (layout.ep * layout.etp))
+
+
+def expert_parameters(architecture: Architecture) -> int:
+    """Weights of all experts of one layer."""
+    return 3 * architecture.hidden * architecture.expert_ffn * architecture.experts
+
+
+def _dense_layer(architecture: Architecture, tp: int) -> float:
+    """Parameters of one layer, its experts left out, on one GPU of a tensor-parallel group."""
+    queries = architecture.heads * architecture.head_dim / tp
+    keys = architecture.kv_heads * architecture.head_dim / min(tp, architecture.kv_heads)
+    attention = architecture.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys) * architecture.qkv_bias
+    feed_forward = 0 if architecture.experts else 3 * architecture.hidden * architecture.ffn / tp
+    router = architecture.hidden * architecture.experts
+    norms = 2 * architecture.hidden + 2 * architecture.head_dim * architecture.qk_norm
+    return attention + feed_forward + router + norms
+
+
+def weight_bytes(held: Shard) -> float:
+    return WEIGHT_BYTES * held.parameters
+
+
+def gradient_bytes(held: Shard) -> float:
+    """One fp32 buffer for all gradients of a GPU.
+
+    Source: Megatron-LM `core/distributed/param_and_grad_buffer.py`; the distributed optimizer shards what is updated,
+    not this buffer.
+    """
+    return GRADIENT_BYTES * held.parameters
+
+
+def owned(held: Shard, layout: Layout) -> float:
+    """Parameters that one GPU updates under the distributed optimizer, which SLiME always uses.
+
+    The dense ones are shared out over data and context parallel ranks, experts over the ranks that hold the same ones.
+    Source: Megatron-LM `core/optimizer/distrib_optimizer.py`; ZeRO-1, Rajbhandari et al. 2020.
+    """
+    return held.dense / (layout.dp * layout.cp) + (held.expert / layout.edp if held.expert else 0.0)
+
+
+def optimizer_bytes(held: Shard, layout: Layout, *, offload: bool) -> float:
+    """Optimizer states on the GPU; none when they are kept and stepped in the machine's memory.
+
+    Source: SLiME's `--optimizer-cpu-offload --use-precision-aware-optimizer`, with Megatron-LM's default fraction of 1.
+    """
+    return 0.0 if offload else STATE_BYTES * owned(held, layout)
+
+
+def host_state_bytes(held: Shard, layout: Layout, *, offload: bool, paused: bool) -> float:
+    """Optimizer states of one GPU in the machine's memory.
+
+    Offloaded: fp32 master weight and two moments, and a pinned fp32 copy of the gradient (Megatron-LM
+    `core/optimizer/cpu_offloading/hybrid_optimizer.py`). Not offloaded but paused while the server has the GPU:
+    torch_memory_saver's copy of the states.
+    """
+    updated = owned(held, layout)
+    if offload:
+        return updated * (STATE_BYTES + GRADIENT_BYTES * PINNED_ROUNDING)
+    return updated * STATE_BYTES if paused else 0.0
+
+
+def host_weight_bytes(held: Shard, *, reference: bool) -> float:
+    """Pinned bf16 copies of one GPU's weights: the actor's, and the reference's where there is a KL penalty.
+
+    Source: SLiME `utils/tensor_backper.py`, which every trainer uses, co-located or not.
+    """
+    return WEIGHT_BYTES * held.parameters * PINNED_ROUNDING * (2 if reference else 1)
+
+
+def sync_buffer_bytes(architecture: Architecture, buffer: int) -> float:
+    """GPU memory of one step of SLiME's weight synchronisation.
+
+    A bucket is at most `buffer` bytes or one whole tensor, of which the embedding table is the largest; it is there
+    three times: as gathered parts, joined, and flattened for the server. Source: SLiME
+    `update_weight/hf_weight_iterator_direct.py` and `update_weight_from_tensor.py`.
+    """
+    largest = WEIGHT_BYTES * max(
+        architecture.vocab * architecture.hidden,
+        0 if architecture.experts else 2 * architecture.hidden * architecture.ffn,
+    )
+    return 3.0 * max(buffer, largest)
+
+
+def checkpoint_bytes(architecture: Architecture) -> float:
+    """One checkpoint on disk: weights and optimizer states."""
+    return (WEIGHT_BYTES + STATE_BYTES) * architecture.parameters

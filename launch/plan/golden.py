@@ -1,0 +1,81 @@
+"""The plans of all GPU recipes as one Markdown page: `python -m launch.plan.golden > docs/plans.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from launch.plan.formulae import GIB
+from launch.plan.memory import cache_tokens
+from launch.plan.plan import make_plan
+from launch.plan.result import Budget, Plan, Timing
+from recipes.base import Recipe
+from recipes.registry import RECIPES, load_recipe
+
+HEAD = """# Plans of the recipes
+
+What [`slime-swe plan`](planner.md) computes for each recipe that wants GPUs: estimates, none of them measured. Made
+by `python -m launch.plan.golden > docs/plans.md`; a test compares, so that what a change of recipe or formula does is
+seen in review.
+"""
+
+LASTING = ("weights", "gradients", "optimizer states", "activations")
+PEAKS = ("logits", "one layer's backward pass")
+
+Cells = Callable[[Recipe, Plan, Timing], tuple[str, ...]]
+
+
+def page() -> str:
+    """The whole text."""
+    room = ("GPUs", "tp, pp, cp, ep", "training", "serving", "machine", "cache of an engine, tokens")
+    parts = (*LASTING, "logits or one layer", "the rest")
+    step = ("rollout", "training", "step", "M tokens", "training tokens/s/GPU", "binds")
+    return "\n".join(
+        (
+            HEAD,
+            *_table("Memory: GiB of a GPU, and of a machine", room, _room),
+            *_table("Training memory by component: GiB of a GPU", parts, _parts),
+            *_table("One step: seconds", step, _step),
+        )
+    )
+
+
+def _table(title: str, headings: Iterable[str], cells: Cells) -> Iterator[str]:
+    columns = ("recipe", *headings)
+    yield from (f"## {title}", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}")
+    for recipe in map(load_recipe, RECIPES):
+        plan = make_plan(recipe)
+        if plan.timing is not None:
+            yield f"| {' | '.join((recipe.name, *cells(recipe, plan, plan.timing)))} |"
+    yield ""
+
+
+def _room(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
+    parallel = recipe.parallel
+    sizes = f"{parallel.tp}, {parallel.pp}, {parallel.cp}, {parallel.ep}"
+    full = (
+        f"{_gib(budget)} of {budget.capacity / GIB:.0f}"
+        for budget in map(plan.budget, ("training", "serving", "machine"))
+    )
+    return (plan.hardware, sizes, *full, f"{cache_tokens(recipe)}")
+
+
+def _parts(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
+    budget = plan.budget("training")
+    found = {part.name: part.bytes for part in budget.components}
+    peak = sum(found.pop(name, 0.0) for name in PEAKS)
+    lasting = [found.pop(name) for name in LASTING]
+    return tuple(f"{size / GIB:.1f}" for size in (*lasting, peak, sum(found.values())))
+
+
+def _step(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
+    seconds = (timing.rollout_seconds, timing.training_seconds, timing.seconds)
+    binds = plan.binds[-1].removeprefix("time: ")
+    return (*(f"{figure:.0f}" for figure in seconds), f"{timing.tokens / 1e6:.1f}", f"{timing.train_rate:.0f}", binds)
+
+
+def _gib(budget: Budget) -> str:
+    return f"{budget.bytes / GIB:.1f}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,189 @@
+"""A recipe -> its budgets: a GPU in training, serving and weight synchronisation, a machine, and its disk."""
+
+from __future__ import annotations
+
+from launch.plan import activations, formulae, serving
+from launch.plan.assumptions import Assumptions
+from launch.plan.formulae import GIB, Layout
+from launch.plan.gpus import GPUS
+from launch.plan.result import Budget, Component
+from launch.plan.serving import Engine
+from recipes.base import Recipe
+
+WITHOUT_IMAGES = ("local", "bubblewrap", "subprocess")  # sandboxes that use the machine's own files
+SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
+
+
+def layout_of(recipe: Recipe) -> Layout:
+    parallel = recipe.parallel
+    return Layout(
+        gpus=recipe.cluster.train_gpus,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        cp=parallel.cp,
+        ep=parallel.ep,
+        etp=parallel.etp,
+    )
+
+
+def engine_of(recipe: Recipe) -> Engine:
+    return Engine(gpus=max(recipe.serving.gpus_per_engine, 1), dp_attention=recipe.serving.dp_attention)
+
+
+def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:
+    """All of them; no serving GPUs where SGLang servers run already."""
+    served = () if recipe.serving.external_engines else (_serving(recipe, assumed), _synchronising(recipe, assumed))
+    return (_training(recipe, assumed), *served, _machine(recipe, assumed), _disk(recipe, assumed))
+
+
+def cache_pool(recipe: Recipe) -> float:
+    """Bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less the weights.
+
+    Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
+    """
+    static = recipe.serving.mem_fraction * _gpu_bytes(recipe)
+    return static - serving.weight_bytes(recipe.model.architecture, engine_of(recipe))
+
+
+def cache_tokens(recipe: Recipe) -> int:
+    """Tokens that one engine's KV cache holds."""
+    return serving.capacity(recipe.model.architecture, engine_of(recipe), cache_pool(recipe))
+
+
+def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
+    """The fullest pipeline stage."""
+    stages = (_stage(recipe, assumed, stage) for stage in range(recipe.parallel.pp))
+    return max(stages, key=lambda budget: budget.bytes)
+
+
+def _stage(recipe: Recipe, assumed: Assumptions, stage: int) -> Budget:
+    lasting = _lasting(recipe, stage)
+    passing = _passing(recipe, assumed, stage)
+    slack = assumed.fragmentation * sum(part.bytes for part in passing)
+    parts = [*lasting, *passing, Component("fragmentation", slack, f"{assumed.fragmentation:.0%} of activations")]
+    parts.append(_context(layout_of(recipe), assumed))
+    if recipe.cluster.colocate:
+        parts.append(Component("paused server", assumed.server_rest * GIB, "co-located"))
+    where = f", stage {stage + 1} of {recipe.parallel.pp}" if recipe.parallel.pp > 1 else ""
+    return Budget(f"training{where}", _gpu_bytes(recipe), tuple(parts), assumed.margin)
+
+
+def _lasting(recipe: Recipe, stage: int) -> list[Component]:
+    layout, offload = layout_of(recipe), recipe.optimizer.cpu_offload
+    held = formulae.shard(recipe.model.architecture, layout, stage)
+    states = "in the machine's memory" if offload else f"fp32, shared by {gpus(layout.dp * layout.cp)}"
+    if held.expert and not offload:
+        states += f", experts by {layout.edp}"
+    return [
+        Component("weights", formulae.weight_bytes(held), f"bf16, {held.parameters / 1e9:.2f} B parameters"),
+        Component("gradients", formulae.gradient_bytes(held), "fp32"),
+        Component("optimizer states", formulae.optimizer_bytes(held, layout, offload=offload), states),
+    ]
+
+
+def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component]:
+    """Activations that are kept, and the larger of what the loss and one layer's backward pass need for a moment."""
+    model, layout, parallel = recipe.model.architecture, layout_of(recipe), recipe.parallel
+    tokens, recompute = parallel.max_tokens_per_gpu, parallel.recompute
+    kept = activations.saved_bytes(
+        model, layout, tokens, recompute=recompute, stage=stage, in_flight=layout.pp - stage, skew=assumed.skew
+    )
+    work = activations.workspace_bytes(model, layout, tokens, recompute=recompute, skew=assumed.skew)
+    peak = Component("one layer's backward pass", work, f"{tokens} tokens")
+    if stage == layout.pp - 1:
+        loss = activations.logits_bytes(
+            model,
+            layout,
+            tokens,
+            entropy=recipe.algorithm.entropy_coef != 0,
+            scaled=recipe.rollout.temperature != 1,
+        )
+        peak = max(peak, Component("logits", loss, f"fp32, {tokens} tokens"), key=lambda part: part.bytes)
+    return [Component("activations", kept, f"{tokens} tokens, recompute {recompute}"), peak]
+
+
+def _context(layout: Layout, assumed: Assumptions) -> Component:
+    sizes = (layout.gpus, layout.tp, layout.pp, layout.cp, layout.dp, layout.ep, layout.etp)
+    groups = sum(size > 1 for size in sizes)
+    total = assumed.context_gib + groups * assumed.group_gib
+    return Component("CUDA and NCCL", total * GIB, f"{groups} communicators")
+
+
+def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
+    tokens, most = cache_tokens(recipe), recipe.rollout.max_context
+    cache = Component(
+        "KV cache", max(cache_pool(recipe), 0.0), f"{tokens} tokens an engine, {tokens // most} full episodes"
+    )
+    parts = [_served_weights(recipe), cache, _runtime(recipe, assumed)]
+    if recipe.cluster.colocate:
+        parts.append(Component("paused trainer", assumed.trainer_rest * GIB, "co-located"))
+    return Budget("serving", _gpu_bytes(recipe), tuple(parts), assumed.margin)
+
+
+def _served_weights(recipe: Recipe) -> Component:
+    engine = engine_of(recipe)
+    held = serving.weight_bytes(recipe.model.architecture, engine)
+    return Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine")
+
+
+def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
+    needed = serving.runtime_bytes(recipe.model.architecture, engine_of(recipe), int(assumed.prefill_chunk))
+    return Component("CUDA graphs and workspace", needed, f"prefill of {assumed.prefill_chunk:.0f} tokens")
+
+
+def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
+    """Co-located, the server has its weights but no cache yet; else the trainer has all that lasts."""
+    buffers = formulae.sync_buffer_bytes(recipe.model.architecture, SYNC_BUFFER)
+    parts = [Component("buffers", buffers, "three times the largest tensor or 512 MiB")]
+    if recipe.cluster.colocate:
+        parts += [_served_weights(recipe), _runtime(recipe, assumed)]
+        parts.append(Component("paused trainer", assumed.trainer_rest * GIB, "co-located"))
+        return Budget("weight synchronisation", _gpu_bytes(recipe), tuple(parts), assumed.margin)
+    stages = [_lasting(recipe, stage) for stage in range(recipe.parallel.pp)]
+    parts += max(stages, key=lambda found: sum(part.bytes for part in found))
+    return Budget(
+        "weight synchronisation", _gpu_bytes(recipe), (*parts, _context(layout_of(recipe), assumed)), assumed.margin
+    )
+
+
+def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
+    """Memory of the machine that the rollout manager runs on: sandboxes of the backend `local` and of containers do so
+    too. Each of its GPUs is charged as the fullest stage is."""
+    model, layout, count = recipe.model.architecture, layout_of(recipe), recipe.cluster.gpus_per_node
+    offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
+    held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
+    states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
+    copies = max(formulae.host_weight_bytes(part, reference=reference) for part in held)
+    sandboxes = recipe.rollout.sandbox_concurrency
+    parts = (
+        Component("optimizer states", count * states, "offloaded" if offload else "while the server has the GPUs"),
+        Component("copies of the weights", count * copies, "pinned, the reference's too" if reference else "pinned"),
+        Component("processes", (count * assumed.process_gib + assumed.node_gib) * GIB, f"of {count} GPUs, and Ray"),
+        Component("sandboxes", sandboxes * assumed.sandbox_gib * GIB, f"{sandboxes} at {assumed.sandbox_gib:g} GiB"),
+    )
+    return Budget("machine", recipe.cluster.memory_per_node * GIB, parts, assumed.margin)
+
+
+def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
+    """One node's disk, if all lies there: images of one rollout's tasks, the model twice, one checkpoint."""
+    model = recipe.model.architecture
+    tasks = 0 if recipe.rollout.sandbox in WITHOUT_IMAGES else sampled_tasks(recipe)
+    parts = (
+        Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
+        Component("model", 2 * formulae.WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
+        Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
+    )
+    return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
+
+
+def sampled_tasks(recipe: Recipe) -> int:
+    """Tasks that a rollout samples, at least."""
+    return max(recipe.rollout.over_sampling, recipe.rollout.batch_size)
+
+
+def gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _gpu_bytes(recipe: Recipe) -> float:
+    return GPUS[recipe.cluster.gpu].memory * GIB

@@ -1,0 +1,120 @@
+"""What a plan says. Bytes, seconds, tokens; nothing here computes more than sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from launch.plan.assumptions import Assumptions
+from launch.plan.formulae import GIB
+from recipes.violation import Violation
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of a budget, in bytes; `detail` says in a few words what it depends on."""
+
+    name: str
+    bytes: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one GPU or one machine must hold at once, and the bytes that it has, of which `margin` is to stay free."""
+
+    name: str
+    capacity: float
+    components: tuple[Component, ...]
+    margin: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.components)
+
+    @property
+    def excess(self) -> float:
+        """Bytes too many; negative where there is room."""
+        return self.bytes - (1 - self.margin) * self.capacity
+
+    @property
+    def fits(self) -> bool:
+        return self.excess <= 0
+
+    @property
+    def largest(self) -> Component:
+        return max(self.components, key=lambda part: part.bytes)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.bytes / GIB:.1f} of {self.capacity / GIB:.1f} GiB"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step, in seconds, and what sets them."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One step: a rollout, and training on it.
+
+    rollout, training: their phases, in order. overlap: they run at the same time, and a step takes the longer one.
+    episodes, tokens: that a step trains on. cost: of a step, in the currency of `cluster.gpu_hour_price`.
+    train_rate, sample_rate: tokens/s of one GPU, while training and while sampling.
+    """
+
+    rollout: tuple[Phase, ...]
+    training: tuple[Phase, ...]
+    overlap: bool
+    episodes: int
+    tokens: float
+    train_rate: float
+    sample_rate: float
+    gpus: int
+    gpu_hour_price: float
+
+    @property
+    def rollout_seconds(self) -> float:
+        return sum(phase.seconds for phase in self.rollout)
+
+    @property
+    def training_seconds(self) -> float:
+        return sum(phase.seconds for phase in self.training)
+
+    @property
+    def seconds(self) -> float:
+        both = self.rollout_seconds, self.training_seconds
+        return max(both) if self.overlap else sum(both)
+
+    @property
+    def cost(self) -> float:
+        return self.gpus * self.gpu_hour_price * self.seconds / 3600
+
+
+@dataclass(frozen=True)
+class Plan:
+    """recipe, hardware: in words. problems: why it can't run; empty if it can. binds: what limits the run.
+
+    budgets, timing: empty and None where the layout makes no sense; a recipe without GPUs has no timing.
+    """
+
+    recipe: str
+    hardware: str
+    problems: tuple[Violation, ...]
+    budgets: tuple[Budget, ...] = ()
+    timing: Timing | None = None
+    binds: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    assumptions: Assumptions = field(default_factory=Assumptions)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the recipe is legal, and has the memory that it needs."""
+        return not self.problems
+
+    def budget(self, name: str) -> Budget:
+        """`training`, `serving`, `weight synchronisation`, `machine` or `disk`; of a pipeline, the fullest stage."""
+        return next(budget for budget in self.budgets if budget.name.partition(",")[0] == name)

@@ -1,0 +1,128 @@
+"""A plan for people, at most 100 columns wide, and as one JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from launch.plan.formulae import GIB
+from launch.plan.propose import Proposal
+from launch.plan.result import Budget, Plan, Timing
+from launch.text import duration
+
+WIDTH = 100
+
+
+def show(plan: Plan, proposals: Sequence[Proposal], console: Console | None = None) -> None:
+    console = console or _console()
+    verdict = "it is legal and fits" if plan.fits else f"it can't run as it is: {len(plan.problems)} problem(s)"
+    console.print(f"[bold]{escape(plan.recipe)}[/] on {escape(plan.hardware)}: {verdict}", highlight=False)
+    if plan.budgets:
+        console.print(_memory(plan.budgets))
+    if plan.timing is not None:
+        console.print(_time(plan.timing))
+    for line in (*_summary(plan), *_problems(plan)):
+        console.print(line, highlight=False)
+    for line in _proposals(plan, proposals):
+        console.print(line, highlight=False, soft_wrap=True)  # to paste
+
+
+def _console() -> Console:
+    """A terminal's own width up to `WIDTH`; `WIDTH` where the output goes elsewhere."""
+    console = Console()
+    return Console(width=min(console.width, WIDTH) if console.is_terminal else WIDTH)
+
+
+def document(plan: Plan, proposals: Sequence[Proposal]) -> dict[str, Any]:
+    """Bytes and seconds, with the sums that `show` shows."""
+    found = dataclasses.asdict(plan)
+    found["fits"] = plan.fits
+    found["budgets"] = [_budget(budget) for budget in plan.budgets]
+    if plan.timing is not None:
+        timing = plan.timing
+        found["timing"] |= {
+            "rollout_seconds": timing.rollout_seconds,
+            "training_seconds": timing.training_seconds,
+            "seconds": timing.seconds,
+            "cost": timing.cost,
+        }
+    found["proposals"] = [list(proposal.overrides) for proposal in proposals]
+    return found
+
+
+def _budget(budget: Budget) -> dict[str, Any]:
+    return {**dataclasses.asdict(budget), "bytes": budget.bytes, "fits": budget.fits}
+
+
+def _memory(budgets: Sequence[Budget]) -> Table:
+    table = _table("Memory", "GiB", "")
+    for budget in budgets:
+        share = budget.bytes / budget.capacity
+        style = "bold" if budget.fits else "bold red"
+        table.add_row(
+            budget.name, f"{budget.bytes / GIB:.1f}", f"of {budget.capacity / GIB:.1f}, {share:.0%}", style=style
+        )
+        for part in sorted(budget.components, key=lambda part: -part.bytes):
+            if part.bytes:
+                table.add_row(f"  {part.name}", f"{part.bytes / GIB:.1f}", escape(part.detail))
+    return table
+
+
+def _time(timing: Timing) -> Table:
+    table = _table("Time of a step", "seconds", "")
+    halves = (
+        ("rollout", timing.rollout, timing.rollout_seconds),
+        ("training", timing.training, timing.training_seconds),
+    )
+    for name, phases, seconds in halves:
+        table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step", style="bold")
+        for phase in phases:
+            if phase.seconds >= 0.05:
+                table.add_row(f"  {phase.name}", f"{phase.seconds:.1f}", escape(phase.detail))
+    how = "both at once: the longer one" if timing.overlap else "one after the other"
+    table.add_row("step", f"{timing.seconds:.0f}", f"{duration(timing.seconds)}, {how}", style="bold")
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False, title_justify="left")
+    table.add_column(title, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    return table
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    if plan.timing is not None:
+        timing = plan.timing
+        cost = f", cost {timing.cost:.2f}" if timing.cost else ""
+        yield (
+            f"{timing.episodes} episodes and {timing.tokens / 1e6:.1f} M tokens a step{cost}; on each GPU "
+            f"{timing.train_rate:.0f} tokens/s while training, {timing.sample_rate:.0f} sampled tokens/s in a rollout"
+        )
+    yield from (f"[bold]binds[/]  {escape(line)}" for line in plan.binds)
+    yield from (f"[bold]note[/]   {escape(line)}" for line in plan.notes)
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    for problem in plan.problems:
+        yield f"[bold red]{escape(problem.field)}[/]  {escape(str(problem))}"
+
+
+def _proposals(plan: Plan, proposals: Sequence[Proposal]) -> Iterator[str]:
+    if plan.fits:
+        return
+    if not proposals:
+        yield "No change of layout, recomputation, offloading, memory shares or nodes that was tried makes it run."
+        return
+    yield "[bold]What would run[/], nearest first:"
+    for proposal in proposals:
+        timing = proposal.plan.timing
+        step = f"   # a step in {duration(timing.seconds)}, {proposal.plan.hardware}" if timing else ""
+        yield f"  {escape(' '.join(proposal.overrides))}{escape(step)}"

@@ -1,0 +1,283 @@
+"""Plans of whole recipes: what is refused and how it is said, what is proposed, and what the recipes' plans are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.config import assemble
+from launch.plan import golden
+from launch.plan.assumptions import Assumptions, assume
+from launch.plan.plan import burden, make_plan
+from launch.plan.propose import propose
+from recipes.base import RecipeError
+from recipes.registry import RECIPES, load_recipe
+
+ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
+DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b"
+PLANS = Path(__file__).parents[3] / "docs" / "plans.md"
+
+
+def plan(name, *overrides, **assumed):
+    return make_plan(assemble(name, overrides), Assumptions(**assumed))
+
+
+def test_there_are_gpu_recipes():
+    assert {"qwen25_coder_1_5b", DENSE, LARGE, MIXTURE} <= set(ON_GPUS)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_legal_and_fits(name):
+    assert make_plan(load_recipe(name)).problems == ()
+
+
+def test_the_committed_plans_are_those_of_the_recipes():
+    assert PLANS.read_text(encoding="utf-8") == golden.page(), (
+        "recipes or formulae changed what is planned: look at the difference, then "
+        "`python -m launch.plan.golden > docs/plans.md`"
+    )
+
+
+REFUSED = {
+    "heads that tp does not divide": (DENSE, ["parallel.tp=3"], "parallel.tp"),
+    "layers that pp does not divide": (DENSE, ["parallel.pp=8"], "parallel.pp"),
+    "more GPUs in a group than there are": (LARGE, ["cluster.nodes=1"], "parallel.tp"),
+    "experts of a dense model": (DENSE, ["parallel.ep=8"], "parallel.ep"),
+    "experts that ep does not divide": (MIXTURE, ["parallel.ep=3"], "parallel.ep"),
+    "an episode longer than a micro-batch": (
+        DENSE,
+        ["parallel.max_tokens_per_gpu=4096"],
+        "parallel.max_tokens_per_gpu",
+    ),
+    "a context that the model was not made for": (DENSE, ["rollout.max_context=65536"], "rollout.max_context"),
+    "a step that copies can't share": (
+        DENSE,
+        ["rollout.batch_size=33", "rollout.samples_per_task=1"],
+        "rollout.batch_size",
+    ),
+    "an unknown GPU": (DENSE, ["cluster.gpu=B200"], "cluster.gpu"),
+    "engines that don't fill the GPUs": (DENSE, ["serving.gpus_per_engine=3"], "serving.gpus_per_engine"),
+    "sampling ahead on the trainer's GPUs": (DENSE, ["rollout.schedule=async"], "rollout.schedule"),
+    "optimizer states on one node": (
+        LARGE,
+        ["cluster.nodes=1", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768"],
+        "optimizer.cpu_offload",
+    ),
+    "nothing recomputed": (
+        LARGE,
+        ["parallel.recompute=none", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768"],
+        "parallel.recompute",
+    ),
+    "selective recomputation": (
+        LARGE,
+        ["parallel.recompute=selective", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768"],
+        "parallel.recompute",
+    ),
+    "logits of long micro-batches": (
+        "qwen25_coder_1_5b",
+        ["parallel.max_tokens_per_gpu=131072"],
+        "parallel.max_tokens_per_gpu",
+    ),
+    "weights of 32 B on two GPUs a copy": (
+        LARGE,
+        ["parallel.tp=2", "parallel.cp=8", "parallel.max_tokens_per_gpu=4096"],
+        "parallel.tp",
+    ),
+    "a small GPU": (DENSE, ["cluster.gpu=A100-40GB", "parallel.tp=1", "parallel.cp=8"], "parallel.tp"),
+    "all memory for the server": (DENSE, ["serving.mem_fraction=0.97"], "serving.mem_fraction"),
+    "no cache": (LARGE, ["serving.gpus_per_engine=1", "serving.mem_fraction=0.75"], "serving.mem_fraction"),
+    "no cache at any share": (
+        LARGE,
+        ["serving.gpus_per_engine=1", "serving.mem_fraction=0.8"],
+        "serving.gpus_per_engine",
+    ),
+    "a small machine": (MIXTURE, ["cluster.memory_per_node=512"], "cluster.memory_per_node"),
+    "a small disk": (LARGE, ["cluster.disk_per_node=256"], "cluster.disk_per_node"),
+    "a large model on a laptop": (
+        "tiny_cpu",
+        ["model.architecture.hidden=4096", "model.architecture.layers=32", "model.architecture.ffn=16384"],
+        "cluster.memory_per_node",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "overrides", "field"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_the_field_and_a_fix(name, overrides, field):
+    found = plan(name, *overrides)
+    assert not found.fits
+    said = {problem.field: problem for problem in found.problems}
+    assert field in said, found.problems
+    key = field if field != "parallel.max_tokens_per_gpu" else "tokens"
+    assert key.rsplit(".", 1)[-1] in str(said[field]) or "GiB" in said[field].message
+    assert len(said[field].fix) > 3
+
+
+def test_all_problems_are_named_not_the_first():
+    fields = {
+        problem.field
+        for problem in plan(MIXTURE, "parallel.tp=3", "parallel.ep=3", "serving.gpus_per_engine=3").problems
+    }
+    assert {"parallel.tp", "parallel.ep", "serving.gpus_per_engine"} <= fields
+
+
+def test_a_layout_that_is_none_has_no_numbers():
+    found = plan(DENSE, "parallel.tp=3")
+    assert found.budgets == ()
+    assert found.timing is None
+
+
+def test_a_recipe_without_gpus_gets_a_short_answer():
+    found = make_plan(load_recipe("tiny_cpu"))
+    assert found.fits
+    assert found.timing is None
+    assert [budget.name for budget in found.budgets] == ["machine"]
+
+
+# What is known to run, and not to
+
+
+def test_32b_on_one_node_wants_its_optimizer_offloaded():
+    one_node = ("cluster.nodes=1", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768")
+    assert not plan(LARGE, *one_node).fits
+    assert plan(LARGE, *one_node, "optimizer.cpu_offload=true").fits
+
+
+def test_30b_a3b_as_in_slimes_own_script():
+    """tp 4, ep 8, full recomputation, 20,480 tokens, CPU Adam, engines of 8 GPUs at 0.7: it is published as running on
+    8 x H100."""
+    script = ["parallel.cp=1", "parallel.max_tokens_per_gpu=20480", "rollout.max_context=20480"]
+    script += ["serving.gpus_per_engine=8", "serving.ep=8", "serving.dp_attention=false", "serving.mem_fraction=0.7"]
+    found = plan(MIXTURE, *script)
+    assert found.fits
+    assert not plan(MIXTURE, *script, "optimizer.cpu_offload=false").fits
+
+
+# Proposals
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "first"),
+    [
+        (
+            LARGE,
+            ["cluster.nodes=1", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768"],
+            {"optimizer.cpu_offload=true"},
+        ),
+        (DENSE, ["serving.mem_fraction=0.97"], {"serving.mem_fraction=0.85"}),
+        (DENSE, ["parallel.tp=3"], {"parallel.tp=4"}),
+    ],
+)
+def test_the_nearest_change_comes_first(name, overrides, first):
+    recipe = assemble(name, overrides)
+    proposals = propose(recipe, Assumptions())
+    assert set(proposals[0].overrides) == first
+
+
+@pytest.mark.parametrize(("name", "overrides", "field"), REFUSED.values(), ids=REFUSED)
+def test_proposals_run(name, overrides, field):
+    for proposal in propose(assemble(name, overrides), Assumptions()):
+        pasted = assemble(name, [*overrides, *proposal.overrides])
+        pasted.validate()
+        assert make_plan(pasted).fits
+        assert burden(pasted, Assumptions()) == 0
+
+
+def test_nothing_is_proposed_for_what_fits_or_for_what_no_layout_cures():
+    assert propose(load_recipe(DENSE), Assumptions()) == ()
+    assert propose(assemble(DENSE, ["cluster.gpu=B200"]), Assumptions()) == ()
+
+
+# Time
+
+
+def test_phases_add_up_to_a_step_or_overlap():
+    timing = plan(DENSE).timing
+    assert timing.seconds == timing.rollout_seconds + timing.training_seconds
+    ahead = plan(DENSE, "rollout.schedule=async", "cluster.colocate=false", "cluster.rollout_gpus=8").timing
+    assert ahead.seconds == max(ahead.rollout_seconds, ahead.training_seconds)
+
+
+def test_cost_is_gpu_hours_times_their_price():
+    timing = plan(DENSE, "cluster.gpu_hour_price=2.5").timing
+    assert timing.cost == pytest.approx(8 * 2.5 * timing.seconds / 3600)
+    assert plan(DENSE).timing.cost == 0
+
+
+def test_training_time_follows_from_flops():
+    timing = plan(DENSE, mfu=0.5).timing
+    model = load_recipe(DENSE).model.architecture
+    per_token = 8 * (model.parameters - model.vocab * model.hidden) + 8 * 28 * 28 * 128 * 16384
+    assert timing.training[0].seconds == pytest.approx(timing.tokens * per_token / (8 * 989e12 * 0.5))
+
+
+def test_the_reference_and_more_steps_cost_forward_passes():
+    def forwards(*overrides):
+        phases = {phase.name: phase.seconds for phase in plan(DENSE, *overrides).timing.training}
+        return phases["log-probabilities"] / phases["train"]
+
+    assert forwards() == 0  # one step on a rollout: the training pass gives them
+    assert forwards("algorithm.kl_coef=0.01") == pytest.approx(1 / 4)  # forward, again, and backward
+    assert forwards("algorithm.kl_coef=0.01", "algorithm.steps_per_rollout=2") == pytest.approx(2 / 4)
+
+
+def test_what_holds_the_episodes_in_flight_is_named():
+    def reason(*overrides):
+        return plan(DENSE, *overrides).timing.rollout[0].detail
+
+    assert "rollout.sandbox_concurrency" in reason("rollout.sandbox_concurrency=8")
+    assert "serving.concurrency" in reason("serving.concurrency=2", "rollout.sandbox_concurrency=512")
+    assert "rollout.batch_size" in reason(
+        "rollout.batch_size=4", "rollout.samples_per_task=4", "rollout.sandbox_concurrency=512"
+    )
+    small = ["serving.mem_fraction=0.2", "serving.gpus_per_engine=4", "cluster.gpu=A100-40GB"]
+    assert "KV cache" in reason(*small, "rollout.sandbox_concurrency=512")
+
+
+def test_slower_sandboxes_make_a_longer_rollout_and_bind():
+    slow = plan(DENSE, turn_seconds=60.0)
+    assert slow.timing.rollout_seconds > plan(DENSE).timing.rollout_seconds
+    assert "sandboxes" in slow.binds[-1]
+
+
+def test_weights_of_a_pipeline_and_its_last_stage():
+    found = plan(LARGE, "parallel.tp=4", "parallel.pp=2")
+    assert found.budget("training").name.startswith("training, stage")
+
+
+def test_external_engines_are_not_planned_for():
+    recipe = assemble(DENSE, ["serving.external_engines=['10.0.0.1:30000']", "cluster.colocate=false"])
+    found = make_plan(recipe)
+    assert {budget.name for budget in found.budgets} == {"training", "machine", "disk"}
+
+
+# Assumptions
+
+
+def test_assumptions_are_read_and_used():
+    assumed = assume(["context=0.25", "turn_seconds=5"])
+    assert (assumed.context, assumed.turn_seconds) == (0.25, 5)
+    assert make_plan(load_recipe(DENSE), assumed).timing.tokens == plan(DENSE).timing.tokens / 2
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("contxt=1", "'contxt'"),
+        ("context=much", "'much'"),
+        ("context", "''"),
+        ("context=-1", "'-1'"),
+        ("context=nan", "'nan'"),
+    ],
+)
+def test_assumptions_that_are_none(word, said):
+    with pytest.raises(RecipeError, match=said):
+        assume([word])
+
+
+def test_less_margin_fits_more():
+    recipe = load_recipe(DENSE)
+    tight = replace(recipe, serving=replace(recipe.serving, mem_fraction=0.88))
+    assert not make_plan(tight).fits
+    assert make_plan(tight, Assumptions(margin=0.0)).fits

@@ -13,7 +13,7 @@ from launch.keys import flatten
 from recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"
-_WHERE = frozenset({"run.name", "run.dir"})  # a run may be moved
+_WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
 
 
 class RunError(ValueError):

@@ -1,0 +1,144 @@
+"""Submit one job to a Ray cluster, show its log as it comes, and stop it when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from launch.ray.errors import RayError
+from launch.ray.signals import deferring
+
+LOG_FILE = "ray_job.log"
+RECORD_FILE = "ray_job.json"
+STOP_SECONDS = 60  # that a job has to end by itself
+PATIENCE_SECONDS = 60.0  # without an answer from the cluster before the job is given up
+POLL_SECONDS = 0.5
+INTERRUPTED = 130
+STOPPED, SUCCEEDED = "STOPPED", "SUCCEEDED"
+_TERMINAL = frozenset({STOPPED, SUCCEEDED, "FAILED"})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, as the cluster has it. exit_code: None where the job has none, such as when it was stopped."""
+
+    submission_id: str
+    dashboard: str
+    entrypoint: str
+    status: str
+    message: str
+    exit_code: int | None
+
+    @property
+    def code(self) -> int:
+        """The exit code for the shell."""
+        if self.status == STOPPED:
+            return INTERRUPTED
+        return self.exit_code if self.exit_code is not None else int(self.status != SUCCEEDED)
+
+
+class RayJob:
+    """One job on the cluster whose dashboard is given; its log goes to standard error and into `folder`."""
+
+    def __init__(self, dashboard: str, folder: Path, stop_seconds: int = STOP_SECONDS) -> None:
+        from ray.job_submission import JobSubmissionClient
+
+        self.dashboard, self.folder, self.stop_seconds = dashboard, folder, stop_seconds
+        self.id = f"slime-swe-{uuid.uuid4().hex[:12]}"
+        self.entrypoint = ""
+        self._shown = 0  # characters
+        self._submitted = False
+        try:
+            self._client: Any = JobSubmissionClient(dashboard)
+        except (RuntimeError, OSError) as error:
+            raise RayError(f"the Ray cluster at {dashboard} takes no jobs: {error}") from error
+
+    def run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path) -> Outcome:
+        """Submit, follow to the end, and record it. Ctrl-C stops the job and is raised again when that is done."""
+        self.entrypoint = entrypoint(argv, directory)
+        try:
+            self._submit(environment)
+            asyncio.run(self._follow())
+        except BaseException:  # whatever ends this, the job doesn't outlive it
+            if self._submitted:
+                with deferring():
+                    self._stop()
+                    self._record()
+            raise
+        return self._record()
+
+    def _submit(self, environment: Mapping[str, str]) -> None:
+        stopping = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(self.stop_seconds)}
+        self._submitted = True  # an interruption may come at any moment
+        try:
+            self._client.submit_job(
+                entrypoint=self.entrypoint, submission_id=self.id, runtime_env={"env_vars": {**stopping, **environment}}
+            )
+        except RuntimeError as error:
+            self._submitted = False
+            raise RayError(f"the Ray cluster at {self.dashboard} refused the job: {error}") from error
+
+    async def _follow(self) -> None:
+        """Show the log until the job is over. A broken connection is made anew, and what was shown is left out."""
+        heard = time.monotonic()
+        while True:
+            shown = self._shown
+            try:
+                await self._show()
+                over = self._status() in _TERMINAL
+                heard = time.monotonic()
+            except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                over = False
+                heard = time.monotonic() if self._shown > shown else heard
+                if time.monotonic() - heard > PATIENCE_SECONDS:
+                    raise RayError(f"the Ray cluster at {self.dashboard} no longer answers: {error}") from error
+            if over:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _show(self) -> None:
+        skip = self._shown
+        with (self.folder / LOG_FILE).open("a", encoding="utf-8") as log:
+            async for text in self._client.tail_job_logs(self.id):
+                new, skip = text[skip:], max(0, skip - len(text))
+                self._shown += len(new)
+                for sink in (sys.stderr, log):
+                    sink.write(new)
+                    sink.flush()
+
+    def _status(self) -> str:
+        return str(self._client.get_job_status(self.id))
+
+    def _stop(self) -> None:
+        """Ask the job to stop, and wait until it has."""
+        try:
+            self._client.stop_job(self.id)
+            asyncio.run(asyncio.wait_for(self._follow(), self.stop_seconds + PATIENCE_SECONDS))
+        except (RuntimeError, OSError, TimeoutError) as error:
+            print(f"can't tell whether the Ray job {self.id} has stopped: {error}", file=sys.stderr)
+
+    def _record(self) -> Outcome:
+        """The outcome, also written into the folder. A cluster that has gone leaves the status `UNKNOWN`."""
+        try:
+            info = self._client.get_job_info(self.id)
+            told = (str(info.status), info.message or "", info.driver_exit_code)
+        except (RuntimeError, OSError) as error:
+            told = ("UNKNOWN", str(error), None)
+        outcome = Outcome(self.id, self.dashboard, self.entrypoint, *told)
+        (self.folder / RECORD_FILE).write_bytes(orjson.dumps(asdict(outcome), option=orjson.OPT_INDENT_2))
+        return outcome
+
+
+def entrypoint(argv: Sequence[str], directory: Path) -> str:
+    """One shell command, whose process is the program itself, started in `directory` and open to SIGINT."""
+    return f"cd {shlex.quote(str(directory))} && exec env --default-signal=INT {shlex.join(argv)}"

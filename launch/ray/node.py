@@ -1,0 +1,138 @@
+"""One Ray node on this machine, as the head of a cluster or as a member of one, and all its processes with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from launch.ray.errors import RayError
+from launch.ray.processes import MARK, stop_owned
+from launch.ray.signals import deferring
+
+STOP_SECONDS = 10.0
+TAIL = 2000  # characters of a node's output in an error message
+_PR_SET_PDEATHSIG = 1
+_INHERITED = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of some other cluster
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a cluster is reached. gcs: `host:port` that members join at; dashboard: `http://host:port`."""
+
+    gcs: str
+    dashboard: str
+
+
+def free_ports(count: int, host: str = "") -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+class Node:
+    """`ray start --block` for as long as the context is open; it also ends with this process."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = Path()
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def head(cls, host: str, dashboard_host: str, resources: Sequence[str] = ()) -> tuple[Self, Head]:
+        """The first node of a cluster, on free ports of `host`, with the job server on `dashboard_host`.
+
+        `resources` are words for `ray start`, such as `--num-gpus=8`; Ray looks for itself where there are none.
+        """
+        gcs, dashboard, client = free_ports(3)
+        arguments = [
+            *("--head", f"--node-ip-address={host}", f"--port={gcs}"),
+            *(f"--dashboard-host={dashboard_host}", f"--dashboard-port={dashboard}"),
+            f"--ray-client-server-port={client}",
+            *resources,
+        ]
+        return cls(arguments), Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}")
+
+    @classmethod
+    def member(cls, head: Head, resources: Sequence[str] = ()) -> Self:
+        """A node more of the cluster, at that address of this machine which reaches the head."""
+        return cls([f"--address={head.gcs}", f"--node-ip-address={address_towards(head.gcs)}", *resources])
+
+    def __enter__(self) -> Self:
+        self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
+        (agent,) = free_ports(1)
+        inherited = {name: value for name, value in os.environ.items() if name not in _INHERITED}
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+                    *(f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={agent}", *self._arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=inherited | {MARK: self.mark, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+                start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
+                preexec_fn=_die_with_parent,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with deferring():
+            self.stop()
+
+    @property
+    def _output(self) -> Path:
+        return self.folder / "start.log"
+
+    def wait(self) -> None:
+        """Until the node ends by itself."""
+        assert self._process is not None
+        self._process.wait()
+
+    def require_alive(self) -> None:
+        """Raise `RayError` where the node has ended."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            said = self._output.read_text(errors="replace").strip()[-TAIL:]
+            raise RayError(f"Ray ended on this machine with code {self._process.returncode}. It said:\n{said}")
+
+    def stop(self) -> None:
+        """End every process of the node, and remove its files."""
+        assert self._process is not None
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):  # what it leaves is ended below
+            self._process.wait(STOP_SECONDS)
+        stop_owned(self.mark, STOP_SECONDS)
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def address_towards(peer: str) -> str:
+    """The address of this machine that `host:port` sees. Nothing is sent."""
+    host, _, port = peer.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

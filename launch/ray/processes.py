@@ -1,0 +1,72 @@
+"""Which processes are ours, and which Ray runs on this machine already.
+
+A process is ours if its environment holds the mark that its ancestor was started with. That finds daemons too, which
+have left their parent, group and session; it misses a process that was started with an emptied environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+MARK = "SLIME_SWE_OWNER"
+POLL_SECONDS = 0.1
+_OF_RAY = frozenset({"gcs_server", "raylet"})
+
+
+def owned(mark: str) -> list[int]:
+    """Ids of the living processes whose environment holds `mark`, this one left out."""
+    wanted = f"{MARK}={mark}".encode()
+    return [pid for pid in _processes() if pid != os.getpid() and wanted in _read(pid, "environ") and lives(pid)]
+
+
+def stop_owned(mark: str, grace: float) -> list[int]:
+    """Terminate them, kill after `grace` seconds what is left, and return what outlived even that."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace
+        for pid in owned(mark):
+            _send(pid, number)
+        while owned(mark) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    return owned(mark)
+
+
+def running_ray() -> tuple[int, str] | None:
+    """Process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't told."""
+    found = None
+    for pid in _processes():
+        words = [word.decode(errors="replace") for word in _read(pid, "cmdline")]
+        if words and Path(words[0]).name in _OF_RAY:
+            given = [word.partition("=")[2] for word in words if word.startswith("--gcs-address=")]
+            found = (pid, given[0]) if given else found or (pid, "")
+    return found
+
+
+def _processes() -> Iterator[int]:
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+
+
+def _read(pid: int, name: str) -> list[bytes]:
+    """The zero-terminated words of a file of one process; none where it has ended or is another user's."""
+    try:
+        return (PROC / str(pid) / name).read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
+
+
+def lives(pid: int) -> bool:
+    """Whether the process is more than an exit code that nobody has asked for yet."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,113 @@
+"""Run one job of a recipe on Ray: on the cluster that the recipe names, or on one of this machine's own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from launch.ray.dashboard import gpus_by_node, ray_version, reaching, wait_until
+from launch.ray.errors import ClusterError, RayError, require_ray
+from launch.ray.jobs import RayJob
+from launch.ray.node import Node
+from launch.ray.processes import running_ray
+from launch.ray.signals import heeding
+from launch.slime.job import Job
+from recipes.base import Cluster, Recipe
+
+START_SECONDS = 300.0
+NODE_LOGS = "ray_logs"
+
+
+def run_job(job: Job, recipe: Recipe, folder: Path) -> int:
+    """The job's exit code. Its log is shown on standard error; log and outcome are left in `folder`.
+
+    Raises `ClusterError` where the recipe's cluster can't be had, `RayError` where Ray breaks, and `KeyboardInterrupt`
+    on Ctrl-C and SIGTERM, when the job and everything else that this started have ended.
+    """
+    require_ray()
+    with heeding():
+        if recipe.cluster.ray_address:
+            return _submit(job, recipe, existing(recipe.cluster.ray_address), folder)
+        require_alone(recipe.cluster)
+        return _on_own_node(job, recipe, folder)
+
+
+def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
+    with reaching(dashboard):
+        require_gpus(recipe.cluster, dashboard)
+        job.write_files()
+        return RayJob(dashboard, folder).run(job.argv, job.environment, job.directory).code
+
+
+def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
+    """The same on a cluster of this machine alone, which ends with the job."""
+    node, head = Node.head("127.0.0.1", "127.0.0.1")
+    code = 1
+    with node:
+        try:
+            wait_for_dashboard(head.dashboard, node)
+            code = _submit(job, recipe, head.dashboard, folder)
+        finally:
+            if code:
+                _keep_logs(node, folder)
+    return code
+
+
+def existing(address: str) -> str:
+    """The address, without a closing slash. Raises `ClusterError` where no Ray answers there."""
+    dashboard = address.rstrip("/")
+    if ray_version(dashboard) is None:
+        raise ClusterError(
+            f"cluster.ray_address={address}: no Ray dashboard answers there. Give the http://host:port that `ray start "
+            "--head` printed, or leave the field empty to have a cluster started on this machine"
+        )
+    return dashboard
+
+
+def require_alone(cluster: Cluster) -> None:
+    """Raise `ClusterError` where a cluster of this machine alone is too small, or another one is here."""
+    if cluster.nodes > 1:
+        raise ClusterError(
+            f"cluster.nodes={cluster.nodes}, but without cluster.ray_address Ray is started on this machine alone: "
+            "submit launch/slurm/train.sbatch, or start Ray on the nodes and give its dashboard as "
+            "cluster.ray_address=http://host:port"
+        )
+    found = running_ray()
+    if found is not None:
+        pid, gcs = found
+        where = f" of the cluster at {gcs}" if gcs else ""
+        raise ClusterError(
+            f"Ray runs on this machine already (process {pid}{where}), and two of them would share the GPUs unawares. "
+            "Use it: cluster.ray_address=http://host:port of its dashboard (port 8265 unless told otherwise); or end "
+            "it first, with `ray stop` if it is yours"
+        )
+
+
+def wait_for_dashboard(dashboard: str, node: Node) -> None:
+    """Until it answers. Raises `RayError` where the node ends, or does not answer in time."""
+
+    def ready() -> bool:
+        node.require_alive()
+        return ray_version(dashboard) is not None
+
+    if not wait_until(ready, START_SECONDS):
+        raise RayError(f"Ray did not start on this machine within {START_SECONDS:g} s")
+
+
+def require_gpus(cluster: Cluster, dashboard: str) -> None:
+    """Raise `ClusterError` where the cluster has fewer GPUs than the recipe asks for."""
+    asked = cluster.nodes * cluster.gpus_per_node + cluster.rollout_gpus
+    found = gpus_by_node(dashboard)
+    if sum(found) < asked:
+        raise ClusterError(
+            f"the recipe asks for {asked} GPUs (cluster.nodes={cluster.nodes}, cluster.gpus_per_node="
+            f"{cluster.gpus_per_node}, cluster.rollout_gpus={cluster.rollout_gpus}), and the Ray cluster at "
+            f"{dashboard} has {sum(found)} on {len(found)} nodes: choose a smaller recipe, or a larger cluster"
+        )
+
+
+def _keep_logs(node: Node, folder: Path) -> None:
+    """What Ray's own processes wrote, which goes with the node otherwise."""
+    for logs in node.folder.glob("session_*/logs"):
+        if not logs.parent.is_symlink():
+            shutil.copytree(logs, folder / NODE_LOGS, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))

@@ -1,0 +1,111 @@
+# shellcheck shell=bash
+# Sourced by the batch scripts: one Ray cluster over all nodes of the SLURM job, and `slime-swe train` as a job on it.
+#
+#   SLIME_SWE_CACHE      folder of every cache, on a file system that all nodes see (default: .cache in the project)
+#   SLIME_SWE_CONTAINER  Apptainer image to run in
+#   SLIME_SWE_PYTHON     interpreter (default: the container's python3, or .venv's in the project, or python3)
+#   SLIME_SWE_BIND       folders for the container, as `apptainer --bind` takes them
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+  say "$*"
+  exit 2
+}
+
+# Every library's cache under one folder.
+use_caches() { # FOLDER
+  mkdir -p "$1" || die "can't make $1: set SLIME_SWE_CACHE to a folder that all nodes can write to"
+  export HF_HOME=$1/huggingface PIP_CACHE_DIR=$1/pip XDG_CACHE_HOME=$1/xdg APPTAINER_CACHEDIR=$1/apptainer
+  export TRITON_CACHE_DIR=$1/triton TORCHINDUCTOR_CACHE_DIR=$1/inductor CUDA_CACHE_PATH=$1/cuda
+  export FLASHINFER_WORKSPACE_BASE=$1/flashinfer MPLCONFIGDIR=$1/matplotlib
+}
+
+# The words that every Python of this job begins with, in `python`.
+choose_python() { # ROOT
+  python=()
+  if [ -n "${SLIME_SWE_CONTAINER:-}" ]; then
+    [ -e "$SLIME_SWE_CONTAINER" ] || die "SLIME_SWE_CONTAINER=$SLIME_SWE_CONTAINER does not exist: launch/apptainer/build.sh makes it"
+    python=(apptainer exec --nv --bind "$1,${SLIME_SWE_CACHE},/tmp${SLIME_SWE_BIND:+,$SLIME_SWE_BIND}" --pwd "$1" "$SLIME_SWE_CONTAINER")
+  fi
+  if [ -n "${SLIME_SWE_PYTHON:-}" ]; then
+    python+=("$SLIME_SWE_PYTHON")
+  elif [ ${#python[@]} -eq 0 ] && [ -x "$1/.venv/bin/python" ]; then
+    python+=("$1/.venv/bin/python")
+  else
+    python+=(python3)
+  fi
+  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}
+  "${python[@]}" -c 'import launch.cli' ||
+    die "${python[*]} can't import this project: make .venv (bash launch/run_qwen_swe.sh --help), or set SLIME_SWE_PYTHON or SLIME_SWE_CONTAINER"
+}
+
+value_of() { # KEY DEFAULT WORDS...: the value of the last KEY=value among the words
+  local key=$1 value=$2 word
+  shift 2
+  for word in "$@"; do
+    case $word in "$key="*) value=${word#*=} ;; esac
+  done
+  printf '%s\n' "$value"
+}
+
+# What `slime-swe` is asked for, in `words`. The run is named after the SLURM job, so that it is found again when SLURM
+# starts the job anew; it then goes on where it was.
+choose_words() { # WORDS...
+  local name folder
+  name=$(value_of run.name "slurm-$SLURM_JOB_ID" "$@")
+  folder=$(value_of run.dir runs "$@")/$name
+  words=(train "$@" "run.name=$name")
+  if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$folder/recipe.yaml" ]; then
+    say "SLURM has restarted this job: going on with $folder"
+    words+=(--resume)
+  fi
+}
+
+# The exit code of a child, however many signals are handled meanwhile.
+await() { # PID
+  local code
+  while :; do
+    signalled=
+    code=0
+    wait "$1" || code=$?
+    [ -n "$signalled" ] || return "$code"
+  done
+}
+
+stop_job() { # REASON
+  signalled=1
+  say "$1: the run is told to stop"
+  kill -TERM "$job" 2>/dev/null || true
+}
+
+train_on_cluster() { # ROOT WORDS...
+  local root=$1 meeting code=0 requeue=
+  shift
+  : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
+  cd "$root" || die "can't go to $root"
+  export SLIME_SWE_CACHE=${SLIME_SWE_CACHE:-$root/.cache}
+  use_caches "$SLIME_SWE_CACHE"
+  choose_python "$root"
+  choose_words "$@"
+  meeting=$SLIME_SWE_CACHE/slurm/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+  mkdir -p "$meeting"
+
+  srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none \
+    "${python[@]}" -m launch.ray.slurm node "$meeting" &
+  nodes=$!
+  "${python[@]}" -m launch.ray.slurm submit "$meeting" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${words[@]}" &
+  job=$!
+  trap 'requeue=1; stop_job "SLURM needs these nodes back, or their time is up"' USR1
+  trap 'stop_job "SLURM ends this job"' TERM
+  await "$job" || code=$?
+  scancel --signal=TERM "$SLURM_JOB_ID" || true # of the nodes only: srun would pass SIGTERM on as SIGKILL
+  wait "$nodes" || true
+
+  if [ -n "$requeue" ] && [ "$code" = 130 ]; then
+    say "back into the queue"
+    scontrol requeue "$SLURM_JOB_ID" ||
+      die "could not be put back into the queue; to go on: sbatch ... $(printf '%q ' "${words[@]:1}") --resume"
+  fi
+  return "$code"
+}

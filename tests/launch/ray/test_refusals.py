@@ -1,0 +1,129 @@
+"""What is refused before any Ray is started, and the small parts that need none."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from launch.config import resolve
+from launch.ray.dashboard import reaching
+from launch.ray.errors import ClusterError, require_ray
+from launch.ray.jobs import Outcome, entrypoint
+from launch.ray.node import address_towards, free_ports
+from launch.ray.run import run_job
+from launch.ray.signals import heeding
+from launch.ray.slurm import Place, engine_of
+from launch.slime.job import Job
+from recipes.base import RecipeError
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    return Job(program=("true",), flags={}, environment={}, files={}, directory=tmp_path)
+
+
+def on(**cluster):
+    recipe = resolve("tiny_cpu", [])
+    return dataclasses.replace(recipe, cluster=dataclasses.replace(recipe.cluster, **cluster))
+
+
+def test_more_nodes_than_this_machine_need_a_cluster(job, tmp_path):
+    with pytest.raises(ClusterError, match=r"cluster.nodes=2, but without cluster.ray_address .*train.sbatch"):
+        run_job(job, on(nodes=2), tmp_path)
+
+
+def test_an_address_where_no_ray_answers_is_named(job, tmp_path):
+    (port,) = free_ports(1)
+    with pytest.raises(ClusterError, match=f"cluster.ray_address=http://127.0.0.1:{port}/: no Ray dashboard answers"):
+        run_job(job, on(ray_address=f"http://127.0.0.1:{port}/"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_ray_names_the_extra():
+    code = "import sys; sys.modules['ray'] = None; from launch.ray.errors import require_ray; require_ray()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "slime-swe[cluster]" in result.stderr
+    require_ray()
+
+
+def test_free_ports_are_free_and_different():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as taken:
+            taken.bind(("", port))
+
+
+def test_the_address_towards_a_peer_is_one_of_this_machine():
+    assert address_towards("127.0.0.1:9") == "127.0.0.1"
+
+
+def test_the_command_is_one_process_in_its_folder(tmp_path):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    line = entrypoint(
+        [sys.executable, "-c", "import os, sys; print(os.getcwd(), os.getpid(), sys.argv[1])", "a'b"], folder
+    )
+    process = subprocess.Popen(line, shell=True, stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=30)[0] == f"{folder} {process.pid} a'b\n"
+
+
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+def test_every_ending_signal_is_a_keyboard_interrupt_and_only_inside(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), heeding():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
+def test_another_thread_leaves_the_handlers_alone():
+    def inside() -> None:
+        with heeding():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen: list = []
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_the_environment_is_ray_s_clients_only_inside(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
+    monkeypatch.setenv("no_proxy", "localhost")
+    before = dict(os.environ)
+    with reaching("http://10.0.0.1:8265"):
+        assert "RAY_ADDRESS" not in os.environ
+        assert os.environ["no_proxy"] == "localhost,10.0.0.1"
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "code"),
+    [("SUCCEEDED", 0, 0), ("FAILED", 3, 3), ("FAILED", None, 1), ("STOPPED", None, 130), ("UNKNOWN", None, 1)],
+)
+def test_the_exit_code_is_the_job_s(status, exit_code, code):
+    assert Outcome("id", "http://host:1", "true", status, "", exit_code).code == code
+
+
+def test_a_slurm_task_knows_its_place():
+    given = {"SLURM_PROCID": "1", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_CPUS_ON_NODE": "96"}
+    assert Place.of(given) == Place(rank=1, launcher="10.0.0.1", cpus=96, gpus=None)
+    assert Place.of(given | {"SLURM_GPUS_ON_NODE": "8"}).gpus == 8
+
+
+def test_the_engine_is_that_of_the_recipe_or_of_the_run_to_go_on_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert engine_of(["train", "run.seed=1"]) == "embedded"
+    assert engine_of(["train", "recipe=qwen25_coder_7b", "~data.eval.unseen"]) == "slime"
+    with pytest.raises(RecipeError, match=r"can't read recipe runs/a/recipe.yaml"):
+        engine_of(["train", "run.name=a", "--resume"])
+    with pytest.raises(RecipeError, match="nothing_like_it"):
+        engine_of(["train", "recipe=nothing_like_it"])

@@ -1,0 +1,89 @@
+"""The batch scripts' words and presets, without a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from recipes.registry import load_recipe
+
+SLURM = Path(__file__).parents[3] / "launch" / "slurm"
+
+
+def bash(command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euc", f"source {SLURM}/cluster.sh; {command}"],
+        cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def words(folder: Path, given: str, **env: str) -> str:
+    result = bash(f'choose_words {given}; echo "${{words[*]}}"', folder, SLURM_JOB_ID="7", **env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("preset", ("small", "medium", "large"))
+def test_a_preset_asks_slurm_for_what_its_recipe_wants(preset):
+    text = (SLURM / f"{preset}.sbatch").read_text()
+    (name,) = re.findall(r"recipe=(\w+) \"\$@\"", text)
+    cluster = load_recipe(name).cluster
+    assert f"#SBATCH --nodes={cluster.nodes}\n" in text
+    assert f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" in text
+
+
+def test_all_scripts_are_told_of_preemption_and_requeued_the_same():
+    def common(path: Path) -> list[str]:
+        lines = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+        return [line for line in lines if not re.search("--(job-name|nodes)=", line)]
+
+    first, *others = (common(path) for path in sorted(SLURM.glob("*.sbatch")))
+    assert "#SBATCH --requeue" in first
+    assert others == [first] * 3
+
+
+def test_a_run_is_named_after_its_job_unless_it_has_a_name(tmp_path):
+    assert words(tmp_path, "recipe=a 'data.train=[b c]'") == "train recipe=a data.train=[b c] run.name=slurm-7"
+    assert words(tmp_path, "recipe=a run.name=mine") == "train recipe=a run.name=mine run.name=mine"
+
+
+def test_a_restarted_job_goes_on_with_its_run_if_there_is_one(tmp_path):
+    assert words(tmp_path, "recipe=a", SLURM_RESTART_COUNT="1") == "train recipe=a run.name=slurm-7"
+    folder = tmp_path / "elsewhere" / "slurm-7"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").touch()
+    given = f"recipe=a run.dir={tmp_path}/elsewhere"
+    assert words(tmp_path, given).endswith("run.name=slurm-7")
+    assert words(tmp_path, given, SLURM_RESTART_COUNT="1").endswith("run.name=slurm-7 --resume")
+
+
+def test_every_cache_lies_in_one_folder(tmp_path):
+    before = set(bash("env", tmp_path).stdout.splitlines())
+    after = set(bash(f"use_caches {tmp_path}/cache; env", tmp_path).stdout.splitlines())
+    changed = [line for line in after - before if not line.startswith("_=")]
+    assert len(changed) > 5
+    assert all(f"={tmp_path}/cache/" in line for line in changed)
+    refused = bash("use_caches /proc/nowhere", tmp_path)
+    assert refused.returncode == 2 and "set SLIME_SWE_CACHE" in refused.stderr
+
+
+def test_an_interpreter_without_the_project_is_refused_with_what_to_do(tmp_path):
+    result = bash(f"choose_python {tmp_path}", tmp_path, SLIME_SWE_PYTHON="/bin/false")
+    assert result.returncode == 2
+    assert "/bin/false can't import this project" in result.stderr and "SLIME_SWE_CONTAINER" in result.stderr
+    result = bash(f"choose_python {tmp_path}", tmp_path, SLIME_SWE_CONTAINER=f"{tmp_path}/none.sif")
+    assert result.returncode == 2 and "launch/apptainer/build.sh" in result.stderr
+
+
+def test_the_exit_code_of_a_child_survives_a_signal(tmp_path):
+    command = """
+        trap 'signalled=1; echo heard' USR1
+        (sleep 1; exit 42) & child=$!
+        (sleep 0.3; kill -USR1 $$) &
+        code=0; await $child || code=$?; echo $code
+    """
+    assert bash(command, tmp_path).stdout.split() == ["heard", "42"]

@@ -1,0 +1,93 @@
+"""`sbatch launch/slurm/train.sbatch` on a real SLURM: Ray over two nodes, and a run that survives preemption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+
+from data_sources.registry import load_tasks
+from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
+from tests.launch.waiting import wait_for
+
+ROOT = Path(__file__).parents[3]
+PATIENCE = 500.0  # seconds for a job, on a busy machine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with virtual_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> list[str]:
+    """Words that make `tiny_cpu` a run of a few seconds."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for split in ("train", "heldout"):
+        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"embedded:{split}")[:2]]
+        (folder / f"{split}.jsonl").write_bytes(b"\n".join(lines))
+    return [
+        "recipe=tiny_cpu", "rollout.batch_size=2", "rollout.samples_per_task=2", f"data.train=[{folder}/train.jsonl]",
+        f"data.eval.heldout={folder}/heldout.jsonl", "~data.eval.unseen",
+    ]  # fmt: skip
+
+
+def submit(cluster: Cluster, folder: Path, *words: str) -> str:
+    where = {"cwd": ROOT, "log": folder / "job.log"}
+    return cluster.submit("launch/slurm/train.sbatch", *words, f"run.dir={folder}/runs", **where)
+
+
+def wait_for_end(cluster: Cluster, job: str, log: Path) -> None:
+    def over() -> bool:
+        state = cluster.job(job)["JobState"]
+        assert state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), log.read_text()
+        return state == "COMPLETED"
+
+    wait_for(over, PATIENCE, "the end of the job")
+
+
+def steps_of(run: Path) -> list[int]:
+    """The rollout of each training line of the run's metrics."""
+    path = run / "metrics.jsonl"
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return [line["rollout_id"] for line in lines if line["kind"] == "train"]
+
+
+def test_the_ray_cluster_spans_both_nodes_and_the_run_finishes(cluster, small, tmp_path):
+    job = submit(cluster, tmp_path, *small, "run.num_rollouts=2", "run.name=two")
+    log = tmp_path / "job.log"
+    wait_for_end(cluster, job, log)
+    assert f"2 nodes, {2 * GPUS} GPUs" in log.read_text()
+    assert steps_of(tmp_path / "runs" / "two") == [0, 1]
+    assert json.loads((tmp_path / "runs" / "two" / "summary.json").read_text())["num_rollouts"] == 2
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, small, tmp_path):
+    job = submit(cluster, tmp_path, *small, "run.num_rollouts=4")
+    log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"
+    wait_for(lambda: steps_of(run), PATIENCE, "the first step")
+    cluster.on(0, "scancel", "--signal=USR1", "--batch", job)
+    wait_for(lambda: cluster.job(job)["Restarts"] == "1", PATIENCE, "the restart")
+    done = steps_of(run)
+    wait_for_end(cluster, job, log)
+    assert "back into the queue" in log.read_text() and "going on with" in log.read_text()
+    assert 1 <= len(done) < 4
+    assert steps_of(run) == [0, 1, 2, 3]
+    episodes = [orjson.loads(line) for line in (run / "episodes.jsonl").read_bytes().splitlines()]
+    assert len({episode["index"] for episode in episodes}) == len(episodes)
+    assert json.loads((run / "summary.json").read_text())["num_rollouts"] == 4
+
+
+def test_a_script_outside_the_project_says_where_to_submit_it(cluster, tmp_path):
+    job = cluster.submit(str(ROOT / "launch/slurm/train.sbatch"), nodes=1, cwd=tmp_path, log=tmp_path / "job.log")
+    wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", 60, "the refusal")
+    assert "is not the project's folder: submit from there" in (tmp_path / "job.log").read_text()

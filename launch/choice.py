@@ -1,4 +1,4 @@
-"""`recipe=NAME key=value ...` on the command line."""
+"""`recipe=NAME model=ORG/NAME key=value ...` on the command line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="key=value",
-        help=f"recipe=NAME (or a module, or a recipe.yaml; else {DEFAULT_RECIPE}), and changes to it",
+        help=f"recipe=NAME (or a module, or a recipe.yaml; else {DEFAULT_RECIPE}), and changes to it; model=ORG/NAME "
+        "or a folder is another model of its family",
     )
 
 
 def split_recipe(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The recipe that the words name, the last one if several, and the other words."""
-    names = [word.partition("=")[2] for word in words if word.startswith("recipe=")]
-    return (names[-1] if names else None), [word for word in words if not word.startswith("recipe=")]
+    return _split("recipe=", words)
+
+
+def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The model that the words name in place of the recipe's, and the other words."""
+    return _split("model=", words)
+
+
+def _split(start: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
+    values = [word.removeprefix(start) for word in words if word.startswith(start)]
+    return (values[-1] if values else None), [word for word in words if not word.startswith(start)]
 
 
 def value_of(key: str, words: Sequence[str], default: str) -> str:

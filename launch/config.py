@@ -15,9 +15,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launch.choice import split_model, value_of
 from launch.keys import TYPE_NAMES, flatten, key_types, require_known
+from launch.model import mismatches, with_model
 from recipes.base import Recipe, RecipeError
 from recipes.registry import load_recipe
+from recipes.violation import refuse
 
 _STORED = "slime_swe_recipe"
 
@@ -25,16 +28,21 @@ _STORED = "slime_swe_recipe"
 def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """The validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied.
 
-    Raises `RecipeError` for an unknown recipe or key, a value of the wrong type, and a recipe that can't run.
+    Raises `RecipeError` for an unknown recipe or key, a value of the wrong type, a recipe that can't run, and one whose
+    checkpoint is there and is of another shape.
     """
     recipe = assemble(name, overrides)
     recipe.validate()
+    refuse(mismatches(recipe))
     return recipe
 
 
 def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """The same recipe, whose rules nobody has checked yet: for what lists everything that is wrong with it."""
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
+    model, overrides = split_model(overrides)
+    if model:
+        recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
     return _compose(recipe, overrides, _parse(overrides)) if overrides else recipe
 
 

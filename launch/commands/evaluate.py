@@ -57,7 +57,7 @@ def _recipe(target: str, words: list[str]) -> Recipe:
     """The run's own recipe with its newest weights; or the named one with the model at `target`."""
     name, overrides = split_recipe(words)
     if (Path(target) / "config.json").is_file():
-        return resolve(name or DEFAULT_RECIPE, [*overrides, f"model.checkpoint={_quoted(target)}"])
+        return resolve(name or DEFAULT_RECIPE, [*overrides, f"model={target}"])
     folder = find_run(target, value_of("run.dir", overrides, "runs"))
     recipe = resolve(name or str(folder / RECIPE_FILE), overrides)
     return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(_newest(folder))))
@@ -88,10 +88,6 @@ def _named(word: str) -> tuple[str, str]:
     if not (name and equals and spec):
         raise RecipeError(f"--tasks {word!r} must be NAME=SET, e.g. heldout=embedded:heldout")
     return name, spec
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:

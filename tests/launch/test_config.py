@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launch.config import read_recipe, resolve, save_recipe
 from recipes.base import RecipeError
-from recipes.registry import load_recipe
+from recipes.registry import RECIPES, load_recipe
 
 
 def test_overrides_are_typed():
@@ -21,6 +21,22 @@ def test_overrides_are_typed():
     assert recipe.data.train == ["a", "b"]
     assert recipe.run.name == "123"
     assert recipe.serving.deterministic is False
+
+
+def test_keys_within_a_section_of_a_section():
+    recipe = resolve("tiny_cpu", ["model.architecture.layers=6", "model.architecture.rope_theta=1000000"])
+    assert recipe.model.architecture.layers == 6
+    assert recipe.model.architecture.rope_theta == 1e6
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_shipped_recipe_can_be_overridden_and_reads_back_equal(name, tmp_path):
+    recipe = resolve(name, ["run.seed=7", "data.train=[my/tasks.jsonl]", "optimizer.lr=2e-6", "~data.eval.heldout"])
+    assert (recipe.run.seed, recipe.data.train, recipe.optimizer.lr) == (7, ["my/tasks.jsonl"], 2e-6)
+    assert "heldout" not in recipe.data.eval
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert read_recipe(tmp_path / "recipe.yaml") == recipe
+    assert resolve(str(tmp_path / "recipe.yaml")) == recipe
 
 
 def test_evaluation_sets_can_be_added_and_dropped():
@@ -36,6 +52,12 @@ def test_evaluation_sets_can_be_added_and_dropped():
         ("learning_rate=3", "the sections are model, rollout"),
         ("+extra=1", "no key 'extra'"),
         ("rollout=3", "rollout is a section"),
+        (
+            "model.architecture=3",
+            "model.architecture is a section: set one of its keys, such as model.architecture.family",
+        ),
+        ("model.architecture.layer=3", "did you mean model.architecture.layers"),
+        ("model.architecture.layers=deep", "model.architecture.layers=deep is not allowed: it must be a whole number"),
         ("rollout.max_turns=many", "rollout.max_turns=many is not allowed: it must be a whole number"),
         ("rollout.max_turns=1.5", "it must be a whole number"),
         ("optimizer.lr=null", "optimizer.lr=null is not allowed: it must be a number"),
@@ -80,6 +102,7 @@ def test_a_saved_recipe_reads_back_equal(tmp_path):
         (b"rollout: {max_turn: 3}", "did you mean rollout.max_turns"),
         (b"rollout: 3", "rollout is a section"),
         (b"name: mine", "description is missing"),
+        (b"model: {checkpoint: m, architecture: {layers: 2}}", "is missing"),
         (b"a: b: c", "is not YAML"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"", "must hold a mapping"),
@@ -106,7 +129,9 @@ def test_a_missing_recipe_file_is_named(tmp_path):
 def test_a_recipe_file_without_optional_sections_takes_their_defaults(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(
-        "name: small\ndescription: d\nhardware: h\nmodel: {checkpoint: m}\n"
+        "name: small\ndescription: d\nhardware: h\nmodel:\n  checkpoint: m\n  architecture:\n"
+        "    {family: qwen2, layers: 2, hidden: 64, ffn: 128, heads: 4, kv_heads: 2, head_dim: 16, vocab: 500,\n"
+        "     tied: true, rope_theta: 1e4, rms_eps: 1e-6, qkv_bias: true, qk_norm: false, max_context: 2048}\n"
         "rollout: {batch_size: 2, samples_per_task: 2, max_turns: 3, max_response: 10, max_context: 100}\n"
         "data: {train: [a.jsonl]}\noptimizer: {lr: 1e-3}\nrun: {num_rollouts: 1}\n"
     )

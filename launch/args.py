@@ -1,6 +1,7 @@
-"""A recipe -> the `args` namespace that the plug-ins and the engines read, with SLiME's own names.
+"""A recipe -> attributes of SLiME's `args`, by SLiME's own names: the one mapping for all engines.
 
-What SLiME has no name for is prefixed `swe_`; under SLiME those arrive by `--custom-config-path`.
+What SLiME has no name for is prefixed `swe_`; under SLiME those arrive by `--custom-config-path`. What only a GPU run
+has is added in `launch/slime/sections.py`.
 """
 
 from __future__ import annotations
@@ -13,40 +14,91 @@ from typing import Any
 from recipes.base import Recipe, RecipeError
 
 EMBEDDED_SEED = "embedded:seed"
+CONSTANT_REDUCTION = "launch.slime.slime_plugin.constant_reduction"
+KL_IN_REWARD = "launch.slime.slime_plugin.advantages_less_kl"
+
+Attributes = dict[str, Any]
 
 
 def to_args(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Namespace:
     """Every attribute that the plug-ins and the embedded engine read. Paths are absolute."""
-    run_dir = run_dir.resolve()
     return Namespace(
-        hf_checkpoint=str(checkpoint_folder(recipe.model.checkpoint)),
-        save=str(run_dir / "checkpoints"),
-        load=str(run_dir / "checkpoints") if resume else None,
-        num_rollout=recipe.run.num_rollouts,
-        seed=recipe.run.seed,
+        hf_checkpoint=str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)),
+        load=str(run_dir.resolve() / "checkpoints") if resume else None,
         eval_interval=recipe.run.eval_interval or None,
         max_tokens_per_gpu=recipe.parallel.max_tokens_per_gpu,
-        **_hooks(recipe),
-        **_rollout(recipe),
-        **_serving(recipe),
-        **_loss(recipe),
-        **_optimizer(recipe),
-        **_swe(recipe, run_dir),
+        **{name: value for section in shared(recipe, run_dir).values() for name, value in section.items()},
+        **ours(recipe, run_dir),
     )
 
 
-def checkpoint_folder(spec: str) -> Path:
-    """The folder of `model.checkpoint`. Raises `RecipeError` where it holds no Hugging Face model."""
-    folder = Path(str(files("embedded"))) / "seed" / "checkpoint" if spec == EMBEDDED_SEED else Path(spec).expanduser()
+def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
+    """Heading -> what every engine takes, but for where weights are read from and how often is evaluated."""
+    return {
+        "run": _run(recipe, run_dir.resolve()),
+        "plug-ins": _hooks(recipe),
+        "rollout": _rollout(recipe),
+        "serving": _serving(recipe),
+        "loss": _loss(recipe),
+        "optimizer": _optimizer(recipe),
+    }
+
+
+def checkpoint_folder(spec: str, models: str = "models") -> Path:
+    """The folder that `model.checkpoint` names. Raises `RecipeError` where it holds no Hugging Face model."""
+    folder = checkpoint_path(spec, models)
     if not (folder / "config.json").is_file():
         raise RecipeError(
-            f"model.checkpoint={spec!r} is not a model in Hugging Face format ({folder} holds no config.json): "
-            f"give a folder that does, or {EMBEDDED_SEED}"
+            f"model.checkpoint={spec!r} is not a model in Hugging Face format ({folder} holds no config.json): give a "
+            f"folder that does, an ORG/NAME that model.folder={models} holds, or {EMBEDDED_SEED}"
         )
-    return folder.resolve()
+    return folder
 
 
-def _hooks(recipe: Recipe) -> dict[str, Any]:
+def checkpoint_path(spec: str, models: str = "models") -> Path:
+    """Where `model.checkpoint` lies: a folder as it is given, else that `ORG/NAME` in `model.folder`. Absolute."""
+    if spec == EMBEDDED_SEED:
+        return Path(str(files("embedded"))).resolve() / "seed" / "checkpoint"
+    given = Path(spec).expanduser()
+    named = spec.count("/") == 1 and not spec.startswith((".", "~", "/")) and not given.is_dir()
+    return (Path(models).expanduser() / spec if named else given).resolve()
+
+
+def ours(recipe: Recipe, run_dir: Path) -> Attributes:
+    """What SLiME has no name for."""
+    rollout = recipe.rollout
+    return {
+        "swe_tasks": [task_set(spec) for spec in recipe.data.train],
+        "swe_eval_tasks": {name: task_set(spec) for name, spec in recipe.data.eval.items()},
+        "swe_agent": rollout.agent,
+        "swe_tool_format": recipe.model.tool_format,
+        "swe_system_prompt": rollout.system_prompt,
+        "swe_max_turns": rollout.max_turns,
+        "swe_time_budget": rollout.time_budget,
+        "swe_sandbox": rollout.sandbox,
+        "swe_sandbox_concurrency": rollout.sandbox_concurrency,
+        "swe_reward_mode": recipe.reward.mode,
+        "swe_max_attempts": rollout.max_attempts,
+        "swe_run_dir": str(run_dir.resolve()),
+        "swe_threads": recipe.cluster.threads,
+    }
+
+
+def task_set(spec: str) -> str:
+    """The name of a task set, a file's path made absolute: SLiME's processes are started elsewhere."""
+    return str(Path(spec).expanduser().resolve()) if spec.endswith(".jsonl") else spec
+
+
+def _run(recipe: Recipe, run_dir: Path) -> Attributes:
+    return {
+        "num_rollout": recipe.run.num_rollouts,
+        "seed": recipe.run.seed,
+        "save": str(run_dir / "checkpoints"),
+        "save_interval": recipe.run.save_interval,
+    }
+
+
+def _hooks(recipe: Recipe) -> Attributes:
     return {
         "custom_generate_function_path": recipe.rollout.generate,
         "custom_rm_path": recipe.reward.function,
@@ -58,7 +110,7 @@ def _hooks(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _rollout(recipe: Recipe) -> dict[str, Any]:
+def _rollout(recipe: Recipe) -> Attributes:
     rollout = recipe.rollout
     return {
         "rollout_batch_size": rollout.batch_size,
@@ -77,12 +129,11 @@ def _rollout(recipe: Recipe) -> dict[str, Any]:
         "rollout_shuffle": recipe.data.shuffle,
         "reward_key": None,
         "group_rm": False,
-        "partial_rollout": False,
-        "use_rollout_routing_replay": False,
+        "partial_rollout": rollout.partial,
     }
 
 
-def _serving(recipe: Recipe) -> dict[str, Any]:
+def _serving(recipe: Recipe) -> Attributes:
     return {
         "sglang_router_ip": recipe.serving.router_ip or None,
         "sglang_router_port": recipe.serving.router_port or None,
@@ -91,25 +142,44 @@ def _serving(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _loss(recipe: Recipe) -> dict[str, Any]:
+def _loss(recipe: Recipe) -> Attributes:
     algorithm = recipe.algorithm
     return {
         "advantage_estimator": algorithm.estimator,
+        "calculate_per_token_loss": algorithm.reduction == "token",
+        "custom_pg_loss_reducer_function_path": CONSTANT_REDUCTION if algorithm.reduction == "constant" else None,
         "eps_clip": algorithm.clip_low,
         "eps_clip_high": algorithm.clip_high,
-        "use_kl_loss": algorithm.kl_coef > 0,
-        "kl_loss_coef": algorithm.kl_coef,
-        "kl_loss_type": algorithm.kl_type,
+        **_kl(recipe),
         "entropy_coef": algorithm.entropy_coef,
         "use_tis": algorithm.tis,
         "tis_clip": algorithm.tis_clip,
+        "tis_clip_low": algorithm.tis_clip_low,
+        "use_rollout_logprobs": algorithm.rollout_logprobs,
+        "use_routing_replay": algorithm.routing_replay == "train",
+        "use_rollout_routing_replay": algorithm.routing_replay == "rollout",
         "rewards_normalization": algorithm.normalize_rewards,
         "grpo_std_normalization": algorithm.std_normalization,
         "num_steps_per_rollout": algorithm.steps_per_rollout,
     }
 
 
-def _optimizer(recipe: Recipe) -> dict[str, Any]:
+def _kl(recipe: Recipe) -> Attributes:
+    """SLiME's group advantages leave the penalty on rewards out: a function of ours takes it off."""
+    algorithm = recipe.algorithm
+    in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
+    in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+    return {
+        "use_kl_loss": in_loss,
+        "kl_loss_coef": algorithm.kl_coef if in_loss else 0.0,
+        "kl_coef": algorithm.kl_coef if in_reward else 0.0,
+        "kl_loss_type": algorithm.kl_type,
+        "use_unbiased_kl": algorithm.kl_unbiased,
+        "custom_advantage_function_path": KL_IN_REWARD if in_reward else None,
+    }
+
+
+def _optimizer(recipe: Recipe) -> Attributes:
     optimizer = recipe.optimizer
     return {
         "optimizer": "adam" if optimizer.name == "adamw" else optimizer.name,
@@ -121,23 +191,4 @@ def _optimizer(recipe: Recipe) -> dict[str, Any]:
         "adam_eps": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
         "clip_grad": optimizer.clip_grad,
-    }
-
-
-def _swe(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
-    rollout = recipe.rollout
-    return {
-        "swe_tasks": list(recipe.data.train),
-        "swe_eval_tasks": dict(recipe.data.eval),
-        "swe_agent": rollout.agent,
-        "swe_tool_format": recipe.model.tool_format,
-        "swe_system_prompt": rollout.system_prompt,
-        "swe_max_turns": rollout.max_turns,
-        "swe_time_budget": rollout.time_budget,
-        "swe_sandbox": rollout.sandbox,
-        "swe_sandbox_concurrency": rollout.sandbox_concurrency,
-        "swe_reward_mode": recipe.reward.mode,
-        "swe_max_attempts": rollout.max_attempts,
-        "swe_run_dir": str(run_dir),
-        "swe_threads": recipe.cluster.threads,
     }

@@ -2,6 +2,8 @@
 
 slime-swe train recipe=tiny_cpu run.name=first optimizer.lr=3e-4
 slime-swe train run.name=first --resume
+slime-swe train recipe=qwen25_coder_7b --dry-run                   what SLiME would be told
+slime-swe train recipe=qwen25_coder_7b --dry-run --script run.sh   the same as a shell script
 """
 
 from __future__ import annotations
@@ -10,57 +12,62 @@ import argparse
 import sys
 from pathlib import Path
 
-from launch.args import to_args
 from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
 from launch.config import resolve
-from launch.extras import EMBEDDED, require
+from launch.engines.base import Engine, Start, engine_of
 from launch.output import print_json
-from launch.progress import make_progress
 from launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
-from launch.summary import print_summary
-from recipes.base import Recipe
+from launch.slime.show import document, readable, script
+from recipes.base import Recipe, RecipeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that run.name names")
+    parser.add_argument("--dry-run", action="store_true", help="print the command that would be started, start nothing")
+    parser.add_argument("--script", metavar="FILE", help="with --dry-run: write the command as a shell script")
+    parser.add_argument("--ignore-plan", action="store_true", help="start what `slime-swe plan` says does not fit")
 
 
 def run(options: argparse.Namespace) -> int:
-    require(*EMBEDDED)
-    recipe, folder = _continued(options.overrides) if options.resume else _started(options.overrides)
-    from embedded.loop import train  # torch takes seconds to import; the other commands don't need it
-
-    args = to_args(recipe, folder, resume=options.resume)
+    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
+    if options.script and not options.dry_run:
+        raise RecipeError("--script writes what --dry-run shows: give both")
+    recipe, folder = _chosen(options.overrides, resume=start.resume)
+    engine = engine_of(recipe)
+    if options.dry_run:
+        return _show(engine, recipe, folder, options)
+    engine.check(recipe, start)  # before a folder is made that would be in the way of the corrected command
+    if not start.resume:
+        create_run(recipe)
     try:
-        with make_progress(recipe, folder) as progress:
-            summary = train(args, progress)
+        return engine.run(recipe, folder, start)
     except KeyboardInterrupt:
         _say_how_to_resume(recipe)
         raise
-    if options.json:
-        print_json(summary)
-    else:
-        print_summary(summary, folder)
-    return 0
 
 
-def _started(words: list[str]) -> tuple[Recipe, Path]:
+def _chosen(words: list[str], *, resume: bool) -> tuple[Recipe, Path]:
+    """The recipe, and the folder of its run: of a fresh one it is not there yet."""
     name, overrides = split_recipe(words)
-    recipe = with_name(resolve(name or DEFAULT_RECIPE, overrides))
-    args = to_args(recipe, Path())
-    from launch.preflight import check_args  # torch takes seconds to import
-
-    check_args(args)  # before a folder is made that would be in the way of the corrected command
-    return recipe, create_run(recipe)
-
-
-def _continued(words: list[str]) -> tuple[Recipe, Path]:
-    name, overrides = split_recipe(words)
+    if not resume:
+        recipe = with_name(resolve(name or DEFAULT_RECIPE, overrides))
+        return recipe, Path(recipe.run.dir) / recipe.run.name
     folder = find_run(value_of("run.name", overrides, ""), value_of("run.dir", overrides, "runs"))
     recipe = resolve(name or str(folder / RECIPE_FILE), overrides)
     require_same(recipe, folder)
     return recipe, folder
+
+
+def _show(engine: Engine, recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
+    job = engine.job(recipe, folder, resume=options.resume)
+    if options.script:
+        Path(options.script).write_text(script(job), encoding="utf-8")
+    if options.json:
+        print_json(document(job))
+    elif not options.script:
+        print(readable(job), end="")
+    return 0
 
 
 def _say_how_to_resume(recipe: Recipe) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from launch.slime.prompts import prompts
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Job:
     flags: heading for people -> the words of that group of flags.
     environment: variables that the command and every Ray worker of it need, added to what is there.
     files: path -> content; all of them lie in `directory` and must be there before the command starts.
+    prompts: path -> the task set that this file must hold then.
     directory: the run's folder, which the command is started in, so that strays of any library land there.
     """
 
@@ -24,6 +27,7 @@ class Job:
     environment: Mapping[str, str]
     files: Mapping[Path, str]
     directory: Path
+    prompts: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def argv(self) -> list[str]:
@@ -31,9 +35,18 @@ class Job:
         return [*self.program, *(word for words in self.flags.values() for word in words)]
 
     def write_files(self) -> None:
-        """Write `files`, each whole or not at all, over what earlier starts of the run left."""
+        """Write `files` and `prompts`, each whole or not at all, over what earlier starts of the run left.
+
+        Raises the `ValueError` of a task set that can't be read.
+        """
         for path, content in self.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text(content, encoding="utf-8")
-            os.replace(temporary, path)
+            _write(path, content)
+        for path, spec in self.prompts.items():
+            _write(path, prompts(spec))
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(content, encoding="utf-8")
+    os.replace(temporary, path)

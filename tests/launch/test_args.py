@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from launch.args import EMBEDDED_SEED, checkpoint_folder, to_args
+from launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, task_set, to_args
 from launch.config import resolve
 from launch.keys import flatten
 from recipes.base import RecipeError
+from recipes.rules.engines import EMBEDDED
+from tests.launch.slime.other import other_than
+from tests.recipes.changes import changed
 
 SLIME_NAMES = """
 hf_checkpoint rollout_batch_size n_samples_per_prompt num_rollout over_sampling_batch_size rollout_max_response_len
 rollout_max_context_len rollout_temperature rollout_top_p rollout_top_k rollout_stop rollout_stop_token_ids
 rollout_skip_special_tokens rollout_seed rollout_shuffle sglang_router_ip sglang_router_port sglang_server_concurrency
-sglang_enable_deterministic_inference reward_key group_rm partial_rollout save load custom_generate_function_path
-custom_rm_path custom_reward_post_process_path dynamic_sampling_filter_path data_source_path
-custom_rollout_log_function_path custom_eval_rollout_log_function_path optimizer lr lr_decay_style lr_warmup_iters
-adam_beta1 adam_beta2 adam_eps weight_decay clip_grad eps_clip eps_clip_high use_kl_loss kl_loss_coef kl_loss_type
-use_tis tis_clip entropy_coef advantage_estimator grpo_std_normalization rewards_normalization num_steps_per_rollout
-max_tokens_per_gpu use_rollout_routing_replay eval_interval n_samples_per_eval_prompt seed
+sglang_enable_deterministic_inference reward_key group_rm partial_rollout save save_interval load
+custom_generate_function_path custom_rm_path custom_reward_post_process_path dynamic_sampling_filter_path
+data_source_path custom_rollout_log_function_path custom_eval_rollout_log_function_path optimizer lr lr_decay_style
+lr_warmup_iters adam_beta1 adam_beta2 adam_eps weight_decay clip_grad eps_clip eps_clip_high use_kl_loss kl_loss_coef
+kl_loss_type kl_coef use_unbiased_kl custom_advantage_function_path use_tis tis_clip tis_clip_low use_rollout_logprobs
+entropy_coef advantage_estimator calculate_per_token_loss custom_pg_loss_reducer_function_path grpo_std_normalization
+rewards_normalization num_steps_per_rollout max_tokens_per_gpu use_routing_replay use_rollout_routing_replay
+eval_interval n_samples_per_eval_prompt seed
 """.split()
 OUR_NAMES = """
 swe_tasks swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget swe_sandbox
 swe_sandbox_concurrency swe_reward_mode swe_max_attempts swe_run_dir swe_threads
 """.split()
+READ_ELSEWHERE = {
+    "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
+    "model.checkpoint", "model.folder",  # tested by themselves
+    "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
+    "serving.mem_fraction",  # of a GPU
+}  # fmt: skip
+ONE_VALUE = {key for key, _, _ in EMBEDDED}  # of every other value the recipe's checks say why there is none
 
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    shutil.copy(checkpoint_folder(EMBEDDED_SEED) / "config.json", folder)
     return folder
 
 
@@ -49,27 +61,11 @@ def test_names_are_exactly_those_of_the_contract(recipe, tmp_path):
 
 def test_every_field_of_the_recipe_reaches_the_engine_or_is_named_here(recipe, tmp_path):
     """A field that nothing reads is a promise that nothing keeps."""
+    recipe = dataclasses.replace(recipe, algorithm=dataclasses.replace(recipe.algorithm, kl_coef=0.1))
     before = vars(to_args(recipe, tmp_path))
-    read_elsewhere = {
-        "name", "description", "hardware", "run.name", "run.dir",  # the launcher
-        "cluster.nodes", "cluster.gpus_per_node", "parallel.tp", "parallel.pp", "parallel.cp",  # the recipe's checks
-        "parallel.ep", "parallel.etp",
-    }  # fmt: skip
     for key, value in flatten(dataclasses.asdict(recipe)):
-        if key in read_elsewhere or key == "model.checkpoint":
-            continue
-        section, name = key.split(".")
-        section_changed = dataclasses.replace(getattr(recipe, section), **{name: other_than(value)})
-        changed = dataclasses.replace(recipe, **{section: section_changed})
-        assert vars(to_args(changed, tmp_path)) != before, key
-
-
-def other_than(value):
-    if isinstance(value, bool):
-        return not value
-    return (
-        value + 7 if isinstance(value, int | float) else {str: "other", list: ["other"], dict: {"a": "b"}}[type(value)]
-    )
+        if key not in READ_ELSEWHERE | ONE_VALUE and not key.startswith("model.architecture."):
+            assert vars(to_args(changed(recipe, key, other_than(key, value)), tmp_path)) != before, key
 
 
 def test_paths_are_absolute_and_only_a_resumed_run_loads(recipe, tmp_path, monkeypatch):
@@ -93,5 +89,31 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         checkpoint_folder(str(tmp_path))
 
 
+def test_a_model_s_name_is_a_folder_of_models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_path("ORG/NAME", "my/models") == tmp_path / "my/models/ORG/NAME"
+    assert checkpoint_path("./ORG/NAME") == tmp_path / "ORG/NAME"
+    assert checkpoint_path("/ORG/NAME") == Path("/ORG/NAME")
+    assert checkpoint_path("a/b/c") == tmp_path / "a/b/c"
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    assert checkpoint_path("runs/mine") == tmp_path / "runs/mine"
+
+
 def test_the_seed_policy_comes_with_the_package():
     assert (checkpoint_folder(EMBEDDED_SEED) / "model.safetensors").is_file()
+
+
+def test_task_files_are_named_by_their_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert task_set("a/tasks.jsonl") == str(tmp_path / "a/tasks.jsonl")
+    assert task_set("embedded:train") == "embedded:train"
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("loss", {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_coef": 0.0}),
+     ("reward", {"use_kl_loss": False, "kl_loss_coef": 0.0, "kl_coef": 0.1})],
+)  # fmt: skip
+def test_the_kl_penalty_is_in_one_place(recipe, tmp_path, place, expected):
+    args = vars(to_args(changed(changed(recipe, "algorithm.kl_coef", 0.1), "algorithm.kl_in", place), tmp_path))
+    assert {name: args[name] for name in expected} == expected

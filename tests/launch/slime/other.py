@@ -1,0 +1,31 @@
+"""Another value for a field of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMED = {
+    "algorithm.estimator": "ppo",
+    "algorithm.kl_type": "k1",
+    "algorithm.kl_in": "reward",
+    "algorithm.reduction": "token",
+    "algorithm.routing_replay": "train",
+    "rollout.schedule": "async",
+    "parallel.recompute": "selective",
+    "optimizer.name": "sgd",
+    "optimizer.schedule": "cosine",
+    "cluster.gpu": "A100-80GB",
+    "serving.external_engines": ["host:1"],
+    "model.checkpoint": "some/other",
+    "model.architecture.rope_theta": 12345.0,
+}
+
+
+def other_than(key: str, value: Any) -> Any:
+    if key in NAMED:
+        return NAMED[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 7
+    return {str: "other", list: ["other:1"], dict: {"a": "b:c"}}[type(value)]

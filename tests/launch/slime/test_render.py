@@ -1,0 +1,224 @@
+"""Recipes become jobs: every shipped one, and each choice of algorithm, schedule and layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.keys import flatten
+from launch.slime.environment import Homes
+from launch.slime.manifest import load_manifest, split
+from launch.slime.render import render
+from recipes.base import RecipeError
+from recipes.checks import violations
+from recipes.registry import RECIPES, load_recipe
+from tests.launch.slime.other import other_than
+from tests.recipes.changes import changed, variant
+
+HOMES = Homes(Path("/slime"), Path("/megatron"))
+FOLDER = Path("/runs/a")
+ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
+FIRST = "qwen25_coder_7b"
+MIXTURE = "qwen3_coder_30b_a3b"
+READ_ELSEWHERE = {
+    "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
+    "model.architecture.family", "model.architecture.max_context",  # checks
+    "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
+    "cluster.ray_address",  # the launcher of Ray
+}  # fmt: skip
+
+
+def job_of(recipe, **options):
+    return render(recipe, FOLDER, homes=HOMES, **options)
+
+
+def flags_of(recipe, **options):
+    """Flag -> its values, of the whole command."""
+    return dict(split(job_of(recipe, **options).argv[2:]))
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_every_shipped_recipe_is_a_command_line_that_slime_takes(name):
+    job = job_of(load_recipe(name))
+    load_manifest().check(job.argv[2:])
+    said = dict(split(job.argv[2:]))
+    assert len(said) == sum(word.startswith("--") for word in job.argv[2:]), "a flag is said twice"
+    required = {flag.name for flag in load_manifest().flags.values() if flag.required and flag.owner == "slime"}
+    assert required <= set(said)
+
+
+@pytest.mark.parametrize("name", (FIRST, MIXTURE))
+def test_every_field_of_the_recipe_reaches_the_job_or_is_named_here(name):
+    """A field that nothing reads is a promise that nothing keeps."""
+    recipe = variant(
+        name, algorithm__kl_coef=0.1, run__wandb_project="p", serving__dp_attention=False, cluster__colocate=False
+    )
+    before = job_of(recipe)
+    for key, value in flatten(dataclasses.asdict(recipe)):
+        if key not in READ_ELSEWHERE and not (name == FIRST and key.startswith("model.architecture.expert")):
+            assert job_of(changed(recipe, key, other_than(key, value))) != before, key
+
+
+def test_places_are_absolute_and_lie_in_the_run_s_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = render(load_recipe(FIRST), Path("runs/a"), homes=HOMES)
+    assert job.directory == tmp_path / "runs/a"
+    assert all(job.directory in path.parents for path in (*job.files, *job.prompts))
+    said = dict(split(job.argv[2:]))
+    assert said["--save"] == [str(tmp_path / "runs/a/checkpoints")]
+    assert said["--hf-checkpoint"] == [str(tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct")]
+    assert said["--ref-load"] == [str(tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct_torch_dist")]
+
+
+def test_only_a_resumed_run_loads_its_own_checkpoints():
+    recipe = load_recipe(FIRST)
+    fresh, resumed = flags_of(recipe), flags_of(recipe, resume=True)
+    assert "--load" not in fresh
+    assert fresh | {"--load": [str(FOLDER / "checkpoints")]} == resumed
+
+
+def test_what_slime_has_no_flag_for_is_in_the_settings_file():
+    job = job_of(load_recipe(FIRST))
+    path = FOLDER / "slime" / "settings.yaml"
+    settings = yaml.safe_load(job.files[path])
+    assert dict(split(job.argv[2:]))["--custom-config-path"] == [str(path)]
+    assert set(settings) and all(name.startswith("swe_") for name in settings)
+    assert settings["swe_run_dir"] == str(FOLDER)
+
+
+def test_evaluation_sets_are_files_of_prompts():
+    recipe = variant(FIRST, data__eval={"held/out": "embedded:heldout", "own": "tasks.jsonl"})
+    job = job_of(recipe)
+    content = yaml.safe_load(job.files[FOLDER / "slime" / "evaluation.yaml"])["eval"]
+    assert content["defaults"] == {"input_key": "input", "metadata_key": "metadata"}
+    assert {entry["name"]: job.prompts[Path(entry["path"])] for entry in content["datasets"]} == {
+        "held/out": "embedded:heldout",
+        "own": str(Path.cwd() / "tasks.jsonl"),
+    }
+
+
+@pytest.mark.parametrize(("interval", "said"), [(5, "5"), (0, "40")])
+def test_evaluation_before_and_after_at_least(interval, said):
+    recipe = variant(FIRST, run__eval_interval=interval, run__num_rollouts=40)
+    assert flags_of(recipe)["--eval-interval"] == [said]
+
+
+def test_without_evaluation_sets_nothing_is_evaluated():
+    said = flags_of(variant(FIRST, data__eval={}))
+    assert not {"--eval-interval", "--eval-config"} & set(said)
+
+
+CHOICES = [
+    ({"algorithm__estimator": "grpo"}, {"--advantage-estimator": ["grpo"]}),
+    ({"algorithm__estimator": "gspo"}, {"--advantage-estimator": ["gspo"]}),
+    ({"algorithm__reduction": "token"}, {"--calculate-per-token-loss": []}),
+    (
+        {"algorithm__reduction": "constant"},
+        {"--custom-pg-loss-reducer-function-path": ["launch.slime.slime_plugin.constant_reduction"]},
+    ),
+    ({"algorithm__clip_high": 0.28}, {"--eps-clip": ["0.2"], "--eps-clip-high": ["0.28"]}),
+    ({"algorithm__tis": True, "algorithm__tis_clip_low": 0.5}, {"--use-tis": [], "--tis-clip-low": ["0.5"]}),
+    ({"algorithm__rollout_logprobs": True, "algorithm__tis": False}, {"--use-rollout-logprobs": []}),
+    ({"algorithm__std_normalization": False}, {"--disable-grpo-std-normalization": []}),
+    ({"algorithm__normalize_rewards": False}, {"--disable-rewards-normalization": []}),
+    (
+        {"algorithm__kl_coef": 0.01, "algorithm__kl_type": "k3", "algorithm__kl_unbiased": True},
+        {"--use-kl-loss": [], "--kl-loss-coef": ["0.01"], "--kl-loss-type": ["k3"], "--use-unbiased-kl": []},
+    ),
+    (
+        {"algorithm__kl_coef": 0.01, "algorithm__kl_in": "reward"},
+        {
+            "--kl-coef": ["0.01"],
+            "--kl-loss-coef": ["0.0"],
+            "--custom-advantage-function-path": ["launch.slime.slime_plugin.advantages_less_kl"],
+        },
+    ),
+    ({"parallel__recompute": "selective"}, {"--recompute-granularity": ["selective"]}),
+    ({"parallel__recompute": "full"}, {"--recompute-granularity": ["full"], "--recompute-method": ["uniform"]}),
+    ({"parallel__tp": 2}, {"--tensor-model-parallel-size": ["2"], "--sequence-parallel": []}),
+    ({"optimizer__cpu_offload": True}, {"--optimizer-cpu-offload": [], "--use-precision-aware-optimizer": []}),
+    ({"run__wandb_project": "p"}, {"--use-wandb": [], "--wandb-project": ["p"]}),
+    ({"cluster__colocate": False, "cluster__rollout_gpus": 16}, {"--rollout-num-gpus": ["16"]}),
+    ({"cluster__nodes": 2}, {"--actor-num-nodes": ["2"], "--rollout-num-gpus": ["16"], "--num-gpus-per-node": ["8"]}),
+    (
+        {"serving__external_engines": ["a:1", "b:2"], "cluster__colocate": False},
+        {"--rollout-external-engine-addrs": ["a:1", "b:2"]},
+    ),
+    ({"algorithm__group_filter": "a.b"}, {"--dynamic-sampling-filter-path": ["a.b"]}),
+    ({"rollout__generate": "a.b", "rollout__partial": True}, {"--partial-rollout": []}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), CHOICES)
+def test_each_choice_is_its_flags(changes, expected):
+    recipe = variant(FIRST, **changes)
+    assert not violations(recipe)
+    said = flags_of(recipe)
+    assert {flag: said.get(flag) for flag in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("replay", "flag", "other"),
+    [
+        ("train", "--use-routing-replay", "--use-rollout-routing-replay"),
+        ("rollout", "--use-rollout-routing-replay", "--use-routing-replay"),
+    ],
+)
+def test_routing_replay(replay, flag, other):
+    said = flags_of(variant(MIXTURE, algorithm__routing_replay=replay))
+    assert flag in said and other not in said
+
+
+APART = {"cluster__colocate": False, "cluster__rollout_gpus": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "script", "function"),
+    [
+        ({}, "train.py", "slime.rollout.sglang_rollout.generate_rollout"),
+        ({**APART, "rollout__schedule": "async"}, "train_async.py", "slime.rollout.sglang_rollout.generate_rollout"),
+        (
+            {**APART, "rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}},
+            "train_async.py",
+            "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+        ),
+    ],
+)
+def test_schedules(changes, script, function):
+    recipe = variant(FIRST, **changes)
+    assert not violations(recipe)
+    assert job_of(recipe).program[1] == f"/slime/{script}"
+    assert flags_of(recipe)["--rollout-function-path"] == [function]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__reduction": "constant", "algorithm__kl_coef": 0.1},
+        {"algorithm__reduction": "constant", "algorithm__entropy_coef": 0.1},
+        {**APART, "rollout__schedule": "fully_async", "algorithm__group_filter": ""},
+    ],
+)
+def test_what_slime_would_do_otherwise_is_refused(changes):
+    with pytest.raises(RecipeError):
+        variant(FIRST, **changes).validate()
+
+
+def test_environment():
+    job = job_of(variant(FIRST, run__tensorboard=True))
+    assert job.environment["PYTHONPATH"].split(":")[:2] == ["/slime", "/megatron"]
+    assert job.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert job.environment["TENSORBOARD_DIR"] == str(FOLDER / "tensorboard")
+    assert job_of(variant(FIRST, cluster__gpu="H100-80GB")).environment["NCCL_NVLS_ENABLE"] == "1"
+    assert job_of(variant(FIRST, cluster__gpu="A100-80GB")).environment["NCCL_NVLS_ENABLE"] == "0"
+
+
+def test_homes_are_those_of_the_image_unless_told(tmp_path):
+    assert Homes.find({}) == Homes(Path("/root/slime"), Path("/root/Megatron-LM"))
+    homes = Homes.find({"SLIME_HOME": str(tmp_path), "MEGATRON_HOME": "/m"})
+    assert homes == Homes(tmp_path, Path("/m"))
+    with pytest.raises(RecipeError, match="SLIME_HOME"):
+        homes.require()

@@ -1,0 +1,101 @@
+"""`slime-swe train`: the engine that a recipe names, dry runs, and what is refused before a folder is made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch.cli import run
+from launch.engines import ENGINES
+from launch.engines.base import engine_of
+from launch.slime.manifest import load_manifest
+from recipes.base import RecipeError
+from tests.recipes.changes import variant
+
+GPUS = "recipe=qwen25_coder_7b"
+CONFIG = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    "rope_theta": 1e6, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLIME_HOME", raising=False)
+    monkeypatch.delenv("MEGATRON_HOME", raising=False)
+
+
+def left():
+    return [path.name for path in Path.cwd().iterdir()]
+
+
+def test_a_dry_run_shows_groups_and_leaves_nothing(capsys):
+    assert run(["train", GPUS, "--dry-run", "run.name=a", "optimizer.lr=3e-6"]) == 0
+    shown = capsys.readouterr().out
+    assert "/root/slime/train.py" in shown and "\noptimizer\n" in shown and "  --lr 3e-06\n" in shown
+    assert not left()
+
+
+def test_a_dry_run_as_json(capsys):
+    assert run(["train", GPUS, "--dry-run", "--json", "run.name=a"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    load_manifest().check(told["argv"][2:])
+    assert told["directory"] == str(Path.cwd() / "runs/a")
+    assert not left()
+
+
+def test_a_dry_run_as_a_script(capsys):
+    assert run(["train", GPUS, "--dry-run", "--script", "run.sh", "run.name=a"]) == 0
+    assert capsys.readouterr().out == ""
+    assert left() == ["run.sh"]
+    subprocess.run(["bash", "-n", "run.sh"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--script", "run.sh", GPUS], "give both"),
+        (["--dry-run"], "nothing to show"),
+        ([GPUS, "--dry-run", "parallel.tp=3"], "parallel.tp=3"),
+        ([GPUS, "--ignore-plan"], "SLIME_HOME"),
+        ([GPUS, "cluster.gpu=A100-40GB", "parallel.max_tokens_per_gpu=524288"], "--ignore-plan"),
+        ([GPUS, "engine=verl"], "embedded, slime, slime_cpu"),
+    ],
+)
+def test_what_can_t_start_is_refused_before_a_folder_is_made(words, said, capsys):
+    assert run(["train", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not left()
+
+
+@pytest.mark.parametrize("missing", ("config.json", "latest_checkpointed_iteration.txt"))
+def test_missing_checkpoints_are_named(missing, tmp_path, monkeypatch, capsys):
+    (tmp_path / "slime").mkdir()
+    (tmp_path / "slime" / "train.py").touch()
+    (tmp_path / "megatron" / "megatron" / "training").mkdir(parents=True)
+    monkeypatch.setenv("SLIME_HOME", str(tmp_path / "slime"))
+    monkeypatch.setenv("MEGATRON_HOME", str(tmp_path / "megatron"))
+    if missing != "config.json":
+        folder = tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert run(["train", GPUS, "--ignore-plan"]) == 2
+    assert missing in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ("embedded", "slime"))
+def test_each_engine_is_a_module(name):
+    module = engine_of(variant("tiny_cpu", engine=name))
+    assert all(callable(getattr(module, part)) for part in ("check", "run", "job"))
+    assert ENGINES[name] == module.__name__
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(RecipeError, match="embedded, slime, slime_cpu"):
+        engine_of(variant("tiny_cpu", engine="verl"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ def to_samples(
     masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
     ABORTED with reward 0.0 and `remove_sample`, and `metadata["infrastructure"]` says what failed.
     """
-    segments = episode.segments or (Segment([placeholder, placeholder], [0, 0], [0.0, 0.0], 1),)
+    segments = episode.segments or (_nothing_sampled(args, placeholder),)
     assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
     rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
     metadata = {**sample.metadata, "episode": _summary(episode, evaluation)}
@@ -55,6 +57,16 @@ def mark_infrastructure_failure(sample: Sample, where: str, detail: str) -> None
     sample.reward = 0.0
     sample.remove_sample = True
     sample.metadata = {**sample.metadata, "infrastructure": {"where": where, "detail": detail}}
+
+
+def _nothing_sampled(args: Any, placeholder: int) -> Segment:
+    """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must: any will
+    do, but SLiME takes a table of zeros for a server that returned none."""
+    routes: str | None = None
+    if getattr(args, "use_rollout_routing_replay", False):
+        table = array("i", range(args.moe_router_topk)) * args.num_layers
+        routes = base64.b64encode(table.tobytes()).decode()
+    return Segment([placeholder, placeholder], [0, 0], [0.0, 0.0], 1, routed_experts=routes)
 
 
 def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequence[int]], str]) -> None:

@@ -244,6 +244,16 @@ async def test_routing_replay_is_asked_for_and_kept(run_with):
     assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
 
 
+async def test_with_routing_replay_a_broken_episode_has_experts_too(checkpoint, tmp_path):
+    """SLiME refuses a batch in which one sample has none, or zeros throughout."""
+    async with serve(body(b"nonsense")) as url:
+        replay = {"use_rollout_routing_replay": True, "num_layers": 3, "moe_router_topk": 2}
+        args = make_args(checkpoint, url, tmp_path, **replay)
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+    assert sample.status is Sample.Status.ABORTED
+    assert [[list(layer) for layer in token] for token in sample.rollout_routed_experts] == [[[0, 1]] * 3]
+
+
 async def test_many_at_once_are_each_as_if_alone(run_with):
     async with run_with(VIEW, FIX, SUBMIT) as (args, _):
         alone = await slime_plugin.generate(args, make_sample(0), PARAMS)

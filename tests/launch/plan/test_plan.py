@@ -175,6 +175,7 @@ def test_the_nearest_change_comes_first(name, overrides, first):
     assert set(proposals[0].overrides) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides", "field"), REFUSED.values(), ids=REFUSED)
 def test_proposals_run(name, overrides, field):
     for proposal in propose(assemble(name, overrides), Assumptions()):

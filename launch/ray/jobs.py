@@ -22,9 +22,11 @@ LOG_FILE = "ray_job.log"
 RECORD_FILE = "ray_job.json"
 STOP_SECONDS = 60  # that a job has to end by itself
 PATIENCE_SECONDS = 60.0  # without an answer from the cluster before the job is given up
+ACCEPT_SECONDS = 300.0  # until the cluster takes the job
 POLL_SECONDS = 0.5
 INTERRUPTED = 130
 STOPPED, SUCCEEDED = "STOPPED", "SUCCEEDED"
+_NOT_YET = "No available agent"  # the words of Ray's job server before the node's agent has reported to it
 _TERMINAL = frozenset({STOPPED, SUCCEEDED, "FAILED"})
 
 
@@ -78,15 +80,20 @@ class RayJob:
         return self._record()
 
     def _submit(self, environment: Mapping[str, str]) -> None:
+        """Hand the job over. A cluster that has just started takes none for some seconds."""
         stopping = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(self.stop_seconds)}
+        runtime = {"env_vars": {**stopping, **environment}}
+        deadline = time.monotonic() + ACCEPT_SECONDS
         self._submitted = True  # an interruption may come at any moment
-        try:
-            self._client.submit_job(
-                entrypoint=self.entrypoint, submission_id=self.id, runtime_env={"env_vars": {**stopping, **environment}}
-            )
-        except RuntimeError as error:
-            self._submitted = False
-            raise RayError(f"the Ray cluster at {self.dashboard} refused the job: {error}") from error
+        while True:
+            try:
+                self._client.submit_job(entrypoint=self.entrypoint, submission_id=self.id, runtime_env=runtime)
+                return
+            except RuntimeError as error:
+                if _NOT_YET not in str(error) or time.monotonic() > deadline:
+                    self._submitted = False
+                    raise RayError(f"the Ray cluster at {self.dashboard} refused the job: {error}") from error
+            time.sleep(POLL_SECONDS)
 
     async def _follow(self) -> None:
         """Show the log until the job is over. A broken connection is made anew, and what was shown is left out."""

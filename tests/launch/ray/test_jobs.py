@@ -60,10 +60,12 @@ def start(folder: Path, address: str = "") -> subprocess.Popen[str]:
         [sys.executable, "-c", LAUNCHER, LASTING, str(folder), address],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+    said = []
     for line in process.stderr:
+        said.append(line)
         if line.strip() == "ready":
             return process
-    raise AssertionError("the job never came up")
+    raise AssertionError("".join(said))
 
 
 def marked() -> list[int]:

@@ -104,7 +104,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     """The architecture that a `config.json` states. Raises `RecipeError` where a part of it is none that we know."""
-    family = config.get("model_type")
+    family = config.get("model_type") if isinstance(config, Mapping) else None
     if family not in FAMILIES:
         raise RecipeError(f"model_type is {family!r}: it must be one of {', '.join(FAMILIES)}")
     for key, given, allowed in _unlike(config, family):

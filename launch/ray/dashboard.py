@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
@@ -41,7 +42,7 @@ def ray_version(dashboard: str) -> str | None:
     try:
         with build_opener(ProxyHandler({})).open(f"{dashboard}/api/version", timeout=ANSWER_SECONDS) as answer:
             return str(json.load(answer)["ray_version"])
-    except (URLError, OSError, ValueError, KeyError, TypeError):
+    except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -8,9 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from launch.commands import episodes, evaluate, recipes, tasks, train
+from launch.commands import doctor, episodes, evaluate, plan, recipes, tasks, train
 
-COMMANDS = {"train": train, "eval": evaluate, "recipes": recipes, "tasks": tasks, "episodes": episodes}
+COMMANDS = {
+    "train": train,
+    "eval": evaluate,
+    "recipes": recipes,
+    "tasks": tasks,
+    "episodes": episodes,
+    "plan": plan,
+    "doctor": doctor,
+}
 PACKAGES = frozenset({"data_sources", "rollout", "rewards", "embedded", "recipes", "launch"})
 
 USER_ERROR = 2  # as argparse has it

@@ -15,10 +15,12 @@ from launch.runs import create_run
 from tests.data_sources.tasks import make_task
 
 SURFACE = {
-    "train": ["--json", "--resume", "overrides"],
+    "train": ["--dry-run", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
     "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
     "recipes": ["--json", "overrides"],
     "tasks": ["--json", "--limit", "action", "id", "spec"],
+    "plan": ["--assume", "--json", "overrides"],
+    "doctor": ["--json", "overrides"],
     "episodes": [
         "--dir", "--evaluation", "--index", "--json", "--list", "--no-solved", "--rollout", "--solved", "--task", "run",
     ],

@@ -1,0 +1,80 @@
+"""The checkpoint's chat template: proven, and writing tool calls as the recipe's parser reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.args import checkpoint_folder
+from launch.doctor.finding import Finding, failure, ok, skipped
+from launch.doctor.machine import Machine
+from recipes.base import Recipe, RecipeError
+from rollout.agents.native_setup import load_template
+from rollout.chat.calls import ToolCall
+from rollout.chat.encoding import TemplateError
+from rollout.chat.parsers import PARSERS, parse
+from rollout.chat.tokenizer import load_tokenizer
+from rollout.tools import TOOLS
+
+PROBES = (
+    ToolCall("view", {"path": "src/a.py"}),
+    ToolCall("str_replace", {"path": "a b.py", "old": 'if x < 1:\n    return "{}"\n', "new": "  # ünï 漢字 & \\n\n"}),
+)
+_BEFORE = "I look at it."
+
+
+def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Both need the checkpoint; without one they are skipped."""
+    try:
+        folder = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
+    except RecipeError:
+        yield skipped("chat template", "there is no checkpoint")
+        return
+    try:
+        load_template(folder)
+    except TemplateError as error:
+        yield failure(
+            "chat template",
+            str(error),
+            "use the checkpoint's own template, or one that keeps earlier turns byte for byte",
+        )
+    else:
+        yield ok("chat template", "each turn's increment is proven exact")
+    yield _tool_calls(load_tokenizer(folder), recipe.model.tool_format)
+
+
+def _tool_calls(tokenizer: Any, tool_format: str) -> Finding:
+    """The policy was taught to write calls as its template renders them; the parser must read these back."""
+    fits = [name for name in PARSERS if all(_reads_back(tokenizer, call, name) for call in PROBES)]
+    if tool_format in fits:
+        return ok("tool calls", f"what the template writes, model.tool_format={tool_format} reads back")
+    if not any(_rendered(tokenizer, call) for call in PROBES):
+        return skipped("tool calls", "the template renders no tool calls, so there is nothing to compare with")
+    found = f"model.tool_format={tool_format} does not read back what the checkpoint's template writes"
+    if fits:
+        return failure("tool calls", found, f"set model.tool_format={' or '.join(fits)}, which does")
+    return failure("tool calls", found, f"none of {', '.join(PARSERS)} does: add a parser in rollout/chat/")
+
+
+def _reads_back(tokenizer: Any, call: ToolCall, tool_format: str) -> bool:
+    turn = parse(_rendered(tokenizer, call), tool_format)
+    return turn.error is None and turn.calls == [call]
+
+
+def _rendered(tokenizer: Any, call: ToolCall) -> str:
+    """The assistant's turn that makes this call, as the template writes it; empty where it writes none."""
+    from jinja2 import TemplateError as JinjaError
+
+    user = {"role": "user", "content": "Repair it."}
+    reply = {"role": "assistant", "content": _BEFORE, "tool_calls": [_as_openai(call)]}
+    schemas = [tool.spec.schema() for tool in TOOLS]
+    try:
+        text: str = tokenizer.apply_chat_template([user, reply], tools=schemas, tokenize=False)
+    except (JinjaError, TypeError):  # a template that wants `content` only
+        return ""
+    said = text.rpartition(_BEFORE)[2]
+    return said if call.name in said else ""
+
+
+def _as_openai(call: ToolCall) -> Mapping[str, Any]:
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,173 @@
+"""The GPUs of this machine, as `nvidia-smi` tells of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launch.doctor.finding import Finding, failure, ok, skipped, warning
+from launch.doctor.machine import Machine, MachineError
+from launch.doctor.supported import driver
+from recipes.base import Recipe
+
+QUERY = "index,name,driver_version,memory.total,memory.used,mig.mode.current"
+COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+IDLE_MIB = 1024  # a GPU that nobody uses still shows some hundred MiB
+_TOLERANCE = 0.98  # of a GPU's nominal memory: error correction and firmware keep a little
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `memory` and `used` in MiB."""
+
+    index: int
+    name: str
+    driver: str
+    memory: int
+    used: int
+    partitioned: bool
+
+
+def check_gpus(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Count, kind, driver and what already occupies them."""
+    wanted = recipe.cluster.gpus_per_node
+    try:
+        gpus, strange = parse(machine.ask(*COMMAND))
+    except MachineError as error:
+        yield _unseen(recipe, machine, str(error))
+        return
+    if strange:
+        yield _strange(strange, any_gpu=bool(gpus))
+    if not gpus:
+        if not strange:
+            yield failure("gpus", f"nvidia-smi lists no GPU; the recipe wants {wanted}", _ELSEWHERE)
+        return
+    yield _counted(gpus, wanted)
+    yield from _hidden(wanted)
+    yield from _of_kind(gpus, recipe.cluster.gpu)
+    yield from _undivided(gpus)
+    yield _driven(gpus)
+    yield from _occupied(gpus[:wanted], recipe)
+
+
+def parse(text: str) -> tuple[list[Gpu], list[str]]:
+    """The GPUs in the answer to `COMMAND`, and its lines that tell of none."""
+    gpus, strange = [], []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = _ROW.fullmatch(line)
+        if match is None:
+            strange.append(line)
+            continue
+        index, name, version, memory, used, partitioned = match.groups()
+        gpus.append(Gpu(int(index), name, version, int(memory), int(used), partitioned == "Enabled"))
+    return gpus, strange
+
+
+_ROW = re.compile(r"(\d+), ([^,]+), (\d+(?:\.\d+)+), (\d+), (\d+), (Enabled|Disabled|\[N/A\]|N/A)")
+_ELSEWHERE = "run this on a machine of the cluster, or take a recipe without GPUs (`slime-swe recipes` lists them)"
+
+
+def _unseen(recipe: Recipe, machine: Machine, why: str) -> Finding:
+    address = recipe.cluster.ray_address
+    if address and not machine.has("nvidia-smi"):
+        return skipped("gpus", f"none here; the job goes to the cluster at {address}: run this on its nodes too")
+    if not machine.has("nvidia-smi"):
+        return failure("gpus", f"{why}: no NVIDIA GPU can be seen", _ELSEWHERE)
+    return failure("gpus", why, "run `nvidia-smi` yourself: where it fails too, the driver must be put right first")
+
+
+def _strange(lines: Sequence[str], *, any_gpu: bool) -> Finding:
+    found = f"nvidia-smi says {lines[0][:120]!r}" + (f" and {len(lines) - 1} lines more" if len(lines) > 1 else "")
+    fix = "run `nvidia-smi` yourself: a GPU that it can't query needs a reset, or the machine a reboot"
+    return warning("gpus", found, fix) if any_gpu else failure("gpus", found, fix)
+
+
+def _counted(gpus: Sequence[Gpu], wanted: int) -> Finding:
+    kinds = sorted({gpu.name for gpu in gpus})
+    found = f"{len(gpus)} × {' and '.join(kinds)}, {gpus[0].memory / 1024:.1f} GiB each"
+    if len(gpus) < wanted:
+        return failure(
+            "gpus",
+            f"{found}; the recipe wants {wanted} on each machine",
+            f"take a machine with {wanted}, or set cluster.gpus_per_node={len(gpus)} and ask `slime-swe plan` "
+            "whether that fits",
+        )
+    return ok("gpus", found + (f"; {wanted} of them are used" if len(gpus) > wanted else ""))
+
+
+def _hidden(wanted: int) -> Iterator[Finding]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return
+    count = len([name for name in listed.split(",") if name.strip() not in ("", "-1")])
+    if count < wanted:
+        yield failure(
+            "gpus",
+            f"CUDA_VISIBLE_DEVICES={listed!r} shows {count} of the {wanted} GPUs that the recipe wants",
+            "unset CUDA_VISIBLE_DEVICES, or list as many",
+        )
+
+
+def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
+    """Less memory than planned for will not do; another chip runs, but as nobody has planned.
+
+    A kind that is none is left to the recipe's rules.
+    """
+    named = re.fullmatch(r"(\w+)-(\d+)GB", kind)
+    if named is None:
+        return
+    chip, nominal = named[1], int(named[2]) * 1e9 / (1 << 20)
+    least = min(gpus, key=lambda gpu: gpu.memory)
+    if least.memory < _TOLERANCE * nominal:
+        yield failure(
+            "gpus",
+            f"{least.name} has {least.memory / 1024:.1f} GiB; cluster.gpu={kind} has {nominal / 1024:.1f}",
+            "set cluster.gpu to what is here and ask `slime-swe plan` whether that fits",
+        )
+    elif others := sorted({gpu.name for gpu in gpus if chip not in gpu.name}):
+        yield warning(
+            "gpus",
+            f"{' and '.join(others)} here, cluster.gpu={kind} in the recipe",
+            "set cluster.gpu to what is here: the plan's times are those of the other GPU",
+        )
+
+
+def _undivided(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    if split := [str(gpu.index) for gpu in gpus if gpu.partitioned]:
+        yield failure(
+            "gpus",
+            f"GPU {', '.join(split)}: divided into instances (MIG), between which NCCL does not talk",
+            "take other GPUs, or have an administrator turn MIG off",
+        )
+
+
+def _driven(gpus: Sequence[Gpu]) -> Finding:
+    support, version = driver(), gpus[0].driver
+    if not support.allows(version):
+        return failure(
+            "driver",
+            f"{version}; CUDA 12 needs {support.required}",
+            f"have an administrator install a driver {support.tested}",
+        )
+    if not support.knows(version):
+        return warning(
+            "driver",
+            f"{version}; the training image's CUDA 12.9 came with {support.tested}",
+            "it may run (CUDA's minor-version compatibility), but kernels compiled at run time may not: update it",
+        )
+    return ok("driver", version)
+
+
+def _occupied(gpus: Sequence[Gpu], recipe: Recipe) -> Iterator[Finding]:
+    busy = [gpu for gpu in gpus if gpu.used > IDLE_MIB]
+    if not busy:
+        return
+    most = max(busy, key=lambda gpu: gpu.used)
+    found = f"GPU {', '.join(str(gpu.index) for gpu in busy)}: in use, up to {most.used / 1024:.1f} GiB"
+    fix = "wait for, or stop, what runs there (`nvidia-smi` lists the processes)"
+    if most.used > (1 - recipe.serving.mem_fraction) * most.memory:
+        yield failure("gpus", f"{found}; serving.mem_fraction={recipe.serving.mem_fraction:g} is not free", fix)
+    else:
+        yield warning("gpus", found, fix)

@@ -1,0 +1,106 @@
+"""Ports that must be free, and servers that must be there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+from launch.doctor.finding import Finding, failure, ok, warning
+from launch.doctor.machine import Machine
+from launch.doctor.supported import packages
+from launch.ray.dashboard import gpus_by_node, ray_version, reaching
+from launch.ray.processes import running_ray
+from recipes.base import Cluster, Recipe
+
+ANSWER_SECONDS = 5.0
+
+
+def check_ports(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """The router's port is free where this run starts a router; else the router answers there."""
+    ip, port = recipe.serving.router_ip, recipe.serving.router_port
+    if ip:
+        host = f"[{ip}]" if ":" in ip else ip
+        yield _healthy("router", f"{host}:{port}", "start it, or leave serving.router_ip empty for one of this run")
+    elif port:
+        yield _free(port)
+    else:
+        yield ok("ports", "taken at random among the free ones (serving.router_port=0)")
+    for address in recipe.serving.external_engines:
+        yield _healthy("engine", address, "start it, or take it out of serving.external_engines")
+
+
+def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """The named cluster answers, is of the tested version and has the GPUs; without one, no other Ray is here."""
+    cluster = recipe.cluster
+    if cluster.ray_address:
+        yield from _cluster(cluster, cluster.ray_address.rstrip("/"))
+        return
+    running = running_ray()
+    if running is not None:
+        pid, gcs = running
+        yield failure(
+            "ray",
+            f"runs on this machine already (process {pid}{f', {gcs}' if gcs else ''}), and would share its GPUs",
+            "use that cluster: cluster.ray_address=http://host:port of its dashboard (port 8265 unless told "
+            "otherwise); or stop it, if it is yours",
+        )
+    elif cluster.nodes > 1:
+        yield warning(
+            "ray",
+            f"cluster.nodes={cluster.nodes} wants a cluster over these machines, and cluster.ray_address is empty",
+            "submit launch/slurm/train.sbatch, which starts one; else start one and give its dashboard's address",
+        )
+    else:
+        yield ok("ray", "none runs on this machine; the run starts its own")
+
+
+def _cluster(cluster: Cluster, address: str) -> Iterator[Finding]:
+    version, tested = ray_version(address), packages()["ray"]
+    if version is None:
+        yield failure(
+            "ray",
+            f"cluster.ray_address={address}: no Ray dashboard answers there",
+            "give the http://host:port that `ray start --head` printed, or leave the field empty",
+        )
+        return
+    if tested.knows(version):
+        yield ok("ray", f"{version} at {address}")
+    else:
+        yield warning("ray", f"{version} at {address}; tested with {tested.tested}", "start the cluster from the image")
+    with reaching(address):
+        found = sum(gpus_by_node(address))
+    wanted = cluster.train_gpus + cluster.rollout_gpus
+    if found < wanted:
+        yield failure("ray", f"the cluster has {found} GPUs, the recipe wants {wanted}", "join more nodes to it")
+
+
+def _free(port: int) -> Finding:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", port))
+        except OSError as error:
+            return failure(
+                "ports",
+                f"serving.router_port={port} can't be had: {error.strerror}",
+                f"`ss -ltnp sport = :{port}` says who has it; or set serving.router_port=0 for any free one",
+            )
+    return ok("ports", f"serving.router_port={port} is free")
+
+
+def _healthy(check: str, address: str, fix: str) -> Finding:
+    try:
+        with build_opener(ProxyHandler({})).open(f"http://{address}/health", timeout=ANSWER_SECONDS):
+            return ok(check, f"{address} is healthy")
+    except HTTPError as error:
+        return failure(check, f"{address} answers /health with {error.code}", fix)
+    except (OSError, ValueError, HTTPException) as error:
+        return failure(check, f"{address} does not answer: {_reason(error)}", fix)
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", "") or error or type(error).__name__)

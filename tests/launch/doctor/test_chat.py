@@ -1,0 +1,83 @@
+"""Chat templates against the recipe's tool-call parser, both for real."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from launch.args import EMBEDDED_SEED, checkpoint_folder
+from launch.doctor.chat import check_chat
+from launch.doctor.machine import Machine
+from tests.recipes.changes import variant
+from tests.rollout.conftest import CHATML, make_tokenizer
+
+TURN = '{{- "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" -}}'
+CALLS = """{{- "<|im_start|>" + message.role + "\n" + message.content -}}
+{%- for call in message.tool_calls or [] -%}FORMAT{%- endfor -%}{{- "<|im_end|>\n" -}}"""
+HERMES = CALLS.replace(
+    "FORMAT",
+    """{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' -}}
+    {{- call.function.arguments | tojson -}}{{- "}\n</tool_call>" -}}""",
+)
+CODER = CALLS.replace(
+    "FORMAT",
+    """{{- "\n<tool_call>\n<function=" + call.function.name + ">\n" -}}
+    {%- for key, value in call.function.arguments | items -%}
+    {{- "<parameter=" + key + ">\n" + value + "\n</parameter>\n" -}}
+    {%- endfor -%}{{- "</function>\n</tool_call>" -}}""",
+)
+OWN = CALLS.replace("FORMAT", '{{- "[CALL " + call.function.name + "]" -}}')
+TRIMMING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n" + message.content | trim')
+
+
+@pytest.fixture
+def look(tmp_path):
+    """What is found with such a template and such a parser: check -> (status, message and fix)."""
+
+    def look(template: str, tool_format: str) -> dict[str, tuple[str, str]]:
+        make_tokenizer(template).save_pretrained(tmp_path)
+        shutil.copy(checkpoint_folder(EMBEDDED_SEED) / "config.json", tmp_path)
+        recipe = variant("tiny_cpu", model__checkpoint=str(tmp_path), model__tool_format=tool_format)
+        found = check_chat(recipe, Machine())
+        return {finding.check: (finding.status.value, finding.message + finding.fix) for finding in found}
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("turn", "right", "wrong"), [(HERMES, "hermes", "qwen3_coder"), (CODER, "qwen3_coder", "hermes")]
+)
+def test_the_parser_must_read_what_the_template_writes(look, turn, right, wrong):
+    template = CHATML.replace(TURN, turn)
+    assert template != CHATML
+    assert look(template, right) == {
+        "chat template": ("ok", "each turn's increment is proven exact"),
+        "tool calls": ("ok", f"what the template writes, model.tool_format={right} reads back"),
+    }
+    status, said = look(template, wrong)["tool calls"]
+    assert status == "failure" and f"set model.tool_format={right}" in said
+
+
+def test_a_format_of_its_own_wants_a_parser(look):
+    status, said = look(CHATML.replace(TURN, OWN), "hermes")["tool calls"]
+    assert status == "failure" and "add a parser" in said
+
+
+def test_a_template_without_calls_can_not_be_compared(look):
+    assert look(CHATML, "hermes")["tool calls"][0] == "skipped"
+
+
+def test_a_template_that_is_not_exact_names_the_rule(look):
+    status, said = look(TRIMMING, "hermes")["chat template"]
+    assert status == "failure" and "rule 'verbatim' fails" in said
+
+
+def test_the_seed_policy_speaks_exactly():
+    found = {finding.check: finding.status for finding in check_chat(variant("tiny_cpu"), Machine())}
+    assert found["chat template"] == "ok"
+
+
+def test_without_a_checkpoint_there_is_nothing_to_look_at(tmp_path):
+    (finding,) = check_chat(variant("tiny_cpu", model__checkpoint=str(tmp_path)), Machine())
+    assert finding.status == "skipped"

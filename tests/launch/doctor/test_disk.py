@@ -1,0 +1,95 @@
+"""Room and leave to write, asked of real file systems."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.doctor.disk import check_model_folder, check_run_folder, existing, free_bytes, unwritable
+from launch.doctor.finding import Status
+from launch.doctor.machine import Machine
+from tests.recipes.changes import variant
+
+ROOT = Path(__file__).parents[3]
+NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount"]
+MAY_MOUNT = shutil.which("unshare") and subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode == 0
+
+
+def found(check, recipe):
+    (finding,) = check(recipe, Machine())
+    return finding
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="this user may not mount a tmpfs in a namespace of their own")
+@pytest.mark.parametrize(
+    ("options", "fill", "said"),
+    [("size=256k", True, "No space left on device"), ("ro", False, "Read-only file system"), ("size=8m", False, "")],
+)
+def test_a_full_or_read_only_file_system_is_seen_by_writing(tmp_path, options, fill, said):
+    """Root may write anywhere but there, so permissions alone would not tell."""
+    ask = "import pathlib, sys; from launch.doctor.disk import unwritable; print(unwritable(pathlib.Path(sys.argv[1])))"
+    lines = [f"mount -t tmpfs -o {options} tmpfs {tmp_path}"]
+    lines += [f"head -c 1M /dev/zero > {tmp_path}/full 2>/dev/null"] if fill else []
+    lines += [f"{sys.executable} -c {shlex.quote(ask)} {tmp_path}"]
+    asked = subprocess.run(
+        [*NAMESPACES, "sh", "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert said in asked.stdout
+    assert bool(asked.stdout.strip()) == bool(said)
+
+
+def test_a_folder_that_can_not_be_written_is_a_failure():
+    finding = found(check_run_folder, variant("tiny_cpu", run__dir="/proc/slime-swe/runs"))
+    assert finding.status == Status.FAILURE
+    assert "can't write in /proc" in finding.message and "run.dir" in finding.fix
+
+
+def test_a_file_where_a_folder_should_be_is_a_failure(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    assert "Not a directory" in unwritable(tmp_path / "runs")
+
+
+def test_checking_leaves_nothing_behind(tmp_path):
+    assert found(check_run_folder, variant("tiny_cpu", run__dir=str(tmp_path / "a" / "b"))).status == Status.OK
+    assert not list(tmp_path.iterdir())
+
+
+def test_room_is_counted_in_checkpoints(tmp_path):
+    """A 7 B model's checkpoint: 7.6e9 weights x 16 bytes = 113 GiB."""
+    recipe = variant("qwen25_coder_7b", run__dir=str(tmp_path), run__num_rollouts=10**6, run__save_interval=1)
+    finding = found(check_run_folder, recipe)
+    assert "a checkpoint takes 113.5 GiB" in finding.message
+    two = 2 * recipe.model.architecture.parameters * 16
+    expected = Status.FAILURE if free_bytes(tmp_path) < two + (64 << 20) else Status.WARNING
+    assert finding.status == expected
+    assert "not even two fit" in finding.message or "not all 1000000 fit" in finding.message
+
+
+def test_a_model_that_is_there_needs_no_more_room(tmp_path):
+    recipe = variant("qwen25_coder_7b", model__folder=str(tmp_path))
+    missing = found(check_model_folder, recipe)
+    if free_bytes(tmp_path) < 4 * recipe.model.architecture.parameters:
+        assert missing.status == Status.FAILURE and "will take 28.4 GiB" in missing.message
+    for name in ("Qwen2.5-Coder-7B-Instruct", "Qwen2.5-Coder-7B-Instruct_torch_dist"):
+        (tmp_path / "Qwen" / name).mkdir(parents=True)
+    assert found(check_model_folder, recipe).status == Status.OK
+
+
+def test_a_model_that_is_there_may_lie_on_a_read_only_file_system(tmp_path):
+    """Nothing is written beside it then, so nobody asks."""
+    recipe = variant("qwen25_coder_7b", model__folder="/proc/models", model__checkpoint=str(tmp_path / "model"))
+    for name in ("model", "model_torch_dist"):
+        (tmp_path / name).mkdir()
+    assert found(check_model_folder, recipe).status == Status.OK
+
+
+def test_the_nearest_folder_that_exists_is_asked(tmp_path):
+    assert existing(tmp_path / "not" / "there") == tmp_path
+    assert existing(Path("not-there-either")) == Path(os.getcwd())

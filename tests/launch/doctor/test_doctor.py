@@ -1,0 +1,110 @@
+"""The whole report: everything is looked at, whatever else is wrong, and the exit code says what it comes to."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from contextlib import closing
+
+import pytest
+from rich.console import Console
+
+from launch.cli import run
+from launch.doctor.conversion import continued
+from launch.doctor.finding import Status, failure, ok, skipped, warning
+from launch.doctor.machine import Machine
+from launch.doctor.runner import ALL, CHECKS, examine, passes
+from launch.doctor.show import show, summary
+from tests.recipes.changes import variant
+
+
+def test_one_report_names_everything_that_is_wrong(tmp_path, capsys):
+    with closing(socket.create_server(("", 0))) as server:
+        port = server.getsockname()[1]
+        words = [
+            "recipe=qwen25_coder_7b",
+            "parallel.tp=3",
+            f"model.folder={tmp_path}",
+            "run.dir=/proc/no/runs",
+            f"serving.router_port={port}",
+            "data.train=[nothing:train]",
+            "rollout.sandbox=nowhere",
+            "reward.function=no_such_module.reward",
+        ]
+        assert run(["doctor", "--json", *words]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    failed = {finding["check"] for finding in report["findings"] if finding["status"] == "failure"}
+    wanted = {"recipe", "run folder", "ports", "checkpoint", "converted", "tasks", "plug-ins", "sandbox"}
+    assert wanted <= failed
+    assert all(finding["fix"] for finding in report["findings"] if finding["status"] in ("warning", "failure"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_recipe_for_a_laptop_can_be_launched_here(capsys):
+    assert run(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    status = {finding["check"]: finding["status"] for finding in report["findings"]}
+    for check in ("gpus", "nvlink", "ray", "converted", "plan"):
+        assert status[check] == "skipped"
+    for check in ("recipe", "architecture", "checkpoint", "chat template", "tasks", "plug-ins", "engine", "versions"):
+        assert status[check] == "ok", check
+
+
+def test_an_unknown_engine_is_all_that_is_said():
+    findings = list(examine(variant("tiny_cpu", engine="steam"), Machine()))
+    assert {finding.check for finding in findings} == {"recipe"} and not passes(findings)
+
+
+def test_an_unknown_recipe_or_key_is_a_mistake_as_anywhere(capsys):
+    assert run(["doctor", "recipe=tiny_cp"]) == 2
+    assert run(["doctor", "no.such=1"]) == 2
+    assert capsys.readouterr().err.count("slime-swe: ") == 2
+
+
+def test_a_check_that_breaks_is_a_failure_of_that_check(monkeypatch):
+    """An agent of one's own that can't be imported; the sandbox after it is looked at all the same."""
+    findings = list(examine(variant("tiny_cpu", rollout__agent="no.such", data__source="no.such"), Machine()))
+    by_check = {finding.check: finding for finding in findings}
+    assert by_check["engine"].status == Status.FAILURE
+    assert by_check["sandbox"].status != Status.SKIPPED
+
+
+def test_every_engine_has_every_check_or_does_without_by_name():
+    titles = {check.title for check in CHECKS}
+    for engine in ALL:
+        assert {check.title for check in CHECKS if engine in check.engines} <= titles
+    assert all(check.engines <= ALL and check.run.__doc__ for check in CHECKS)
+
+
+FINDINGS = [
+    ok("gpus", "8 × NVIDIA H100 80GB HBM3"),
+    warning("a check of some name", "[red]a long message[/red] " * 20, "do " + "something " * 30),
+    failure("converted", "x" * 300, "convert it", continued("cd /root/slime &&", *["--flag=value"] * 40)),
+    skipped("nvlink", "none"),
+]
+
+
+@pytest.mark.parametrize("width", (60, 100, 240))
+def test_the_table_fits_a_hundred_columns_and_loses_nothing(width):
+    out = io.StringIO()
+    show(FINDINGS, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    table = lines[: lines.index("# converted")]
+    assert max(map(len, table)) <= min(width, 100) and max(map(len, lines)) <= 100
+    flat = "".join("".join(lines).split())
+    assert "[red]alongmessage[/red]" in flat and "x" * 60 in flat.replace("failureconverted", "")
+    assert flat.count("--flag=value") == 40
+    assert lines[-1].strip() == "A launch would fail: 1 failure, 1 warning, 1 ok."
+
+
+def test_warnings_do_not_fail():
+    assert passes(FINDINGS[:2]) and not passes(FINDINGS)
+    assert summary(FINDINGS[:2]).startswith("Nothing stands in the way")
+
+
+def test_a_finding_says_what_to_do_exactly_where_something_is_wrong():
+    with pytest.raises(AssertionError):
+        failure("gpus", "none", "")

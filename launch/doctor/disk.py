@@ -32,7 +32,7 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     free = free_bytes(folder)
     found = f"{size(free)} free in {folder}; a checkpoint takes {size(one)}"
     if free < min(2, count) * one + SMALLEST:
-        yield failure("run folder", f"{found}: not even two fit", "make room there, or give another run.dir")
+        yield failure("run folder", f"{found}, and two must fit", "make room there, or give another run.dir")
     elif free < count * one + SMALLEST:
         yield warning(
             "run folder",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,12 +48,16 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         return
     supported = packages()
     try:
-        found = json.loads(machine.ask(PYTHON, "-c", _SCRIPT, *supported))
+        found: dict[str, str | None] = json.loads(machine.ask(PYTHON, "-c", _SCRIPT, *supported))
     except (MachineError, ValueError) as error:
         yield failure("versions", f"{PYTHON} does not tell its packages: {error}", IMAGE)
         return
-    for name, support in supported.items():
-        yield _package(name, found.get(name), support)
+    missing = [name for name in supported if not found.get(name)]
+    if missing:
+        yield failure("versions", f"{', '.join(missing)} not installed in {PYTHON}", IMAGE)
+    for name, version in found.items():
+        if version:
+            yield _package(name, version, supported[name])
 
 
 def check_embedded_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -62,7 +66,7 @@ def check_embedded_versions(recipe: Recipe, machine: Machine) -> Iterator[Findin
     if missing:
         yield failure("versions", f"{', '.join(missing)} not installed in {sys.prefix}", _EXTRA)
     else:
-        yield ok("versions", ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")))
+        yield ok("versions", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
 
 
 def _elsewhere(recipe: Recipe) -> str:
@@ -87,9 +91,7 @@ def _source(name: str, folder: Path, inside: str, variable: str, machine: Machin
     return ok(name, f"{folder} at {head[:9]}")
 
 
-def _package(name: str, found: str | None, support: Support) -> Finding:
-    if found is None:
-        return failure(name, f"not installed in {PYTHON}", IMAGE)
+def _package(name: str, found: str, support: Support) -> Finding:
     if not support.allows(found):
         return failure(name, f"{found}; it must be {support.required}", f"install {support.tested}, or {IMAGE}")
     if not support.knows(found):

@@ -69,7 +69,7 @@ def test_room_is_counted_in_checkpoints(tmp_path):
     two = 2 * recipe.model.architecture.parameters * 16
     expected = Status.FAILURE if free_bytes(tmp_path) < two + (64 << 20) else Status.WARNING
     assert finding.status == expected
-    assert "not even two fit" in finding.message or "not all 1000000 fit" in finding.message
+    assert "two must fit" in finding.message or "not all 1000000 fit" in finding.message
 
 
 def test_a_model_that_is_there_needs_no_more_room(tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from launch.doctor import supported, versions
+from launch.doctor import supported
 from launch.doctor.machine import Machine
 from launch.doctor.supported import Support
 from launch.doctor.versions import check_sources, check_versions
 from launch.slime.manifest import load_manifest
+from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant
 
 TESTED = {name: support.tested.removeprefix("==") for name, support in supported.packages().items()}
@@ -78,12 +80,16 @@ def test_without_the_stack_every_part_is_missing(monkeypatch, tmp_path):
     found = look(variant("qwen25_coder_7b"))
     assert found["slime"].status == found["megatron"].status == "failure"
     assert "SLIME_HOME" in found["slime"].fix and "training image" in found["slime"].fix
+    script(tmp_path / "bin", "python3", f'exec {sys.executable} -I -S "$@"')  # without any site-packages
+    monkeypatch.setenv("PATH", before_others(tmp_path / "bin"))
+    assert f"{', '.join(TESTED)} not installed" in look(variant("qwen25_coder_7b"))["versions"].message
     away = variant("qwen25_coder_7b", cluster__ray_address="http://head:8265")
     assert {finding.status for finding in look(away).values()} == {"skipped"}
 
 
 def test_a_python_that_tells_nothing_is_a_failure(stack, monkeypatch, tmp_path):
-    monkeypatch.setattr(versions, "PYTHON", "false")
+    script(tmp_path / "bin", "python3", "echo not JSON")
+    monkeypatch.setenv("PATH", before_others(tmp_path / "bin"))
     assert "does not tell its packages" in stack()["versions"].message
 
 

@@ -13,6 +13,7 @@ from launch.doctor.finding import Finding, failure, ok, warning
 from launch.doctor.machine import Machine
 from launch.doctor.supported import packages
 from launch.ray.dashboard import gpus_by_node, ray_version, reaching
+from launch.ray.errors import ClusterError
 from launch.ray.processes import running_ray
 from recipes.base import Cluster, Recipe
 
@@ -59,7 +60,12 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _cluster(cluster: Cluster, address: str) -> Iterator[Finding]:
-    version, tested = ray_version(address), packages()["ray"]
+    tested = packages()["ray"]
+    try:
+        version = ray_version(address)
+    except ClusterError as error:
+        yield failure("ray", f"cluster.ray_address={address} is locked", str(error))
+        return
     if version is None:
         yield failure(
             "ray",

@@ -8,54 +8,90 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
-from launch.ray.errors import RayError
+from launch.ray.errors import ClusterError, RayError
+from launch.ray.token import PATH, TOKEN, headers
 
 ANSWER_SECONDS = 5.0
+LIST_SECONDS = 120.0
+PATIENCE_SECONDS = 30.0  # with one request for that list
 POLL_SECONDS = 0.5
 _OVERRIDING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # Ray's clients prefer these to the address that they are given
+_NO_PROXY = ("no_proxy", "NO_PROXY")
+_REFUSALS = (401, 403)
+_MOST_NODES = 10_000  # that Ray lists at once
 
 
 @contextmanager
-def reaching(dashboard: str) -> Iterator[None]:
-    """Have Ray's clients talk to this address, whatever cluster or proxy the environment names."""
+def reaching(dashboard: str, token: str = "") -> Iterator[None]:
+    """Have Ray's clients talk to this address, whatever cluster or proxy the environment names.
+
+    `token` is that of a cluster of our own; the person's is used without one.
+    """
     before = dict(os.environ)
     host = urlsplit(dashboard).hostname or ""
     for name in _OVERRIDING:
         os.environ.pop(name, None)
-    for name in ("no_proxy", "NO_PROXY"):
+    for name in _NO_PROXY:
         os.environ[name] = ",".join(filter(None, (before.get(name), host)))
+    if token:
+        os.environ[TOKEN] = token
     try:
         yield
     finally:
-        for name in (*_OVERRIDING, "no_proxy", "NO_PROXY"):
+        for name in (*_OVERRIDING, *_NO_PROXY, TOKEN):
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
 
 
 def ray_version(dashboard: str) -> str | None:
-    """The version that the cluster runs, or None where nothing answers as Ray does."""
+    """The version that the cluster runs, or None where nothing answers as Ray does.
+
+    Raises `ClusterError` where the cluster asks for a token.
+    """
     try:
-        with build_opener(ProxyHandler({})).open(f"{dashboard}/api/version", timeout=ANSWER_SECONDS) as answer:
-            return str(json.load(answer)["ray_version"])
+        return str(_get(f"{dashboard}/api/version", ANSWER_SECONDS)["ray_version"])
+    except HTTPError as error:
+        if error.code not in _REFUSALS:
+            return None
     except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
+    raise ClusterError(
+        f"the Ray cluster at {dashboard} refuses this machine's token, or asks for one that isn't here: set {TOKEN} "
+        f"to the token, or {PATH} to the file that holds it"
+    )
 
 
 def gpus_by_node(dashboard: str) -> list[int]:
-    """One entry for each living node: how many GPUs it has. Raises `RayError` where the cluster doesn't say."""
-    from ray.util.state import list_nodes
-    from ray.util.state.exception import RayStateApiException
+    """One entry for each living node: how many GPUs it has. Raises `RayError` where the cluster doesn't say.
 
-    try:
-        nodes = list_nodes(address=dashboard, filters=[("state", "=", "ALIVE")], raise_on_missing_output=False)
-    except (RayStateApiException, OSError) as error:
-        raise RayError(f"the Ray cluster at {dashboard} does not list its nodes: {error}") from error
-    return [int((node.resources_total or {}).get("GPU", 0)) for node in nodes]
+    A cluster that has just started tells its version before it can list its nodes, so it is asked for some time.
+    """
+    deadline = time.monotonic() + LIST_SECONDS
+    while True:
+        try:
+            return _listed(dashboard)
+        except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError) as error:
+            if time.monotonic() > deadline:
+                raise RayError(f"the Ray cluster at {dashboard} does not list its nodes: {error}") from error
+        time.sleep(POLL_SECONDS)
+
+
+def _listed(dashboard: str) -> list[int]:
+    asked = {"limit": _MOST_NODES, "timeout": int(PATIENCE_SECONDS), "detail": False}
+    told = _get(f"{dashboard}/api/v0/nodes?{urlencode(asked)}", PATIENCE_SECONDS)
+    nodes = [node for node in told["data"]["result"]["result"] if node["state"] == "ALIVE"]
+    return [int((node["resources_total"] or {}).get("GPU", 0)) for node in nodes]
+
+
+def _get(url: str, seconds: float) -> Any:
+    with build_opener(ProxyHandler({})).open(Request(url, headers=headers()), timeout=seconds) as answer:
+        return json.load(answer)
 
 
 def wait_until(ready: Callable[[], bool], seconds: float) -> bool:

@@ -17,6 +17,7 @@ import orjson
 
 from launch.ray.errors import RayError
 from launch.ray.signals import deferring
+from launch.ray.token import headers
 
 LOG_FILE = "ray_job.log"
 RECORD_FILE = "ray_job.json"
@@ -61,7 +62,7 @@ class RayJob:
         self._shown = 0  # characters
         self._submitted = False
         try:
-            self._client: Any = JobSubmissionClient(dashboard)
+            self._client: Any = JobSubmissionClient(dashboard, headers=headers())
         except (RuntimeError, OSError) as error:
             raise RayError(f"the Ray cluster at {dashboard} takes no jobs: {error}") from error
 

@@ -13,7 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from typing import Self
 from launch.ray.errors import RayError
 from launch.ray.processes import MARK, stop_owned
 from launch.ray.signals import deferring
+from launch.ray.token import asking_for, new_token
 
 STOP_SECONDS = 10.0
 TAIL = 2000  # characters of a node's output in an error message
@@ -30,10 +31,14 @@ _INHERITED = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of some other cluster
 
 @dataclass(frozen=True)
 class Head:
-    """Where a cluster is reached. gcs: `host:port` that members join at; dashboard: `http://host:port`."""
+    """Where a cluster is reached, and with what token.
+
+    gcs: `host:port` that members join at; dashboard: `http://host:port`.
+    """
 
     gcs: str
     dashboard: str
+    token: str = field(repr=False)
 
 
 def free_ports(count: int, host: str = "") -> list[int]:
@@ -48,10 +53,10 @@ def free_ports(count: int, host: str = "") -> list[int]:
 class Node:
     """`ray start --block` for as long as the context is open; it also ends with this process."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], token: str) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = Path()
-        self._arguments = arguments
+        self._arguments, self._token = arguments, token
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -67,17 +72,20 @@ class Node:
             f"--ray-client-server-port={client}",
             *resources,
         ]
-        return cls(arguments), Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}")
+        reached = Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}", new_token())
+        return cls(arguments, reached.token), reached
 
     @classmethod
     def member(cls, head: Head, resources: Sequence[str] = ()) -> Self:
         """A node more of the cluster, at that address of this machine which reaches the head."""
-        return cls([f"--address={head.gcs}", f"--node-ip-address={address_towards(head.gcs)}", *resources])
+        where = [f"--address={head.gcs}", f"--node-ip-address={address_towards(head.gcs)}"]
+        return cls([*where, *resources], head.token)
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
         (agent,) = free_ports(1)
         inherited = {name: value for name, value in os.environ.items() if name not in _INHERITED}
+        ours = {MARK: self.mark, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **asking_for(self._token)}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [
@@ -87,7 +95,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=inherited | {MARK: self.mark, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+                env=inherited | ours,
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
                 preexec_fn=_die_with_parent,
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from launch.ray.dashboard import gpus_by_node, ray_version, reaching, wait_until
 from launch.ray.errors import ClusterError, RayError, require_ray
 from launch.ray.jobs import RayJob
-from launch.ray.node import Node
+from launch.ray.node import Head, Node
 from launch.ray.processes import running_ray
 from launch.ray.signals import heeding
 from launch.slime.job import Job
@@ -45,8 +45,9 @@ def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
     code = 1
     with node:
         try:
-            wait_for_dashboard(head.dashboard, node)
-            code = _submit(job, recipe, head.dashboard, folder)
+            wait_for_dashboard(head, node)
+            with reaching(head.dashboard, head.token):
+                code = _submit(job, recipe, head.dashboard, folder)
         finally:
             if code:
                 _keep_logs(node, folder)
@@ -83,15 +84,16 @@ def require_alone(cluster: Cluster) -> None:
         )
 
 
-def wait_for_dashboard(dashboard: str, node: Node) -> None:
+def wait_for_dashboard(head: Head, node: Node) -> None:
     """Until it answers. Raises `RayError` where the node ends, or does not answer in time."""
 
     def ready() -> bool:
         node.require_alive()
-        return ray_version(dashboard) is not None
+        return ray_version(head.dashboard) is not None
 
-    if not wait_until(ready, START_SECONDS):
-        raise RayError(f"Ray did not start on this machine within {START_SECONDS:g} s")
+    with reaching(head.dashboard, head.token):
+        if not wait_until(ready, START_SECONDS):
+            raise RayError(f"Ray did not start on this machine within {START_SECONDS:g} s")
 
 
 def require_gpus(cluster: Cluster, dashboard: str) -> None:

@@ -80,7 +80,7 @@ def submit(folder: Path, nodes: int, srun: int, words: Sequence[str]) -> int:
         _require_running(srun)
         return ray_version(head.dashboard) is not None and len(gpus_by_node(head.dashboard)) >= nodes
 
-    with reaching(head.dashboard):
+    with reaching(head.dashboard, head.token):
         if not wait_until(complete, JOIN_SECONDS):
             raise RayError(f"not all of {nodes} nodes joined the Ray cluster within {JOIN_SECONDS:g} s")
         gpus = gpus_by_node(head.dashboard)
@@ -105,10 +105,11 @@ def _announce(head: Head, node: Node, folder: Path) -> None:
         node.require_alive()
         return ray_version(head.dashboard) is not None and len(gpus_by_node(head.dashboard)) > 0
 
-    with reaching(head.dashboard):
+    with reaching(head.dashboard, head.token):
         if not wait_until(takes_members, JOIN_SECONDS):
             raise RayError(f"Ray's head did not start within {JOIN_SECONDS:g} s")
     temporary = folder / f".{MEETING_FILE}"
+    temporary.touch(mode=0o600)  # it holds the token
     temporary.write_bytes(orjson.dumps(asdict(head)))
     temporary.replace(folder / MEETING_FILE)
 

@@ -98,18 +98,22 @@ def test_a_ray_cluster_that_is_not_there():
 
 
 @pytest.mark.slow
-def test_a_real_ray_is_seen_and_can_be_used():
-    """A head without GPUs: too few for the recipe, of the version that is installed here."""
+def test_a_real_ray_is_seen_and_can_be_used(monkeypatch):
+    """A head without GPUs: too few for the recipe, of the version that is installed here, and locked at first."""
     ray = pytest.importorskip("ray")
     from launch.ray.node import Node
     from launch.ray.run import wait_for_dashboard
 
     node, head = Node.head("127.0.0.1", "127.0.0.1")
     with node:
-        wait_for_dashboard(head.dashboard, node)
+        wait_for_dashboard(head, node)
         (beside,) = check_ray(variant("qwen25_coder_7b"), Machine())
         assert beside.status == Status.FAILURE and "runs on this machine already" in beside.message
-        version, gpus = check_ray(variant("qwen25_coder_7b", cluster__ray_address=head.dashboard), Machine())
+        named = variant("qwen25_coder_7b", cluster__ray_address=head.dashboard)
+        (locked,) = check_ray(named, Machine())
+        assert locked.status == Status.FAILURE and "RAY_AUTH_TOKEN" in locked.fix
+        monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
+        version, gpus = check_ray(named, Machine())
         assert ray.__version__ in version.message
         assert gpus.status == Status.FAILURE and "the recipe wants 8" in gpus.message
 

@@ -103,8 +103,10 @@ def there():
         pytest.skip("another Ray runs on this machine")
     node, head = Node.head("127.0.0.1", "127.0.0.1", ["--num-cpus=2", "--num-gpus=0"])
     with node:
-        wait_for_dashboard(head.dashboard, node)
-        yield head.dashboard
+        wait_for_dashboard(head, node)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_AUTH_TOKEN", head.token)  # as a person has it who started that cluster
+            yield head.dashboard
 
 
 def on(address: str, **cluster):

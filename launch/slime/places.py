@@ -23,6 +23,11 @@ class Places:
         return self.run / "exports"
 
     @property
+    def weights(self) -> Path:
+        """The newest weights in Hugging Face format, for as long as external engines load them."""
+        return self.run / "weights"
+
+    @property
     def settings(self) -> Path:
         """What SLiME has no flag for, read by `--custom-config-path`."""
         return self.run / "slime" / "settings.yaml"

@@ -26,7 +26,7 @@ def sections(recipe: Recipe, places: Places, *, resume: bool) -> dict[str, Attri
         "plug-ins": common["plug-ins"],
         "rollout": {**common["rollout"], "rollout_function_path": rollout_function(recipe)},
         "evaluation": evaluation(recipe, places),
-        "serving": {**common["serving"], **serving(recipe)},
+        "serving": {**common["serving"], **serving(recipe, places)},
         "loss": common["loss"],
         "optimizer": {**common["optimizer"], **offload(recipe)},
         "parallel": parallel(recipe),
@@ -79,10 +79,15 @@ def evaluation(recipe: Recipe, places: Places) -> Attributes:
     }
 
 
-def serving(recipe: Recipe) -> Attributes:
+def serving(recipe: Recipe, places: Places) -> Attributes:
+    """External engines, which the trainer's NCCL need not reach, are told to load new weights from a shared folder."""
     serve = recipe.serving
     if serve.external_engines:
-        return {"rollout_external_engine_addrs": list(serve.external_engines)}
+        return {
+            "rollout_external_engine_addrs": list(serve.external_engines),
+            "update_weight_transport": "disk",
+            "update_weight_disk_dir": str(places.weights),
+        }
     return {
         "rollout_num_gpus_per_engine": serve.gpus_per_engine,
         "sglang_mem_fraction_static": serve.mem_fraction,

@@ -106,6 +106,10 @@ def test_evaluation_before_and_after_at_least(interval, said):
     assert flags_of(recipe)["--eval-interval"] == [said]
 
 
+def test_slime_s_own_engines_are_sent_their_weights():
+    assert not any(flag.startswith("--update-weight-") for flag in flags_of(load_recipe(FIRST)))
+
+
 def test_without_evaluation_sets_nothing_is_evaluated():
     said = flags_of(variant(FIRST, data__eval={}))
     assert not {"--eval-interval", "--eval-config"} & set(said)
@@ -145,7 +149,11 @@ CHOICES = [
     ({"cluster__nodes": 2}, {"--actor-num-nodes": ["2"], "--rollout-num-gpus": ["16"], "--num-gpus-per-node": ["8"]}),
     (
         {"serving__external_engines": ["a:1", "b:2"], "cluster__colocate": False},
-        {"--rollout-external-engine-addrs": ["a:1", "b:2"]},
+        {
+            "--rollout-external-engine-addrs": ["a:1", "b:2"],
+            "--update-weight-transport": ["disk"],
+            "--update-weight-disk-dir": ["/runs/a/weights"],
+        },
     ),
     ({"algorithm__group_filter": "a.b"}, {"--dynamic-sampling-filter-path": ["a.b"]}),
     ({"rollout__generate": "a.b", "rollout__partial": True}, {"--partial-rollout": []}),

@@ -26,6 +26,11 @@ from launch.ray.token import asking_for, new_token
 STOP_SECONDS = 10.0
 TAIL = 2000  # characters of a node's output in an error message
 _PR_SET_PDEATHSIG = 1
+_LIMITS = {  # Ray's own give up after half a minute where a busy machine still starts
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
 _INHERITED = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of some other cluster
 
 
@@ -85,7 +90,7 @@ class Node:
         self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
         (agent,) = free_ports(1)
         inherited = {name: value for name, value in os.environ.items() if name not in _INHERITED}
-        ours = {MARK: self.mark, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **asking_for(self._token)}
+        ours = {MARK: self.mark, **_LIMITS, **asking_for(self._token)}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [

@@ -131,6 +131,13 @@ def test_a_job_has_its_words_files_environment_and_folder(there, tmp_path, capfd
     assert (record["status"], record["exit_code"], record["dashboard"]) == ("SUCCEEDED", 0, there)
 
 
+def test_a_job_can_use_the_cluster_it_runs_on(there, tmp_path):
+    """As SLiME does: by the address and the token that its environment holds."""
+    code = "import ray; ray.init(); print('CPUs:', int(ray.cluster_resources()['CPU']))"
+    assert run_job(job_of(tmp_path, code), on(there), tmp_path) == 0
+    assert "CPUs: 2" in (tmp_path / "ray_job.log").read_text()
+
+
 def test_a_failed_job_s_exit_code_is_passed_on(there, tmp_path):
     assert run_job(job_of(tmp_path, "import sys; print('broken'); sys.exit(3)"), on(there), tmp_path) == 3
     record = json.loads((tmp_path / "ray_job.json").read_text())

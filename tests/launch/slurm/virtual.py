@@ -97,22 +97,8 @@ class Cluster:
     def _connect(self) -> None:
         """One cable from node to node."""
         ends = [str(self._inside(number)) for number in range(len(NODES))]
-        cable = [
-            "ip",
-            "link",
-            "add",
-            "eth0",
-            "netns",
-            ends[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            ends[1],
-        ]
-        subprocess.run(cable, check=True)
+        cable = f"ip link add eth0 netns {ends[0]} type veth peer name eth0 netns {ends[1]}"
+        subprocess.run(cable.split(), check=True)
         for number, address in enumerate(ADDRESSES):
             self.on(number, "hostname", NODES[number])
             self.on(number, "ip", "address", "add", f"{address}/24", "dev", "eth0")
@@ -154,7 +140,8 @@ MUNGE_FILES = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-fi
 def virtual_cluster(folder: Path) -> Iterator[Cluster]:
     """A running cluster. Its processes live in namespaces of their own, which end with the context."""
     making = ["setpriv", "--pdeathsig", "KILL", "unshare", *SPACES, "--fork", "--mount-proc", "--kill-child"]
-    holders = [subprocess.Popen([*making, "sleep", "infinity"]) for _ in NODES]
+    reaping = ["bash", "-c", "sleep infinity & wait"]  # as a machine's first process does: Ray waits for what it ends
+    holders = [subprocess.Popen([*making, *reaping]) for _ in NODES]
     try:
         cluster = Cluster(folder, holders)
         wait_for(lambda: all(children_of(holder.pid) for holder in holders), 20, "namespaces")

@@ -2,7 +2,8 @@
 # Train a coding agent: find or make an environment, pick a recipe for this machine, then `slime-swe train`.
 #   bash launch/run_qwen_swe.sh [recipe=NAME] [key=value ...] [--resume] [--json]
 # Where SLiME is installed (its container image), the interpreter that has it is used and nothing is installed; elsewhere
-# .venv is made once. PYTHON names another interpreter (3.11 or newer) for either.
+# .venv is made once. PYTHON names another interpreter (3.11 or newer) for either. engine=slime_cpu has an environment of
+# its own, .venv-slime (docs/slime_on_a_cpu.md).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,6 +18,14 @@ names_recipe() {
     case $argument in
       recipe=* | --resume | -h | --help) return 0 ;;
     esac
+  done
+  return 1
+}
+
+names_slime_cpu() {
+  local argument
+  for argument in "$@"; do
+    [ "$argument" != engine=slime_cpu ] || return 0
   done
   return 1
 }
@@ -44,7 +53,14 @@ pick_recipe() { # GPUS, HAS_SLIME
   fi
 }
 
-if slime_python=$(find_slime_python); then
+slime_python=
+if names_slime_cpu "$@"; then
+  # shellcheck source=launch/slime_cpu/environment.sh
+  source "$root/launch/slime_cpu/environment.sh"
+  require_checkouts "$root"
+  make_slime_cpu_environment "$root" "$root/.venv-slime"
+  slime_swe=("$root/.venv-slime/bin/slime-swe")
+elif slime_python=$(find_slime_python); then
   require_light_packages "$root" "$slime_python"
   export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
   slime_swe=("$slime_python" -m launch.cli)

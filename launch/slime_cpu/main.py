@@ -1,0 +1,39 @@
+"""Run SLiME's own `train.py` with the shims in place: `python -m launch.slime_cpu.main SLIME_HOME ARGUMENT ...`.
+
+Ray counts the trainer's processes as GPUs, so it is told of as many as the arguments ask for. SLiME gives each of its
+actors a whole CPU, and most of them only wait, so Ray is told of more CPUs than there may be.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import ray
+
+from launch.slime_cpu.shims import install
+
+CPUS = 16
+
+
+def main(home: str, arguments: list[str]) -> None:
+    script = Path(home) / "train.py"
+    install()
+    ray.init(
+        num_gpus=_processes(arguments),
+        num_cpus=CPUS,
+        include_dashboard=False,
+        runtime_env={"worker_process_setup_hook": "launch.slime_cpu.shims.install"},
+    )
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _processes(arguments: list[str]) -> int:
+    """Processes of the trainer, and one for the server, which SLiME counts in as well."""
+    return int(arguments[arguments.index("--actor-num-gpus-per-node") + 1]) + 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,73 @@
+"""Recipe -> `Job` for `engine=slime_cpu`: the GPU job's flags, but for what needs a GPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launch.args import Attributes, checkpoint_folder, ours
+from launch.slime.environment import Homes, environment
+from launch.slime.job import Job
+from launch.slime.places import Places
+from launch.slime.prompts import as_yaml, prompt_files
+from launch.slime.render import render_flags, settings_files
+from launch.slime.sections import sections
+from recipes.base import Recipe
+
+WITHOUT_GPU: Attributes = {
+    "transformer_impl": "local",
+    "spec": ["launch.slime_cpu.layer_spec", "layer_spec"],
+    "distributed_backend": "gloo",
+    "attention_backend": "unfused",
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "bias_swiglu_fusion": False,
+    "bias_dropout_fusion": False,
+    "apply_rope_fusion": False,
+    "no_persist_layer_norm": True,
+    "accumulate_allreduce_grads_in_fp32": True,
+}
+IN_FLOAT32 = {"bf16": False}  # SLiME has a flag for half precision alone, and the embedded server computes in float32
+
+
+def render(recipe: Recipe, folder: Path, address: str, *, homes: Homes, resume: bool = False) -> Job:
+    """The job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples. Touches no file."""
+    recipe, places = told_to_tensorboard(recipe), Places(folder.resolve())
+    return Job(
+        program=(sys.executable, "-m", "launch.slime_cpu.main", str(homes.slime)),
+        flags=render_flags(cpu_sections(recipe, places, address, resume=resume)),
+        environment=environment(recipe, places, homes) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
+        files=settings_files(recipe, places) | {places.settings: as_yaml(ours(recipe, places.run) | IN_FLOAT32)},
+        prompts=prompt_files(recipe, places),
+        directory=places.run,
+    )
+
+
+def told_to_tensorboard(recipe: Recipe) -> Recipe:
+    """SLiME's figures are read back from its TensorBoard files."""
+    return replace(recipe, run=replace(recipe.run, tensorboard=True))
+
+
+def cpu_sections(recipe: Recipe, places: Places, address: str, *, resume: bool) -> dict[str, Attributes]:
+    """Heading -> attributes: those of a GPU run, the parts that differ replaced."""
+    checkpoint = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
+    resumed = resume and places.checkpoints.is_dir()
+    changes: dict[str, dict[str, Any]] = {
+        "cluster": {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
+        "checkpoints": {"load": str(places.checkpoints) if resumed else checkpoint, "ref_load": checkpoint},
+        "weights": {
+            "rollout_external_engine_addrs": [address],
+            "update_weight_transport": "disk",
+            "update_weight_disk_dir": str(places.run / "weights"),
+        },
+        "precision": WITHOUT_GPU,
+    }
+    found = sections(recipe, places, resume=resume)
+    found["serving"] = {name: value for name, value in found["serving"].items() if name in SERVING}
+    found["cluster"], found["precision"] = {}, {}
+    return {heading: {**found.get(heading, {}), **changes.get(heading, {})} for heading in {**found, **changes}}
+
+
+SERVING = ("sglang_server_concurrency", "sglang_enable_deterministic_inference")

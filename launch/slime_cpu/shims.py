@@ -1,0 +1,175 @@
+"""What real SLiME and Megatron-LM need of a GPU machine, stood in for on a CPU.
+
+`install` is called in every process of a run before anything of SLiME's or Megatron's is imported: by
+`launch.slime_cpu.main` in the driver, and by Ray in each worker. Nothing here changes what is computed, only where.
+
+- `torchvision`'s operators, which its CUDA build registers when it loads: their schemas alone. Transformers imports
+  torchvision; nothing here calls it.
+- SLiME's CUDA accelerator: `CpuAccelerator`, registered by SLiME's own `register_accelerator`.
+- `torch.cuda`'s current device, streams and random state, in Megatron: the CPU, nothing, the CPU's.
+- `device="cuda"` where Megatron makes tensors: the CPU. `pin_memory=True`: ordinary memory.
+- `torch.compile`: the function as it is written.
+
+Not covered: memory offload between training and serving (`--colocate`), fused kernels, CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+CPU = torch.device("cpu")
+ACCELERATOR = "cpu"
+_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
+_kept: list[Any] = []  # a library's operators are there as long as it is
+
+
+def install() -> None:
+    """Put every shim in place, once a process."""
+    if _kept:
+        return
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its tables of `torch`'s functions admit no replaced ones
+    importlib.import_module("torch._dynamo")  # lists `torch`'s functions when it loads, and refuses replaced ones
+    _declare_torchvision_operators()
+    _map_cuda_to_cpu()
+    _map_factories_to_cpu()
+    os.environ["SLIME_ACCELERATOR"] = ACCELERATOR
+    _register_accelerator()
+
+
+def _declare_torchvision_operators() -> None:
+    make: Any = torch.library.Library
+    library = make("torchvision", "FRAGMENT")
+    _kept.append(library)
+    for schema in _OPERATORS:
+        with contextlib.suppress(RuntimeError):  # a build of torchvision for the CPU has them
+            library.define(schema)
+
+
+def _map_cuda_to_cpu() -> None:
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: CPU  # Megatron passes it on as `device=`
+    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "_lazy_call"):
+        setattr(cuda, name, _nothing)
+    # Megatron keeps a random stream per parallel rank for dropout and fresh weights, of which there are none here.
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = _nothing
+    cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = _Idle
+    cuda.stream = lambda *_: contextlib.nullcontext()
+    cuda.FloatTensor = torch.FloatTensor
+    tensor: Any = torch.Tensor
+    tensor.cuda = lambda self, *_, **__: self
+    tensor.type = _cuda_type(tensor.type)
+
+
+class _Idle:
+    """A stream or an event: on a CPU what was asked for first is done first."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _cuda_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron's optimizer asks `tensor.type() == "torch.cuda.FloatTensor"`."""
+
+    @functools.wraps(original)
+    def type_of(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        answer = original(self, *args, **options)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    return type_of
+
+
+def _map_factories_to_cpu() -> None:
+    for name in _FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    tensor: Any = torch.Tensor
+    tensor.to = _on_cpu(tensor.to)
+
+
+def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        if _is_cuda(options.get("device")):
+            options["device"] = CPU
+        options.pop("pin_memory", None)
+        if len(args) > 1 and _is_cuda(args[1]):  # `tensor.to("cuda")`
+            args = (args[0], CPU, *args[2:])
+        return original(*args, **options)
+
+    return call
+
+
+def _is_cuda(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device).startswith("cuda")
+
+
+def _register_accelerator() -> None:
+    from slime.utils import accelerator
+    from slime.utils.accelerator.base import Accelerator
+
+    class CpuAccelerator(Accelerator):  # type: ignore[misc]
+        """SLiME's accelerator on a CPU: one device, no streams, all of the machine's memory."""
+
+        name = device_type = ACCELERATOR
+        communication_backend_name = "gloo"
+
+        def is_available(self) -> bool:
+            return True
+
+        def device(self, index: Any = None) -> torch.device:
+            return CPU
+
+        def device_name(self, index: Any = None) -> str:
+            return ACCELERATOR
+
+        def set_device(self, index: Any) -> None: ...
+
+        def current_device(self) -> str:
+            return ACCELERATOR
+
+        def device_count(self) -> int:
+            return 1
+
+        def synchronize(self, device: Any = None) -> None: ...
+
+        def current_stream(self, device: Any = None) -> None: ...
+
+        def empty_cache(self) -> None: ...
+
+        def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+            memory = psutil.virtual_memory()
+            return memory.available, memory.total
+
+        def memory_allocated(self, device: Any = None) -> int:
+            return int(psutil.Process().memory_info().rss)
+
+        memory_reserved = memory_allocated
+
+        def autocast(self, *args: Any, **options: Any) -> Any:
+            return torch.autocast(ACCELERATOR, *args, **options)
+
+        def distributed_device_id(self, index: Any = None) -> None: ...
+
+        def resolve_visible_device_id(self, physical_device_id: Any) -> int:
+            return int(physical_device_id)
+
+    accelerator.register_accelerator(
+        ACCELERATOR, CpuAccelerator, lambda: True, priority=1000, communication_backends=("gloo",)
+    )

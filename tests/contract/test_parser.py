@@ -1,0 +1,102 @@
+"""Every recipe's command line through SLiME's own parser and checks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from types import SimpleNamespace
+
+import pytest
+
+from launch.config import resolve
+from launch.slime.environment import Homes
+from launch.slime.places import Places
+from launch.slime.render import render
+from launch.slime.sections import sections
+from recipes.architecture import Architecture
+from recipes.registry import RECIPES
+
+GPU_RECIPES = [name for name in RECIPES if resolve(name).engine == "slime"]
+CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+
+
+def hugging_face_config(shape: Architecture):
+    config = {
+        "model_type": shape.family,
+        "architectures": [CLASSES[shape.family]],
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": shape.tied,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.rms_eps,
+        "max_position_embeddings": shape.max_context,
+    }
+    if shape.experts:
+        config |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.expert_ffn,
+        }
+    return config
+
+
+@pytest.fixture
+def parse(slime_home, tmp_path, monkeypatch):
+    """A recipe's job through SLiME's `parse_args`: what it made of it, and the attributes that we asked for."""
+    from slime.utils.arguments import parse_args
+
+    hopper = SimpleNamespace(major=9, minor=0)  # what Megatron's checks ask of the GPU
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: hopper)
+
+    def parsed(name):
+        recipe = resolve(name, [f"model.folder={tmp_path}"])
+        folder = tmp_path / recipe.model.checkpoint
+        converted = folder.with_name(f"{folder.name}_torch_dist")
+        for made in (folder, converted):
+            made.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(hugging_face_config(recipe.model.architecture)))
+        (converted / "latest_checkpointed_iteration.txt").write_text("release")
+        job = render(recipe, tmp_path / "run", homes=Homes.find())
+        for path, content in job.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        monkeypatch.setattr(sys, "argv", job.argv[1:])
+        for variable, value in job.environment.items():
+            monkeypatch.setenv(variable, value)
+        asked = sections(recipe, Places((tmp_path / "run").resolve()), resume=False)
+        return parse_args(), {name: value for group in asked.values() for name, value in group.items()}
+
+    return parsed
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_slime_takes_the_command_line_and_means_what_we_mean(parse, name):
+    """SLiME ignores a flag that it does not know, so each attribute is looked up."""
+    args, asked = parse(name)
+    differ = {
+        dest: (value, getattr(args, dest, "missing")) for dest, value in asked.items() if not same(args, dest, value)
+    }
+    assert {dest: pair for dest, pair in differ.items() if dest not in SET_BY_SLIME} == {}
+
+
+SET_BY_SLIME = {
+    "load",  # the converted checkpoint, where there is none to resume from
+    "use_routing_replay",  # by use_rollout_routing_replay
+}
+
+
+def same(args, dest, value):
+    found = getattr(args, dest, "missing")
+    found = found.name if isinstance(found, Enum) else found
+    return found in (value, *one_of(value)) or (not value and not found)
+
+
+def one_of(value):
+    """Megatron takes some values as lists, and a list of one as its item."""
+    return value if isinstance(value, list) and len(value) == 1 else []

@@ -1,0 +1,165 @@
+"""SLiME's own conversion of samples and its split over ranks, on what our plug-ins hand over."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from rollout.episode import Episode, StopReason
+from rollout.samples import to_samples
+from rollout.session import Segment
+
+ray = pytest.importorskip("ray", reason="comes with SLiME's environment")
+GROUP = 4
+
+
+@pytest.fixture(scope="module")
+def manager_class(slime_home):
+    """SLiME's rollout manager without Ray's wrapping."""
+    from slime.ray.rollout import RolloutManager
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield RolloutManager.__ray_metadata__.modified_class
+    ray.shutdown()
+
+
+def make_manager(manager_class, *, dp_size=1, **changes):
+    from rewards.slime_plugin import post_process
+
+    manager = object.__new__(manager_class)
+    manager.args = Namespace(
+        **{
+            "reward_key": None,
+            "rewards_normalization": True,
+            "grpo_std_normalization": False,
+            "rollout_top_p": 1.0,
+            "rollout_batch_size": 2,
+            "n_samples_per_prompt": GROUP,
+            "global_batch_size": GROUP,
+            "use_dynamic_batch_size": True,
+            "max_tokens_per_gpu": 24,
+            "micro_batch_size": None,
+            "balance_data": False,
+            "balance_by_flops": False,
+        }
+        | changes
+    )
+    manager.custom_reward_post_process_func = post_process
+    manager.custom_convert_samples_to_train_data_func = None
+    manager.set_train_parallel_config(
+        {"dp_size": dp_size, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    )
+    return manager
+
+
+def segment(length, prompt=3):
+    sampled = [0] * prompt + [(i + 1) % 2 for i in range(length - prompt)]
+    log_probs = [-0.5 * mask for mask in sampled]
+    return Segment(list(range(1, length + 1)), sampled, log_probs, prompt, ("1",))
+
+
+def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0):
+    """What `rollout.slime_plugin.generate` returns for such an episode, scored."""
+    from data_sources.sample import Sample
+
+    sample = Sample(group_index=index // GROUP, index=index, rollout_id=index, prompt="p", metadata={"task": {}})
+    episode = Episode("t", tuple(segment(8 + number) for number in range(segments)), "", reason)
+    made = to_samples(None, sample, episode, str, placeholder=0)
+    for part in made:
+        if part.reward is None:
+            part.reward = reward
+    return made[0] if len(made) == 1 else made
+
+
+def a_rollout():
+    """Two groups: one with a fan-out, a truncated and a broken episode; one whose episodes had no turn at all."""
+    first = [
+        play(0, segments=3, reward=1.0),
+        play(1, StopReason.MAX_TURNS, reward=-1.0),
+        play(2, StopReason.SANDBOX_ERROR),
+        play(3, reward=-1.0),
+    ]
+    second = [play(index, segments=0 if index == 5 else 1, reward=1.0 if index == 4 else -1.0) for index in range(4, 8)]
+    return [first, second]
+
+
+def flat(groups):
+    return [part for group in groups for item in group for part in (item if isinstance(item, list) else [item])]
+
+
+def test_the_samples_are_slimes_own(slime_home):
+    from slime.utils.types import Sample
+
+    assert all(type(sample) is Sample for sample in flat(a_rollout()))
+
+
+def test_siblings_pass_slimes_check_and_are_filtered_as_a_group(slime_home):
+    from slime.observability.rollout_data_utils import validate_rollout_id_annotated
+    from slime.rollout.filter_hub.base_types import call_dynamic_filter, should_drop_dynamic_filter_output
+
+    from rewards.slime_plugin import keep_group
+
+    groups = a_rollout()
+    validate_rollout_id_annotated(groups)
+    verdict = call_dynamic_filter(keep_group, Namespace(reward_key=None), groups[0])
+    assert verdict.keep
+    alike = [play(index, reward=-1.0) for index in range(4)]
+    verdict = call_dynamic_filter(keep_group, Namespace(reward_key=None), alike)
+    assert not verdict.keep and verdict.reason == "all_unsolved"
+    assert should_drop_dynamic_filter_output(verdict, remaining_batch_size=3, target_data_size=2)
+    assert not should_drop_dynamic_filter_output(verdict, remaining_batch_size=2, target_data_size=2)
+
+
+def test_advantages_masks_and_denominators_are_per_episode(manager_class):
+    samples = flat(a_rollout())
+    data = make_manager(manager_class)._convert_samples_to_train_data(samples)
+    by_rollout = dict(zip(data["rollout_ids"], data["rewards"], strict=True))
+    third = 1 / 3  # minus the baseline of both groups: three episodes earned 1, -1 and -1; 2 was broken, 5 had no turn
+    assert by_rollout == pytest.approx(
+        {0: 1 + third, 1: third - 1, 2: 0.0, 3: third - 1, 4: 1 + third, 5: 0.0, 6: third - 1, 7: third - 1}
+    )
+    assert [
+        sum(mask) for mask, owner in zip(data["loss_masks"], data["rollout_ids"], strict=True) if owner in (2, 5)
+    ] == [0, 0]
+    siblings = [place for place, owner in enumerate(data["rollout_ids"]) if owner == 0]
+    assert len(siblings) == 3
+    total = sum(sum(data["loss_masks"][place]) for place in siblings)
+    assert {data["rollout_mask_sums"][place] for place in siblings} == {total}
+    assert data["truncated"] == [int(owner == 1) for owner in data["rollout_ids"]]
+    lengths = zip(data["rollout_log_probs"], data["response_lengths"], data["loss_masks"], strict=True)
+    assert all(len(log_probs) == length == len(mask) > 0 for log_probs, length, mask in lengths)
+
+
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_the_split_keeps_every_sample_once_and_an_episode_in_one_step(manager_class, dp_size):
+    manager = make_manager(manager_class, dp_size=dp_size)
+    samples = flat(a_rollout())
+    ranks = [
+        ray.get(box.inner) for box in manager._split_train_data_by_dp(manager._convert_samples_to_train_data(samples))
+    ]
+    placed = sorted(place for rank in ranks for place in rank["partition"])
+    assert placed == list(range(len(samples)))
+    assert {tuple(rank["global_batch_sizes"]) for rank in ranks} == {(GROUP, GROUP)}
+    steps = {}
+    for rank in ranks:
+        counts, batches = iter(rank["micro_batch_indices"]), rank["num_microbatches"]
+        for step, count in enumerate(batches):
+            for batch in (next(counts) for _ in range(count)):
+                for local in batch:
+                    steps.setdefault(rank["rollout_ids"][local], set()).add(step)
+    assert all(len(found) == 1 for found in steps.values())
+
+
+def test_the_embedded_engine_lays_out_the_same_data(manager_class):
+    from embedded.train_data import to_train_data
+    from rewards.slime_plugin import post_process
+
+    manager, samples = make_manager(manager_class), flat(a_rollout())
+    ours = to_train_data(manager.args, samples, post_process)
+    theirs = manager._convert_samples_to_train_data(sorted(samples, key=lambda s: (s.rollout_id, s.index)))
+    assert ours.tokens == theirs["tokens"]
+    assert ours.loss_masks == theirs["loss_masks"]
+    assert ours.advantages == pytest.approx(theirs["rewards"])
+    assert ours.rollout_ids == theirs["rollout_ids"]
+    assert ours.mask_sums == theirs["rollout_mask_sums"]

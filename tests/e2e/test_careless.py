@@ -49,7 +49,7 @@ def test_a_checkpoint_that_is_none(cli, tmp_path):
         ("rollout.agent=nativ", "Did you mean 'native'"),
         ("rollout.agent=no.such.agent", "No module named 'no'"),
         ("data.train=[embeded:train]", "Did you mean 'embedded'"),
-        ("data.eval.heldout=nowhere.jsonl", "can't read the task file nowhere.jsonl"),
+        ("data.eval.heldout=nowhere.jsonl", "nowhere.jsonl: No such file"),
         ("algorithm.clip_low=1", "less than 1"),
         ("reward.function=rewards.slime_plugin.rewrd", "has no 'rewrd'"),
     ],

@@ -17,16 +17,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def model(tmp_path) -> Path:
-    """The seed policy, said to be made for contexts shorter than the recipe's."""
     folder = tmp_path / "model"
     shutil.copytree(checkpoint_folder(EMBEDDED_SEED), folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    (tmp_path / "one.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
     return folder
 
 
-def test_a_model_is_evaluated_with_the_recipe_s_context(cli, model, tmp_path):
-    (tmp_path / "one.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
+def test_a_model_is_evaluated(cli, model, tmp_path):
     result = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
@@ -34,3 +31,11 @@ def test_a_model_is_evaluated_with_the_recipe_s_context(cli, model, tmp_path):
     mine = printed["sets"]["mine"]
     assert (mine["tasks"], mine["episodes"], mine["infrastructure_failures"]) == (1, 1, 0)
     assert (tmp_path / "kept" / "evaluations.jsonl").stat().st_size
+
+
+def test_a_model_made_for_less_context_than_the_recipe_s_is_refused(cli, model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    result = cli("eval", str(model), "--tasks", "mine=one.jsonl")
+    assert result.returncode == 2
+    assert "rollout.max_context=640 is more than the model was made for" in result.stderr

@@ -26,6 +26,6 @@ make_slime_cpu_environment() { # ROOT VENV
   "$venv/bin/python" -m pip install --quiet "torch==$TORCH_VERSION"
   "$venv/bin/python" -m pip install --quiet -r "$here/requirements.txt"
   "$venv/bin/python" -m pip install --quiet --no-deps -r "$here/requirements_without_dependencies.txt"
-  "$venv/bin/python" -m pip install --quiet --editable "$root[embedded]"
+  "$venv/bin/python" -m pip install --quiet --editable "${root}[embedded]"
   slime_cpu_stamp "$root" >"$venv/.installed"
 }

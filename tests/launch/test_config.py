@@ -6,7 +6,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
-from launch.config import read_recipe, resolve, save_recipe
+from launch.config import assemble, read_recipe, resolve, save_recipe
 from recipes.base import RecipeError
 from recipes.registry import RECIPES, load_recipe
 
@@ -24,7 +24,7 @@ def test_overrides_are_typed():
 
 
 def test_keys_within_a_section_of_a_section():
-    recipe = resolve("tiny_cpu", ["model.architecture.layers=6", "model.architecture.rope_theta=1000000"])
+    recipe = assemble("tiny_cpu", ["model.architecture.layers=6", "model.architecture.rope_theta=1000000"])
     assert recipe.model.architecture.layers == 6
     assert recipe.model.architecture.rope_theta == 1e6
 

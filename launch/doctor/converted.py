@@ -9,9 +9,9 @@ from launch.args import checkpoint_path
 from launch.doctor.conversion import conversion
 from launch.doctor.finding import Finding, failure, ok
 from launch.doctor.machine import Machine
+from launch.slime.places import TRACKER
 from recipes.base import Recipe
 
-TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name
 METADATA = ".metadata"  # written last, by torch.distributed.checkpoint
 
 

@@ -10,10 +10,10 @@ from launch.output import print_json
 from launch.plan.plan import make_plan
 from launch.slime.environment import Homes
 from launch.slime.job import Job
+from launch.slime.journals import cut_back
+from launch.slime.places import TRACKER, Places
 from launch.slime.render import render
 from recipes.base import Recipe, RecipeError
-
-MEGATRON_MARK = "latest_checkpointed_iteration.txt"  # Megatron takes no folder for a checkpoint without it
 
 
 def check(recipe: Recipe, start: Start) -> None:
@@ -40,9 +40,9 @@ def require_checkpoints(recipe: Recipe) -> None:
     """Raise `RecipeError` where the model, or the same weights converted for Megatron, is not there."""
     folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
     converted = folder.with_name(f"{folder.name}_torch_dist")
-    if not (converted / MEGATRON_MARK).is_file():
+    if not (converted / TRACKER).is_file():
         raise RecipeError(
-            f"{converted} holds no Megatron checkpoint ({MEGATRON_MARK} is missing): `slime-swe doctor "
+            f"{converted} holds no Megatron checkpoint ({TRACKER} is missing): `slime-swe doctor "
             f"recipe={recipe.name}` prints the command that converts {folder}"
         )
 
@@ -51,9 +51,12 @@ def run(recipe: Recipe, folder: Path, start: Start) -> int:
     """Run the job on Ray; its exit code."""
     from launch.ray.run import run_job  # Ray takes seconds to import
 
-    code = run_job(job(recipe, folder, resume=start.resume), recipe, folder.resolve())
+    folder = folder.resolve()
+    if start.resume:
+        cut_back(Places(folder))
+    code = run_job(job(recipe, folder, resume=start.resume), recipe, folder)
     if start.as_json:
-        print_json({"run": str(folder.resolve()), "exit_code": code})
+        print_json({"run": str(folder), "exit_code": code})
     return code
 
 

@@ -19,6 +19,7 @@ from launch.args import to_args
 from launch.progress import Progress, make_progress
 from launch.slime.environment import Homes
 from launch.slime.job import Job
+from launch.slime.journals import JOURNALS, cut_back
 from launch.slime.places import Places
 from launch.slime_cpu.figures import read_records
 from launch.slime_cpu.render import render
@@ -26,7 +27,6 @@ from recipes.base import Recipe
 
 LOG = "slime.log"
 METRICS = "metrics.jsonl"
-JOURNALS = ("episodes.jsonl", "evaluations.jsonl")  # written by the plug-ins' logging hooks, once a rollout
 POLL = 2.0  # seconds between looks at what the run has written
 STOP = 20.0  # seconds that Ray gets to end its processes
 TAIL = 3000  # characters of the log in an error message
@@ -44,6 +44,8 @@ def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
 
 async def _train(recipe: Recipe, folder: Path, progress: Progress, *, resume: bool) -> dict[str, Any]:
     started = time.perf_counter()
+    if resume:
+        cut_back(Places(folder))
     args = to_args(recipe, folder)
     teller = Teller(recipe, folder, progress)
     async with ServerProcess.of_run(args, folder / "server.log") as server:

@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(shown)
     else:
-        tokenizer = checkpoint_folder(read_recipe(folder / RECIPE_FILE).model.checkpoint) / "tokenizer.json"
+        model = read_recipe(folder / RECIPE_FILE).model
+        tokenizer = checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"
         print(readable(shown, tokenizer))
     return 0
 

@@ -23,6 +23,7 @@ from launch.config import resolve
 from launch.extras import EMBEDDED, require
 from launch.output import print_json
 from launch.runs import RECIPE_FILE, RunError, find_run
+from launch.slime.places import Places
 from launch.text import rate
 from recipes.base import Recipe, RecipeError
 
@@ -60,16 +61,20 @@ def _recipe(target: str, words: list[str]) -> Recipe:
         return resolve(name or DEFAULT_RECIPE, [*overrides, f"model={target}"])
     folder = find_run(target, value_of("run.dir", overrides, "runs"))
     recipe = resolve(name or str(folder / RECIPE_FILE), overrides)
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(_newest(folder))))
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(newest_weights(folder))))
 
 
-def _newest(folder: Path) -> Path:
+def newest_weights(folder: Path) -> Path:
+    """The newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported."""
     from embedded.checkpoint import latest
 
     found = latest(folder / "checkpoints")
-    if found is None:
+    if found is not None:
+        return found.model_dir
+    exported = [path.parent for path in Places(folder).exports.glob("*/config.json") if path.parent.name.isdigit()]
+    if not exported:
         raise RunError(f"{folder} has no checkpoint yet: train it for one rollout at least")
-    return found.model_dir
+    return max(exported, key=lambda path: int(path.name))
 
 
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:

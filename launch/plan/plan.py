@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launch.model import mismatches
 from launch.plan import formulae
 from launch.plan.assumptions import Assumptions
 from launch.plan.formulae import GIB
@@ -22,9 +23,12 @@ EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
 
 
 def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
-    """Everything that is known of a recipe before it runs. Never raises for a recipe of valid types."""
+    """Everything that is known of a recipe before it runs, its checkpoint compared with it where that lies here.
+
+    Raises `RecipeError` where the checkpoint is of no model that we know.
+    """
     assumed = assumed or Assumptions()
-    illegal = tuple(violations(recipe))
+    illegal = (*violations(recipe), *mismatches(recipe))
     if not _is_countable(recipe):
         return Plan(recipe.name, hardware(recipe), illegal, assumptions=assumed)
     if recipe.engine != "slime":

@@ -10,6 +10,7 @@ import pytest
 
 from launch.cli import COMMANDS, build_parser, parse, run
 from launch.commands.episodes import read_records
+from launch.commands.evaluate import newest_weights
 from launch.config import resolve
 from launch.runs import create_run
 from tests.data_sources.tasks import make_task
@@ -173,3 +174,11 @@ def test_a_half_written_record_is_passed_over(recorded):
 def test_a_run_without_episodes_says_so(recorded, capsys):
     assert run(["episodes", "a", "--evaluation", "heldout"]) == 2
     assert "is not there yet" in capsys.readouterr().err
+
+
+def test_the_newest_weights_of_a_run_under_slime_are_evaluated(tmp_path):
+    for name in ("9", "10", "half"):
+        (tmp_path / "exports" / name).mkdir(parents=True)
+    for name in ("9", "10"):
+        (tmp_path / "exports" / name / "config.json").write_text("{}")
+    assert newest_weights(tmp_path) == tmp_path / "exports" / "10"

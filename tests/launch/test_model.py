@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import cli
 from launch.config import resolve
 from launch.model import mismatches
 from recipes.base import RecipeError
@@ -107,6 +108,12 @@ def test_a_run_with_a_checkpoint_of_another_shape_is_refused(tmp_path):
         resolve("qwen25_coder_7b", [f"model.checkpoint={folder}"])
     assert "model.architecture.hidden=3584 is not what" in str(error.value)
     assert "config.json says, 2048" in str(error.value)
+
+
+def test_the_plan_refuses_a_checkpoint_of_another_shape(tmp_path, capsys):
+    folder = write_model(tmp_path / "mine", num_hidden_layers=28)
+    assert cli.run(["plan", "recipe=qwen25_coder_7b", f"model.checkpoint={folder}"]) == 1
+    assert "model.architecture.hidden=3584 is not what" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_checkpoint_that_could_not_be_trained_is_refused(tmp_path):

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from data_sources.arguments import unknown
-from data_sources.task import Task, TaskError
+from data_sources.reader import TaskError
+from data_sources.task import Task
 
 # Short name -> dotted path of `load(split: str) -> list[Task]`. A name that holds a dot is taken for such a path.
 SOURCES = {"embedded": "data_sources.embedded.tasks.load"}

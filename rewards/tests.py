@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol, get_args
 
 from data_sources.arguments import ArgumentError
-from data_sources.task import Task, TestOracle
+from data_sources.task import Image, Task, TestOracle
 from data_sources.test_log import parse_test_log
 from rewards.score import GraderError, Score
 from rollout.patch import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch, binary_paths
@@ -42,7 +42,7 @@ class Sandboxes(Protocol):
     """What opens fresh sandboxes, such as `rollout.sandbox.SandboxPool`."""
 
     def open(
-        self, files: Mapping[str, str | bytes], limits: Limits | None = None
+        self, files: Mapping[str, str | bytes], limits: Limits | None = None, image: Image | None = None
     ) -> AbstractAsyncContextManager[Sandbox]: ...
 
 
@@ -79,8 +79,8 @@ async def grade(task: Task, patch: str, sandboxes: Sandboxes, mode: Mode = "plus
         evidence |= {"ignored_paths": ignored, "binary_paths": binary_paths(patch)}
     except PatchError as error:
         return _refused(mode, "unappliable_patch", str(error), evidence)
-    report = await run_oracle(task.oracle, files, sandboxes)
-    return _scored(mode, task.oracle, report, evidence | {"seconds": time.monotonic() - started})
+    report = await run_oracle(oracle_of(task), files, sandboxes)
+    return _scored(mode, oracle_of(task), report, evidence | {"seconds": time.monotonic() - started})
 
 
 async def validate(task: Task, sandboxes: Sandboxes) -> None:
@@ -93,13 +93,20 @@ async def validate(task: Task, sandboxes: Sandboxes) -> None:
         failed = [name for name, passed in score.evidence.get("tests", {}).items() if not passed]
         outcome, log = score.evidence["outcome"], score.evidence.get("log", score.evidence.get("detail"))
         raise OracleError(f"task {task.id!r}: the gold patch ends in {outcome}; tests that fail: {failed}; {log}")
-    report = await run_oracle(task.oracle, task.workspace.files, sandboxes)
+    report = await run_oracle(oracle_of(task), task.workspace.files, sandboxes)
     passing = [name for name in task.oracle.fail_to_pass if report.tests[name]]
     failing = [name for name in task.oracle.pass_to_pass if not report.tests[name]]
     if passing or failing:
         raise OracleError(
             f"task {task.id!r}: without a patch, FAIL_TO_PASS tests {passing} pass, PASS_TO_PASS tests {failing} fail"
         )
+
+
+def oracle_of(task: Task) -> TestOracle:
+    """Raises `ArgumentError` where the task is graded in another way."""
+    if not isinstance(task.oracle, TestOracle):
+        raise ArgumentError(f"task {task.id!r} is graded by a {type(task.oracle).__name__}, not by tests in its files")
+    return task.oracle
 
 
 async def run_oracle(oracle: TestOracle, files: Mapping[str, str | bytes], sandboxes: Sandboxes) -> Report:

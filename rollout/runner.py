@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from time import perf_counter
 from typing import Any, Protocol
 
-from data_sources.task import Task
+from data_sources.task import Image, Task
 from rollout.agents.base import Agent, Journal
 from rollout.client import EngineAborted, EngineError
 from rollout.episode import Episode, StopReason, Timings
@@ -19,9 +19,9 @@ from rollout.session import Session
 
 class Sandboxes(Protocol):
     def open(
-        self, files: Mapping[str, str | bytes], limits: Limits | None = None
+        self, files: Mapping[str, str | bytes], limits: Limits | None = None, image: Image | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox that holds `files`."""
+        """A fresh sandbox that holds `files`, laid over the image."""
         ...
 
 
@@ -37,7 +37,7 @@ async def run_episode(
     session, journal = Session(), Journal()
     patch, detail = "", ""
     try:
-        async with sandboxes.open(task.workspace.files) as sandbox:
+        async with sandboxes.open(task.workspace.files, image=task.workspace.image) as sandbox:
             journal.sandbox_seconds += perf_counter() - started
             reason = await _within(time_budget, journal, agent.run(task, sandbox, session, sampling, journal))
             with journal.sandbox_time():

@@ -17,7 +17,8 @@ from data_sources.embedded.bugs import UNSEEN_CLASSES
 from data_sources.embedded.edits import as_replacement
 from data_sources.embedded.functions import FunctionTemplate, Mutant, corrupted, scrambled, templates
 from data_sources.embedded.repository import Repository, make_repository
-from data_sources.task import Task, TaskError, TestOracle, Workspace
+from data_sources.reader import TaskError
+from data_sources.task import Task, TestOracle, Workspace
 
 SCRAMBLED_SITES = (1, 3, 8, 64)
 SIZES = {"train": 512, "heldout": 160, "unseen": 96}

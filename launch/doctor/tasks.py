@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_sources.arguments import ArgumentError
+from data_sources.reader import TaskError
 from data_sources.registry import RegistryError, load_tasks
-from data_sources.task import TaskError
 from embedded.hooks import HookError, load_function
 from launch.doctor.finding import Finding, failure, ok
 from launch.doctor.machine import Machine

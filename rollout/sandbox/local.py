@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
+from data_sources.arguments import ArgumentError
+from data_sources.task import Image
 from rollout.patch import OVERSIZED, bounded_patch
 from rollout.sandbox.base import ExecResult, Limits, SandboxError
 from rollout.sandbox.channel import Channel
@@ -133,8 +135,12 @@ class LocalBackend:
         await self.close()
         self._nursery = await self._open_nursery()
 
-    def open(self, files: Mapping[str, str | bytes], limits: Limits) -> LocalSandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+    def open(self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None = None) -> LocalSandbox:
+        """A sandbox to be entered. Raises `SandboxError` before `start`, `ArgumentError` where there is an image."""
+        if image is not None:
+            raise ArgumentError(
+                f"the sandbox runs this machine's own system, and the task needs the image {image.name}"
+            )
         if self._nursery is None:
             raise SandboxError("the sandbox backend has not been started")
         return LocalSandbox(self._nursery, files, limits)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from data_sources.arguments import ArgumentError
+from data_sources.task import Image
 from rollout.sandbox.base import Limits, Sandbox
 
 BACKENDS = {
@@ -25,7 +26,7 @@ class Backend(Protocol):
 
     async def start(self) -> None: ...
 
-    def open(self, files: Mapping[str, str | bytes], limits: Limits) -> Sandbox: ...
+    def open(self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None) -> Sandbox: ...
 
     async def close(self) -> None: ...
 
@@ -43,12 +44,14 @@ class SandboxPool:
         self._starting = asyncio.Lock()
 
     @asynccontextmanager
-    async def open(self, files: Mapping[str, str | bytes], limits: Limits | None = None) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox that starts with `files`, as soon as one of the pool's places is free."""
+    async def open(
+        self, files: Mapping[str, str | bytes], limits: Limits | None = None, image: Image | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox that starts with `files` laid over the image, as soon as one of the pool's places is free."""
         async with self._places:
             async with self._starting:
                 await self._backend.start()
-            async with self._backend.open(files, limits or self._limits) as sandbox:
+            async with self._backend.open(files, limits or self._limits, image) as sandbox:
                 yield sandbox
 
     async def close(self) -> None:

@@ -16,6 +16,8 @@ class RunTests:
     spec = ToolSpec("run_tests", "Run the tests.")
 
     async def __call__(self, sandbox: Sandbox, task: Task, arguments: dict[str, Any]) -> ToolResult:
+        if not task.oracle.command:
+            return ToolResult("No test command is known here: use bash.", ok=False)
         result = await sandbox.exec(task.oracle.command, timeout=task.oracle.timeout_seconds)
         return ToolResult(render(describe(result)))
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from data_sources.reader import TaskError
 from data_sources.registry import RegistryError, load_tasks
-from data_sources.task import TaskError
 from tests.data_sources.tasks import make_task
 
 

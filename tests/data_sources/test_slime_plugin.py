@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_sources.arguments import ArgumentError
+from data_sources.reader import TaskError
 from data_sources.sample import Sample
 from data_sources.slime_plugin import DataSourceError, TaskDataSource, task_of
-from data_sources.task import TaskError
 from tests.data_sources.tasks import make_task
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_sources.task import Task, TaskError
+from data_sources.reader import TaskError
+from data_sources.task import HarnessOracle, Image, Task
 from data_sources.test_log import parse_test_log
 from tests.data_sources.tasks import make_task
 
@@ -82,3 +83,35 @@ def test_any_other_json_is_refused(record):
 )
 def test_a_test_log(log, results):
     assert parse_test_log(log) == results
+
+
+def harness_record():
+    record = make_task("harness").to_dict()
+    record["workspace"]["image"] = {"name": "example/app:1", "folder": "/testbed", "setup": "source /env"}
+    record["oracle"] |= {"repo": "o/app", "version": "1.0", "eval_script": "pytest", "log_parser": "parse_log_pytest"}
+    record["oracle"] |= {"eval_type": "pass_and_fail", "command": ""}
+    return record
+
+
+def test_a_task_of_the_harness_survives_a_round_trip():
+    task = Task.from_dict(harness_record())
+    assert task.workspace.image == Image("example/app:1", setup="source /env")
+    assert isinstance(task.oracle, HarnessOracle) and task.oracle.log_parser == "parse_log_pytest"
+    assert Task.from_dict(task.to_dict()) == task
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("workspace.image", None, "field 'workspace.image' must be there for an oracle with an eval_script"),
+        ("workspace.image.name", "", "the name of an image"),
+        ("workspace.image.folder", "testbed", "must be an absolute path, got 'testbed'"),
+        ("workspace.image.setup", 1, "must be str"),
+        ("oracle.eval_type", "maybe", "must be one of pass_and_fail, fail_only, got 'maybe'"),
+        ("oracle.log_parser", None, "must be str"),
+    ],
+)
+def test_a_malformed_task_of_the_harness_is_refused(field, value, message):
+    with pytest.raises(TaskError) as error:
+        Task.from_dict(put(harness_record(), field, value))
+    assert message in str(error.value)

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from data_sources.arguments import ArgumentError
+from data_sources.reader import TaskError
 from data_sources.sample import Sample
-from data_sources.task import TaskError
 from rollout import slime_plugin
 from rollout.chat.template import TemplateError
 from rollout.episode import StopReason

@@ -41,6 +41,8 @@ class TestOracle:
     """How a patch is graded: by these tests, with these files put back as they are here.
 
     `protected` names the workspace files that the grader restores (the tests); a patch to them counts for nothing.
+    `held_out_tests` is a test file, in the form that `rewards.calls` reads, that no agent sees: code that is right on the
+    calls of the tests alone does not solve the task.
     """
 
     __test__ = False  # the name starts with "Test", and pytest would collect it
@@ -51,6 +53,7 @@ class TestOracle:
     command: str
     gold_patch: str
     timeout_seconds: float = 20.0
+    held_out_tests: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,8 @@ def _oracle(reader: Reader, workspace: Workspace) -> Oracle:
 
 
 def _test_oracle(reader: Reader, workspace: Workspace) -> TestOracle:
-    oracle = TestOracle(**_common(reader))
+    held_out = reader.get("oracle.held_out_tests", str) if reader.has("oracle.held_out_tests") else ""
+    oracle = TestOracle(**_common(reader), held_out_tests=held_out)
     for path in oracle.protected:
         known = path in workspace.files or workspace.image is not None
         reader.require(known, "oracle.protected", "paths among workspace.files", path)

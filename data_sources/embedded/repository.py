@@ -12,6 +12,7 @@ from data_sources.embedded.functions import PLACEHOLDER, Call, FunctionTemplate,
 from data_sources.embedded.names import Namer
 
 _CALL_SETS = 8
+_HELD_OUT_CALLS = 16
 _DOCSTRING = re.compile(r'\A(def .*:\n)    """(.*)"""\n')
 _LAYOUTS = ("{package}/{module}.py", "src/{package}/{module}.py", "{module}.py")
 
@@ -55,12 +56,12 @@ class Module:
     @property
     def test_source(self) -> str:
         names = ", ".join(sorted(function.name for function in self.functions))
-        blocks = [f"from {self.dotted} import {names}\n"]
-        for function in self.functions:
-            for test, calls in function.tests.items():
-                asserts = [f"    assert {function.name}({call.arguments}) == {call.expected}\n" for call in calls]
-                blocks.append(f"def {test}():\n{''.join(asserts)}")
-        return "\n\n".join(blocks)
+        tests = [
+            _test_source(test, function.name, calls)
+            for function in self.functions
+            for test, calls in function.tests.items()
+        ]
+        return "\n\n".join([f"from {self.dotted} import {names}\n", *tests])
 
     def with_source_of(self, index: int, source: str) -> Module:
         """This module with another version of its function number `index`."""
@@ -92,6 +93,16 @@ class Repository:
         function = module.functions[self.bug.function]
         return module.with_source_of(self.bug.function, function.render(self.bug.mutant.mutation.source))
 
+    @property
+    def held_out_tests(self) -> str:
+        """A test file with calls of the buggy function that its tests do not make; no repository holds it."""
+        module = self.modules[self.bug.module]
+        function = module.functions[self.bug.function]
+        shown = {call for calls in function.tests.values() for call in calls}
+        others = [call for call in function.template.calls if call not in shown][:_HELD_OUT_CALLS]
+        test = _test_source(f"test_{function.name}_held_out", function.name, others)
+        return f"from {module.dotted} import {function.name}\n\n\n{test}" if others else ""
+
     def files(self, *, buggy: bool) -> dict[str, str]:
         """Every source and test file, by path."""
         files = {}
@@ -100,6 +111,12 @@ class Repository:
             files[module.path] = shown.source
             files[module.test_path] = module.test_source
         return files
+
+
+def _test_source(test: str, function: str, calls: Sequence[Call]) -> str:
+    return f"def {test}():\n" + "".join(
+        f"    assert {function}({call.arguments}) == {call.expected}\n" for call in calls
+    )
 
 
 def make_repository(

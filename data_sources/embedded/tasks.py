@@ -96,6 +96,7 @@ def _make_task(task_id: str, split: str, repository: Repository, rng: random.Ran
         protected=tuple(sorted({RUNNER_PATH, *(m.test_path for m in repository.modules)})),
         command=TEST_COMMAND,
         gold_patch=_diff(module.path, module.source, repository.modules[repository.bug.module].source),
+        held_out_tests=repository.held_out_tests,
     )
     bug = repository.bug.mutant
     metadata = {

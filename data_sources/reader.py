@@ -11,13 +11,13 @@ class TaskError(ValueError):
 
 
 class Reader:
-    """Reads one record. Fields are named by dotted keys."""
+    """Reads one record. Fields are named by dotted keys; `key` is the one that holds the task's name."""
 
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: Any, *, key: str = "id") -> None:
         if not isinstance(record, dict):
             raise TaskError(f"a task must be a JSON object, not {type(record).__name__}")
         self._record = record
-        self._name = record.get("id") if isinstance(record.get("id"), str) else "<no id>"
+        self.name: str = record[key] if isinstance(record.get(key), str) else "<no id>"
 
     def has(self, dotted: str) -> bool:
         """Whether the field is there and not null."""
@@ -30,7 +30,7 @@ class Reader:
         value: Any = self._record
         for key in dotted.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise TaskError(f"task {self._name!r}: field {dotted!r} is missing")
+                raise TaskError(f"task {self.name!r}: field {dotted!r} is missing")
             value = value[key]
         kinds = kind if isinstance(kind, tuple) else (kind,)
         self.require(
@@ -49,7 +49,7 @@ class Reader:
 
     def require(self, ok: bool, where: str, allowed: str, given: Any) -> None:
         if not ok:
-            raise TaskError(f"task {self._name!r}: field {where!r} must be {allowed}, got {str(given)[:80]!r}")
+            raise TaskError(f"task {self.name!r}: field {where!r} must be {allowed}, got {str(given)[:80]!r}")
 
 
 def is_inside(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ _GUEST = Path(__file__).with_name("guest")
 _GUEST_ROOT = "/run/guest"
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+_JAVA_SETTINGS = "/etc/java-*-openjdk"  # where Debian's /usr/lib/jvm links to: no Java starts without
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DATA = {
     "/etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/bash\n",
@@ -70,7 +72,7 @@ def system_flags() -> list[str]:
     flags += ["--ro-bind", "/usr", "/usr"]
     for path in _SYSTEM_LINKS:
         flags += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
-    for path in _SYSTEM_FILES:
+    for path in (*_SYSTEM_FILES, *sorted(glob.glob(_JAVA_SETTINGS))):
         flags += ["--ro-bind-try", path, path]
     prefix = python_prefix()
     if not prefix.startswith("/usr"):

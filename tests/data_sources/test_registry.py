@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data_sources.reader import TaskError
-from data_sources.registry import RegistryError, load_tasks
+from data_sources.registry import RegistryError, absolute, load_tasks
 from tests.data_sources.tasks import make_task
 
 
@@ -40,7 +40,13 @@ def test_the_embedded_tasks():
     ("spec", "message"),
     [
         ("embeded:train", "Did you mean 'embedded'"),
-        ("something:train", "Available: embedded"),
+        ("something:train", "Available: bugsinpy, defects4j, embedded"),
+        ("embedded:heldout?limt=3", "Did you mean 'limit'"),
+        ("embedded:heldout?limit", "options as name=value"),
+        ("embedded:heldout?limit=", "the option limit has no value"),
+        ("embedded:heldout?limit=3&limit=4", "gives an option twice"),
+        ("embedded:heldout?folder=/tmp", "only a corpus has a folder"),
+        ("/no/such/file.jsonl?folder=/tmp", "a file has no folder"),
         ("embedded", "names no split: write embedded:split"),
         ("embedded:", "names no split"),
         ("", "names no split"),
@@ -82,3 +88,27 @@ def test_two_tasks_of_one_id(tmp_path):
 def test_an_empty_file(tmp_path):
     with pytest.raises(RegistryError, match="is empty"):
         load_tasks(write(tmp_path / "tasks.jsonl", ""))
+
+
+def test_a_file_may_hold_a_list(tmp_path):
+    (tmp_path / "tasks.json").write_text(json.dumps([make_task("a").to_dict()]))
+    assert [task.id for task in load_tasks(str(tmp_path / "tasks.json"))] == ["a"]
+    (tmp_path / "tasks.json").write_text("{}")
+    with pytest.raises(TaskError, match="must be a list of tasks, got dict"):
+        load_tasks(str(tmp_path / "tasks.json"))
+
+
+def test_paths_are_made_absolute_for_processes_started_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert absolute("embedded:train") == "embedded:train"
+    assert absolute("my.module.load:x") == "my.module.load:x"
+    assert absolute("of a source of my own") == "of a source of my own"
+    assert absolute("tasks.jsonl?ids=a&b.txt") == "tasks.jsonl?ids=a&b.txt"  # not a name that can be read
+    assert absolute("tasks.jsonl?ids=ids.txt&limit=3") == f"{tmp_path}/tasks.jsonl?ids={tmp_path}/ids.txt&limit=3"
+    assert absolute("quixbugs:python") == f"quixbugs:python?folder={tmp_path}/corpora/quixbugs"
+    assert absolute("quixbugs:python?folder=a%26b") == f"quixbugs:python?folder={tmp_path}/a%26b"
+
+
+@pytest.mark.parametrize("spec", ["embedded:train", "a.jsonl?ids=x", "swebench:lite?repo=a/b&before=2020-01-01"])
+def test_making_absolute_twice_changes_nothing(spec):
+    assert absolute(absolute(spec)) == absolute(spec)

@@ -1,0 +1,152 @@
+"""Take a part of a task set: by instance, repository, date, or a reproducible share.
+
+A share is stable: a task's place in [0, 1) is a hash of its id (or its repository) and the seed, so that `part=0-0.9`
+and `part=0.9-1` have nothing in common and stay what they are when a corpus grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+
+from data_sources.spec import RegistryError
+from data_sources.task import Task
+
+
+def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
+    """Those that all the options leave, in the source's order; `limit` comes last, `expect` checks their number.
+
+    Raises `RegistryError` for an option's value that can't be used, an id that is not there, a task whose repository
+    or date is asked for and unknown, and where `expect` is another number.
+    """
+    try:
+        for name, take in _TAKES.items():
+            if name in options:
+                tasks = take(tasks, options)
+        if "expect" in options and len(tasks) != _whole(options, "expect"):
+            raise RegistryError(f"holds {len(tasks)} tasks, not the {options['expect']} that are expected")
+    except RegistryError as error:
+        raise RegistryError(f"task set {spec!r}: {error}") from error
+    return tasks
+
+
+def _ids(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    wanted = set(_listed(options["id"])) if "id" in options else set()
+    if "ids" in options:
+        wanted |= set(read_ids(Path(options["ids"]).expanduser()))
+    missing = sorted(wanted - {task.id for task in tasks})
+    if missing:
+        raise RegistryError(f"{len(missing)} of {len(wanted)} ids are not in it: {', '.join(missing[:5])}")
+    return [task for task in tasks if task.id in wanted]
+
+
+def read_ids(path: Path) -> list[str]:
+    """Instance ids: one a line (`#` begins a comment), or a JSON list. Raises `RegistryError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        ids = orjson.loads(text) if text.lstrip().startswith("[") else _lines(text)
+    except OSError as error:
+        raise RegistryError(f"can't read the list of ids {path}: {error.strerror}") from error
+    except ValueError as error:  # bytes that are no text, or no JSON
+        raise RegistryError(f"the list of ids {path} is neither lines of text nor a JSON list: {error}") from error
+    if not ids or not all(isinstance(item, str) for item in ids):
+        raise RegistryError(f"the list of ids {path} holds no ids, or something else than ids")
+    return list(ids)
+
+
+def _lines(text: str) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def _repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    wanted = {repo.lower() for repo in _listed(options["repo"])}
+    there = {_known(task, "repo").lower() for task in tasks}
+    if wanted - there:
+        raise RegistryError(f"no task is of {', '.join(sorted(wanted - there))}; there are: {', '.join(sorted(there))}")
+    return [task for task in tasks if _known(task, "repo").lower() in wanted]
+
+
+def _before(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    limit = _date(options["before"], "before")
+    return [task for task in tasks if _created(task) < limit]
+
+
+def _after(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    limit = _date(options["after"], "after")
+    return [task for task in tasks if _created(task) >= limit]
+
+
+def _part(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    low, dash, high = options["part"].partition("-")
+    try:
+        bounds = float(low), float(high)
+    except ValueError as error:
+        raise RegistryError(f"part={options['part']} must be two shares such as 0-0.9") from error
+    if not dash or not 0 <= bounds[0] < bounds[1] <= 1:
+        raise RegistryError(f"part={options['part']} must be two shares of which the first is smaller, in 0 to 1")
+    key, seed = _key(options.get("by", "instance")), options.get("seed", "0")
+    return [task for task in tasks if bounds[0] <= place(key(task), seed) < bounds[1]]
+
+
+def place(key: str, seed: str) -> float:
+    """Where in [0, 1) a key lies, evenly spread and the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:6], "big") / 2**48
+
+
+def _key(by: str) -> Callable[[Task], str]:
+    keys: dict[str, Callable[[Task], str]] = {
+        "instance": lambda task: task.id,
+        "repo": lambda task: _known(task, "repo").lower(),
+    }
+    if by not in keys:
+        raise RegistryError(f"by={by} must be one of {', '.join(keys)}")
+    return keys[by]
+
+
+def _limit(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    return tasks[: _whole(options, "limit")]
+
+
+def _whole(options: Mapping[str, str], name: str) -> int:
+    if not options[name].isdecimal() or int(options[name]) < 1:
+        raise RegistryError(f"{name}={options[name]} must be a whole number of at least 1")
+    return int(options[name])
+
+
+def _listed(text: str) -> Iterable[str]:
+    return [item for item in map(str.strip, text.split(",")) if item]
+
+
+def _known(task: Task, name: str) -> str:
+    value = task.metadata.get(name)
+    if not isinstance(value, str) or not value:
+        raise RegistryError(f"task {task.id!r} does not say its {name}, by which tasks are to be chosen")
+    return value
+
+
+def _created(task: Task) -> datetime:
+    return _date(_known(task, "created_at"), f"the date of task {task.id!r}")
+
+
+def _date(text: str, what: str) -> datetime:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise RegistryError(f"{what} must be a date such as 2022-01-31, got {text!r}") from error
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+_TAKES: dict[str, Callable[[list[Task], Mapping[str, str]], list[Task]]] = {
+    "id": _ids,
+    "ids": _ids,
+    "repo": _repos,
+    "before": _before,
+    "after": _after,
+    "part": _part,
+    "limit": _limit,
+}

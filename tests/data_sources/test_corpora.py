@@ -1,0 +1,218 @@
+"""Every corpus's loader, run on a small copy of the corpus's layout; and what is stated of the corpora."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from data_sources.corpora import CORPORA
+from data_sources.corpus import CorpusError
+from data_sources.reader import TaskError
+from data_sources.registry import SOURCES, RegistryError, load_tasks
+from data_sources.task import HarnessOracle, Task, TestOracle
+
+FIXTURES = Path(__file__).parent / "fixtures"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
+SETS = ["swebench:verified", "swegym:train", "quixbugs:python", "quixbugs:java", "bugsinpy:all", "defects4j:all"]
+SETS.append("gitbug_java:all")
+
+
+def load(name: str) -> list[Task]:
+    return load_tasks(f"{name}?folder={FIXTURES / name.partition(':')[0]}")
+
+
+def copy(corpus: str, folder: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / corpus, folder / corpus))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_tasks_survive_a_file(name):
+    tasks = load(name)
+    assert tasks
+    for task in tasks:
+        assert Task.from_dict(orjson.loads(orjson.dumps(task.to_dict()))) == task
+        assert task.statement.strip() and task.source == name.partition(":")[0] and task.oracle.gold_patch
+        assert task.workspace.files or task.workspace.image
+        assert task.metadata["repo"]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_statement_does_not_tell_the_fix(name):
+    for task in load(name):
+        added = [line[1:].strip() for line in task.oracle.gold_patch.splitlines() if line.startswith("+")]
+        assert not any(line and line in task.statement for line in added)
+
+
+def test_every_corpus_has_a_fixture_and_a_source():
+    assert {name.partition(":")[0] for name in SETS} == set(CORPORA) < set(SOURCES)
+
+
+def test_the_published_counts():
+    """Each with where it is published in `Corpus.counted`; the fixtures can't show them."""
+    counts = {f"{c.name}:{name}": split.count for c in CORPORA.values() for name, split in c.splits.items()}
+    assert counts == {
+        "swebench:verified": 500,
+        "swebench:lite": 300,
+        "swebench:multilingual": 300,
+        "swebench:full": 2294,
+        "swegym:train": 2438,
+        "quixbugs:python": 40,
+        "quixbugs:java": 40,
+        "bugsinpy:all": 501,
+        "defects4j:all": 835,
+        "gitbug_java:all": 199,
+    }
+    assert all(corpus.counted and corpus.licence and corpus.needs for corpus in CORPORA.values())
+
+
+def test_the_document_has_every_corpus():
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    cells = {row.split("`")[1]: row for row in rows}
+    for corpus in CORPORA.values():
+        for name, split in corpus.splits.items():
+            row = cells[f"{corpus.name}:{name}"]
+            assert f"| {split.count:,} |" in row and split.languages in row and corpus.licence in row
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_an_unknown_split_says_which_there_are(name):
+    corpus = name.partition(":")[0]
+    with pytest.raises(RegistryError, match=f"split of {corpus}: unknown name 'dev'. .*Available"):
+        load(f"{corpus}:dev")
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if CORPORA[name.partition(":")[0]].commit])
+def test_a_missing_clone_says_how_to_make_it(name, tmp_path):
+    corpus = CORPORA[name.partition(":")[0]]
+    with pytest.raises(CorpusError) as caught:
+        load_tasks(f"{name}?folder={tmp_path}/none")
+    said = str(caught.value)
+    assert f"git clone {corpus.home} {tmp_path}/none" in said and f"checkout {corpus.commit}" in said
+    assert f"{corpus.name}:SPLIT?folder=DIR" in said
+
+
+def test_a_missing_data_set_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError) as caught:
+        load_tasks("swebench:verified")
+    said = str(caught.value)
+    assert "load('SWE-bench/SWE-bench_Verified', split='test').to_json('verified.jsonl')" in said
+    assert f"put the file at {tmp_path}/corpora/swebench/verified.jsonl" in said
+    assert "slime-swe[corpora]" in said and "swebench:verified?folder=DIR" in said
+
+
+def test_the_default_folder_is_beside_the_working_directory(tmp_path, monkeypatch):
+    copy("swebench", tmp_path / "corpora")
+    monkeypatch.chdir(tmp_path)
+    assert load_tasks("swebench:verified") == load("swebench:verified")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+def test_parquet_is_read_as_json_lines_are(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = (FIXTURES / "swebench" / "verified.jsonl").read_bytes().splitlines()
+    rows = [
+        orjson.loads(line) | {"FAIL_TO_PASS": ["tests/test_text.py::test_shout"], "PASS_TO_PASS": []} for line in lines
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "verified.parquet")
+    tasks = load_tasks(f"swebench:verified?folder={tmp_path}")
+    assert [task.id for task in tasks] == [task.id for task in load("swebench:verified")]
+    assert load_tasks(str(tmp_path / "verified.parquet"))[0].oracle == tasks[0].oracle
+    (tmp_path / "verified.parquet").write_bytes(b"PAR")
+    with pytest.raises(TaskError, match="is not a Parquet file"):
+        load_tasks(f"swebench:verified?folder={tmp_path}")
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    code = "import sys, data_sources.registry; print(sorted({'datasets', 'pyarrow', 'swebench'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_swegym_gets_the_image_and_the_script_that_its_harness_would_make():
+    pandas, mypy = load("swegym:train")
+    assert isinstance(pandas.oracle, HarnessOracle) and isinstance(mypy.oracle, HarnessOracle)
+    assert pandas.workspace.image is not None
+    assert pandas.workspace.image.name == "xingyaoww/sweb.eval.x86_64.pandas-dev_s_pandas-7"
+    script = pandas.oracle.eval_script
+    reset = f"git checkout {'1' * 40} -- tests/test_text.py\nrm -rf -- tests/test_new.py\n"
+    assert script.count(reset) == 2, "before the tests, and after"
+    assert "\npytest -rA --tb=long tests/test_new.py tests/test_text.py\n" in script
+    assert "\npytest -n0 -rA -k 'testOne or testTwo'\n" in mypy.oracle.eval_script
+    assert pandas.oracle.protected == ("tests/test_new.py", "tests/test_text.py")
+
+
+def test_swegym_refuses_a_repository_whose_tests_it_can_not_run(tmp_path):
+    record = orjson.loads((FIXTURES / "swegym" / "train.jsonl").read_bytes().splitlines()[0])
+    (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "someone/else"}))
+    with pytest.raises(TaskError, match="how the tests of someone/else run is not known; known are bokeh/bokeh"):
+        load_tasks(f"swegym:train?folder={tmp_path}")
+
+
+def test_bugsinpy():
+    first, second = load("bugsinpy:all")
+    assert first.id == "bugsinpy-shapes-1" and first.metadata["repo"] == "example/shapes"
+    assert first.oracle.fail_to_pass == ("tests/test_area.py::test_square", "tests/test_area.py::TestArea::test_circle")
+    assert second.oracle.fail_to_pass == ("tests.test_area.Corners::test_none",)
+    assert second.oracle.protected == ("tests/test_area.py", "tests/data.py")
+    assert first.workspace.image is not None
+    assert first.workspace.image.setup == "export PYTHONPATH=/testbed/build/lib:/testbed/extra"
+    assert "at 1111111111111111111111111111111111111111 in /testbed" in first.metadata["image"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("bug.info", 'python_version="3"', "does not set buggy_commit_id, fixed_commit_id, test_file"),
+        ("run_test.sh", "make check", "runs no test that is known here: make check"),
+        ("run_test.sh", "\n", "runs no test that is known here: it is empty"),
+    ],
+)
+def test_a_bug_of_bugsinpy_that_can_not_be_read(tmp_path, file, text, message):
+    (copy("bugsinpy", tmp_path) / "projects" / "shapes" / "bugs" / "2" / file).write_text(text)
+    with pytest.raises(TaskError, match=f"'bugsinpy-shapes-2': .*{message}"):
+        load_tasks(f"bugsinpy:all?folder={tmp_path}/bugsinpy")
+
+
+def test_defects4j():
+    (task,) = load("defects4j:all")
+    assert isinstance(task.oracle, TestOracle)
+    assert task.oracle.fail_to_pass == ("org.toy.SumTest::testTwo", "org.toy.SumTest::testThree")
+    assert task.oracle.pass_to_pass == ("org.toy.NoneTest::*", "org.toy.Sum$Inner_Test::*")
+    assert task.oracle.protected == ("src/test/org/toy/SumTest.java",)
+    assert "+    int of(int a, int b) { return a + b; }" in task.oracle.gold_patch, "its patches lead to the fault"
+    assert "expected:<3> but was:<-1>" in task.statement and "SumTest.java:9" not in task.statement
+    assert "defects4j checkout -p Toy -v 3b" in task.metadata["image"]
+
+
+def test_gitbug_java():
+    maven, gradle = load("gitbug_java:all")
+    assert maven.oracle.fail_to_pass == ("org.toy.WordsTest::[1]_two_words",)
+    assert maven.oracle.pass_to_pass == ("org.toy.WordsTest::none",)
+    assert maven.statement == "Words are miscounted\n\nTwo words count as one.", "no comments, no pull requests"
+    assert gradle.statement.endswith("org.toy.WordsTest::two")
+    assert maven.oracle.protected == gradle.oracle.protected == ("src/test/java/org/toy/WordsTest.java",)
+    assert "mvn " in maven.oracle.command and "gradle " in gradle.oracle.command
+    assert maven.metadata["base_commit"] == "d" * 40, "the commit before the fix"
+
+
+def test_a_bug_of_gitbug_java_that_can_not_be_read(tmp_path):
+    path = copy("gitbug_java", tmp_path) / "data" / "bugs" / "example-words.json"
+    record = orjson.loads(path.read_bytes().splitlines()[0])
+    for change, message in [
+        ({"actions_runs": []}, "line 1: list index out of range"),
+        ({"strategy": 3}, "field 'strategy' must be str, got '3'"),
+        ({"actions_runs": [record["actions_runs"][2]] * 3}, "runs in which a test fails before the fix and passes"),
+    ]:
+        path.write_bytes(orjson.dumps(record | change))
+        with pytest.raises(TaskError, match=message):
+            load_tasks(f"gitbug_java:all?folder={tmp_path}/gitbug_java")

@@ -1,0 +1,85 @@
+"""QuixBugs' tasks prove themselves in the local sandbox: its own tests, without pytest; javac and JUnit for Java."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data_sources.quixbugs import load
+from data_sources.task import Task
+from rewards.grade import grade, try_patch
+from rollout.patch import make_patch
+from rollout.sandbox.pool import SandboxPool
+
+FIXTURE = Path(__file__).parent / "fixtures" / "quixbugs"
+JUNIT = Path("/usr/share/java/junit4.jar")
+NO_JAVA = not shutil.which("javac") or not JUNIT.is_file()
+needs_java = pytest.mark.skipif(NO_JAVA, reason="a JDK and JUnit 4 (apt-get install default-jdk-headless junit4)")
+LANGUAGES = ["python", pytest.param("java", marks=[needs_java, pytest.mark.slow])]
+
+
+def changed(task: Task, **replaced: str) -> str:
+    """A patch that replaces words in the program."""
+    (program,) = set(task.workspace.files) - set(task.oracle.protected)
+    text = task.workspace.files[program]
+    for before, after in replaced.items():
+        assert before in text
+        text = text.replace(before, after)
+    return make_patch(task.workspace.files, {**task.workspace.files, program: text})
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_the_gold_patch_solves_it_and_nothing_else_does(language):
+    (task,) = load(language, FIXTURE)
+    async with SandboxPool("local", concurrency=1) as sandboxes:
+        gold = await grade(task, task.oracle.gold_patch, sandboxes)
+        assert gold.solved, gold.evidence
+        trial = await try_patch(task, "", sandboxes)
+        assert {name for name, passed in trial.tests.items() if not passed} == set(task.oracle.fail_to_pass), trial.log
+        wrong = await grade(task, changed(task, first="one"), sandboxes)
+        assert not wrong.solved and wrong.evidence["outcome"] == "failed"
+
+
+async def test_code_that_never_ends_fails_its_tests_in_time():
+    (task,) = load("python", FIXTURE)
+    async with SandboxPool("local", concurrency=1) as sandboxes:
+        score = await grade(task, changed(task, **{"first += 1": "first, second = 1, 1"}), sandboxes)
+    assert score.evidence["outcome"] == "failed", "not a time-out of the whole"
+    assert score.evidence["tests"]["python_testcases/test_gcd.py::test_gcd[0]"]
+    assert not score.evidence["tests"]["python_testcases/test_gcd.py::test_gcd[1]"]
+
+
+@needs_java
+@pytest.mark.slow
+async def test_java_that_does_not_compile_or_never_ends_passes_nothing():
+    (task,) = load("java", FIXTURE)
+    async with SandboxPool("local", concurrency=1) as sandboxes:
+        broken = await grade(task, changed(task, **{"return": "retrun"}), sandboxes)
+        assert broken.evidence["outcome"] == "failed" and "error:" in broken.evidence["log"]
+        endless = changed(task, **{"return second == 0": "while (second != 3.5) { } return second == 0"})
+        score = await grade(task, endless, sandboxes)
+    assert not score.solved and not any(score.evidence["tests"].values())
+
+
+def test_the_program_alone_may_be_changed():
+    for language, program in (("python", "python_programs/gcd.py"), ("java", "java_programs/GCD.java")):
+        (task,) = load(language, FIXTURE)
+        assert set(task.workspace.files) - set(task.oracle.protected) == {program}
+
+
+def test_the_documentation_of_a_program_is_not_part_of_the_fix():
+    (task,) = load("python", FIXTURE)
+    assert "greatest whole number" not in "".join(
+        line for line in task.oracle.gold_patch.splitlines() if line.startswith(("+", "-"))
+    )
+
+
+def test_the_tests_of_all_forty_programs_are_known():
+    from data_sources.quixbugs import _tests
+
+    for language in ("python", "java"):
+        tests = _tests(language)
+        assert len(tests) == 40 and all(known["fail"] for known in tests.values())
+        assert all(not set(known["fail"]) & set(known["pass"]) for known in tests.values())

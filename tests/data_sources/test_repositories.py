@@ -1,0 +1,116 @@
+"""One commit of a repository, by real git over `file://`."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from data_sources.repositories import CommitError, RepositoryError, checkout, remove
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def upstream(tmp_path) -> tuple[str, list[str]]:
+    """The address of a repository with three commits, and their hashes."""
+    folder = tmp_path / "up stream.git"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    commits = []
+    for number in range(3):
+        (folder / "package").mkdir(exist_ok=True)
+        (folder / "package" / "code.py").write_text(f"VERSION = {number}\n")
+        (folder / f"only-{number}.txt").write_text("x")
+        (folder / "run.sh").write_text("#!/bin/sh\n")
+        (folder / "run.sh").chmod(0o755)
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", f"commit {number}: the secret is {number}")
+        git(folder, "tag", f"v{number}")
+        commits.append(git(folder, "rev-parse", "HEAD"))
+    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    return folder.as_uri(), commits
+
+
+def test_the_files_are_those_of_the_commit(upstream, tmp_path):
+    url, commits = upstream
+    folder = checkout(url, commits[1], tmp_path / "cache")
+    assert (folder / "package" / "code.py").read_text() == "VERSION = 1\n"
+    assert (folder / "only-1.txt").exists() and not (folder / "only-2.txt").exists()
+    assert (folder / "run.sh").stat().st_mode & 0o111
+
+
+def test_no_other_commit_is_there(upstream, tmp_path):
+    url, commits = upstream
+    folder = checkout(url, commits[1], tmp_path / "cache")
+    assert git(folder, "rev-list", "--all", "HEAD") == commits[1]
+    assert git(folder, "for-each-ref") == ""
+    objects = git(folder, "cat-file", "--batch-all-objects", "--batch-check=%(objecttype) %(objectname)").splitlines()
+    assert [name for line in objects for kind, name in [line.split()] if kind == "commit"] == [commits[1]]
+    assert not any(commits[2] in path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_is_read_only_and_can_be_removed(upstream, tmp_path):
+    url, commits = upstream
+    folder = checkout(url, commits[0], tmp_path / "cache")
+    modes = {path.stat().st_mode & 0o222 for path in folder.rglob("*") if not path.is_symlink()}
+    assert modes == {0}
+    remove(folder)
+    assert not folder.exists()
+
+
+def test_it_is_fetched_once(upstream, tmp_path):
+    url, commits = upstream
+    first = checkout(url, commits[0], tmp_path / "cache")
+    (tmp_path / "up stream.git").rename(tmp_path / "gone")
+    assert checkout(url, commits[0], tmp_path / "cache") == first
+
+
+def test_many_at_once_get_the_same_one(upstream, tmp_path):
+    url, commits = upstream
+    found: list[tuple[Path, int]] = []
+
+    def fetch() -> None:
+        folder = checkout(url, commits[2], tmp_path / "cache")
+        found.append((folder, folder.stat().st_ino))
+
+    threads = [threading.Thread(target=fetch) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and len(set(found)) == 1
+    left = sorted(path.name for path in found[0][0].parent.iterdir())
+    assert left == [commits[2], f"{commits[2]}.lock"]
+
+
+def test_a_commit_that_is_not_there_leaves_nothing(upstream, tmp_path):
+    url, _ = upstream
+    with pytest.raises(RepositoryError, match=r"git fetch .* failed"):
+        checkout(url, "0" * 40, tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock" and path.is_file()]
+
+
+@pytest.mark.parametrize("commit", ["2740fb4", "main", "", "-upload-pack=x", "A" * 40])
+def test_only_a_full_hash_names_a_commit(commit, tmp_path):
+    with pytest.raises(CommitError, match="not a full commit hash"):
+        checkout("file:///nowhere", commit, tmp_path)
+
+
+def test_the_users_git_configuration_and_hooks_have_no_say(upstream, tmp_path, monkeypatch):
+    url, commits = upstream
+    marker = tmp_path / "ran"
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "post-checkout").write_text(f"#!/bin/sh\ntouch {marker}\n")
+    (hooks / "post-checkout").chmod(0o755)
+    (tmp_path / "config").write_text(f"[core]\n\thooksPath = {hooks}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    folder = checkout(url, commits[0], tmp_path / "cache")
+    assert (folder / ".git").is_dir() and not marker.exists()

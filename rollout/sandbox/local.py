@@ -17,6 +17,7 @@ from rollout.sandbox.guest import frames
 from rollout.sandbox.guest.files import Changes
 from rollout.sandbox.guest.python_fork import parse
 from rollout.sandbox.nursery import UNPROTECTED, Nursery, NurseryError
+from rollout.sandbox.render import render
 
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
 _UNTOLD = b"\0"  # stands for a content that is not known: a patch only names what is not text
@@ -63,7 +64,7 @@ class LocalSandbox:
         code = answer["exit_code"]
         return ExecResult(
             exit_code=code,
-            output=_render(blob[: answer["head"]], blob[answer["head"] :], answer["missing"]),
+            output=render(blob[: answer["head"]], blob[answer["head"] :], answer["missing"]),
             seconds=answer["seconds"],
             timed_out=code is None,
             truncated=answer["missing"] > 0,
@@ -170,10 +171,3 @@ def bubblewrap() -> LocalBackend:
 
 def subprocess() -> LocalBackend:
     return LocalBackend(contained=False)
-
-
-def _render(head: bytes, tail: bytes, missing: int) -> str:
-    if not missing:
-        return (head + tail).decode("utf-8", "replace")
-    marker = f"\n[truncated: {missing} bytes missing here]\n"
-    return head.decode("utf-8", "ignore") + marker + tail.decode("utf-8", "ignore")

@@ -18,7 +18,10 @@ BACKENDS = {
     "local": "rollout.sandbox.local.LocalBackend",
     "bubblewrap": "rollout.sandbox.local.bubblewrap",
     "subprocess": "rollout.sandbox.local.subprocess",
+    "overlay": "rollout.sandbox.overlay.OverlayBackend",
+    "docker": "rollout.sandbox.docker.DockerBackend",
 }
+IMAGED = ("overlay", "docker")  # take `:IMAGE` after their name: what tasks of files alone run in
 
 
 class Backend(Protocol):
@@ -35,7 +38,10 @@ class SandboxPool:
     """Owns a backend. Belongs to one event loop; leaving it, or `close`, ends what the backend keeps running."""
 
     def __init__(self, backend: str = "local", *, concurrency: int = 32, limits: Limits | None = None) -> None:
-        """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`."""
+        """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`.
+
+        `overlay:IMAGE` and `docker:IMAGE` say in which image tasks without one of their own run.
+        """
         if concurrency < 1:
             raise ArgumentError(f"sandbox concurrency must be at least 1, got {concurrency}")
         self._backend = make_backend(backend)
@@ -77,11 +83,14 @@ async def open_sandbox(
 
 def make_backend(name: str) -> Backend:
     """Raises `ArgumentError` for an unknown name, with those that there are."""
-    module, _, attribute = BACKENDS.get(name, name).rpartition(".")
+    kind, _, image = name.partition(":")
+    if image and kind not in IMAGED:
+        raise ArgumentError(f"sandbox {name!r}: {kind} takes no image; {', '.join(IMAGED)} do")
+    module, _, attribute = BACKENDS.get(kind, kind).rpartition(".")
     try:
-        backend: Backend = getattr(importlib.import_module(module), attribute)()
+        backend: Backend = getattr(importlib.import_module(module), attribute)(*([image] if image else []))
     except (ImportError, AttributeError, ValueError) as error:
-        near = difflib.get_close_matches(name, BACKENDS, n=1)
+        near = difflib.get_close_matches(kind, BACKENDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         allowed = f"{', '.join(BACKENDS)}, or a dotted path to a backend of your own"
         raise ArgumentError(f"unknown sandbox {name!r}{hint} (available: {allowed})") from error

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollout.sandbox.base import Limits, Sandbox
-from rollout.sandbox.local import LocalBackend
+from data_sources.arguments import ArgumentError
+from rollout.sandbox.base import Limits, Sandbox, SandboxError
 from rollout.sandbox.nursery import NurseryError
 from rollout.sandbox.pool import SandboxPool
 
@@ -24,15 +24,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 async def working_pool(backend: str) -> SandboxPool:
-    if backend == "bubblewrap":
-        probe = LocalBackend(contained=True)
-        try:
-            await probe.start()
-        except NurseryError as error:
-            pytest.skip(f"bubblewrap does not work here: {error}")
-        finally:
-            await probe.close()
-    return SandboxPool(backend, concurrency=8, limits=LIMITS)
+    """Skips where the backend does not work on this machine."""
+    pool = SandboxPool(backend, concurrency=8, limits=LIMITS)
+    try:
+        await pool._backend.start()
+    except (NurseryError, ArgumentError, SandboxError) as error:
+        await pool.close()
+        pytest.skip(f"{backend} sandboxes do not work here: {error}")
+    return pool
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's cache folder, for what is made once for an image."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -47,16 +55,64 @@ async def plain_pool() -> AsyncIterator[SandboxPool]:
         yield pool
 
 
-@pytest.fixture(params=["bubblewrap", "subprocess"])
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def overlay_pool(cache: Path) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("overlay") as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def docker_pool(cache: Path) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("docker") as pool:
+        yield pool
+
+
+POOLS = {
+    "bubblewrap": "contained_pool",
+    "subprocess": "plain_pool",
+    "overlay": "overlay_pool",
+    "docker": "docker_pool",
+}
+NURSERIES = ["bubblewrap", "subprocess"]
+IMAGES = ["overlay", "docker"]
+
+
+@pytest.fixture(params=POOLS)
 def pool(request: pytest.FixtureRequest) -> SandboxPool:
-    """Tests that take this run once for each backend: the fallback conforms to the same suite."""
-    pool: SandboxPool = request.getfixturevalue("contained_pool" if request.param == "bubblewrap" else "plain_pool")
+    """Tests that take this run once for each backend: all conform to one suite."""
+    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
+    return pool
+
+
+@pytest.fixture(params=NURSERIES)
+def nursery_pool(request: pytest.FixtureRequest) -> SandboxPool:
+    """Those that fork their sandboxes from a nursery."""
+    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
+    return pool
+
+
+@pytest.fixture(params=IMAGES)
+def image_pool(request: pytest.FixtureRequest) -> SandboxPool:
+    """Those that run a task's image."""
+    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def sandbox(pool: SandboxPool) -> AsyncIterator[Sandbox]:
     async with pool.open(FILES) as sandbox:
+        yield sandbox
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def forked(nursery_pool: SandboxPool) -> AsyncIterator[Sandbox]:
+    async with nursery_pool.open(FILES) as sandbox:
+        yield sandbox
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def imaged(image_pool: SandboxPool) -> AsyncIterator[Sandbox]:
+    async with image_pool.open(FILES) as sandbox:
         yield sandbox
 
 

@@ -80,7 +80,11 @@ async def test_a_repository_that_is_gone_is_a_patch_that_deletes_it(sandbox: San
     assert await sandbox.snapshot() == {}
 
 
-async def test_deep_folders_are_told_and_those_too_deep_to_open_are_not(pool: SandboxPool) -> None:
+@pytest.mark.parametrize("backend", ["contained_pool", "plain_pool", "overlay_pool"])
+async def test_deep_folders_are_told_and_those_too_deep_to_open_are_not(
+    request: pytest.FixtureRequest, backend: str
+) -> None:
+    pool: SandboxPool = request.getfixturevalue(backend)
     nest = 'python3 -c \'import os\nfor i in range({0}): os.mkdir("d"); os.chdir("d")\nopen("end", "w").write("x\\n")\''
     async with pool.open(FILES) as sandbox:
         await sandbox.exec(nest.format(1200))

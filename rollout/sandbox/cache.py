@@ -1,0 +1,55 @@
+"""Where sandboxes keep what is made once for an image, and how two processes don't make it twice."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """`slime-swe` in the user's cache folder (`XDG_CACHE_HOME`), made if need be."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base, "slime-swe", "sandbox")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def made_once(place: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `place`, which `make` fills under another name if it isn't there yet. Blocks while another does."""
+    with locked(place):
+        if not place.exists():
+            half = place.with_name(f"{place.name}.half")
+            remove_tree(half)
+            half.mkdir(parents=True)
+            make(half)
+            half.rename(place)
+    return place
+
+
+@contextmanager
+def locked(place: Path) -> Iterator[None]:
+    """Alone, among all processes of this machine, at this place."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f"{place.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, if it is there, whatever the modes of those in it."""
+
+    def widen(remove: Callable[[str], object], path: str, error: object) -> None:
+        os.chmod(os.path.dirname(path), stat.S_IRWXU)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, stat.S_IRWXU)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            remove(path)
+
+    if folder.exists():
+        shutil.rmtree(folder, onerror=widen)

@@ -1,0 +1,146 @@
+"""Control groups: what a whole sandbox may use of memory and processes, where this user may make such groups.
+
+Of version 1 (a hierarchy for each controller) and version 2. A group is used again by a later sandbox, once every
+process in it is dead: making one costs more than all the rest of a sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.sandbox.base import Limits
+from rollout.sandbox.owner import Owner
+
+PREFIX = "slime-swe-"
+CONTROLLERS = ("memory", "pids")
+_MOUNT = Path("/sys/fs/cgroup")
+_RELEASE_SECONDS = 5.0
+_MONITORS = 2  # processes of a sandbox that are not a command's: its first one, and bubblewrap outside
+
+
+@dataclass(frozen=True)
+class Group:
+    """One sandbox's place: a folder for each hierarchy."""
+
+    folders: tuple[Path, ...]
+
+    @property
+    def joins(self) -> list[str]:
+        """The files to write a process id to, "0" for the writer's own."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+
+class Cgroups:
+    """The groups of this process. Raises `OSError` on creation where this user may make none."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._parents = [parent / f"{PREFIX}{owner}" for parent in _parents()]
+        self._free: list[Group] = []
+        self._numbers = itertools.count(1)
+        try:
+            for parent in self._parents:
+                parent.mkdir(exist_ok=True)
+                if (parent / "cgroup.subtree_control").exists():
+                    (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+            self.give_back(self.take(Limits()))
+        except OSError:
+            self.close()
+            raise
+
+    def take(self, limits: Limits) -> Group:
+        """A group without processes, with these limits. Raises `OSError`."""
+        group = self._free.pop() if self._free else self._make()
+        for folder in group.folders:
+            _limit(folder, limits)
+        return group
+
+    def give_back(self, group: Group) -> None:
+        """Of a sandbox that has ended."""
+        self._free.append(group)
+
+    def close(self) -> None:
+        """Remove all groups; their sandboxes must have ended."""
+        for parent in self._parents:
+            remove(parent)
+        self._free.clear()
+
+    def _make(self) -> Group:
+        number = next(self._numbers)
+        group = Group(tuple(parent / str(number) for parent in self._parents))
+        for folder in group.folders:
+            folder.mkdir()
+        return group
+
+
+def sweep() -> list[str]:
+    """Remove the groups of owners that are dead, and kill what is still in them. Their names."""
+    swept = []
+    for parent in _parents():
+        with contextlib.suppress(OSError):
+            for folder in parent.glob(f"{PREFIX}*"):
+                owner = Owner.parse(folder.name.removeprefix(PREFIX))
+                if owner is not None and owner.is_dead():
+                    remove(folder)
+                    swept.append(str(folder))
+    return swept
+
+
+def remove(parent: Path) -> None:
+    """A group and those in it. What can't be removed within a few seconds is left for a later sweep."""
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    for folder in (*parent.glob("*/"), parent):
+        while folder.exists() and time.monotonic() < deadline:
+            try:
+                folder.rmdir()
+            except OSError:
+                _kill(folder)
+                time.sleep(0.01)
+
+
+def _kill(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _limit(folder: Path, limits: Limits) -> None:
+    memory = limits.memory_bytes + limits.disk_bytes  # a private disk is in memory too, where it is a tmpfs
+    wanted = (
+        ("memory.memsw.limit_in_bytes", -1),  # it may never be below the next, on the way up or down
+        ("memory.limit_in_bytes", memory),
+        ("memory.memsw.limit_in_bytes", memory),
+        ("memory.max", memory),
+        ("memory.swap.max", 0),
+        ("pids.max", limits.processes + _MONITORS),
+    )
+    for name, value in wanted:
+        file = folder / name
+        if file.exists():
+            file.write_text(str(value))
+
+
+def _parents() -> Iterator[Path]:
+    """Where groups can be made: below our own, of version 1; beside our own, of version 2."""
+    own = _own()
+    if (_MOUNT / "cgroup.controllers").exists():
+        beside = _MOUNT / os.path.dirname(own.get("", "/")).lstrip("/")
+        yield beside if (beside / "cgroup.subtree_control").exists() else _MOUNT
+        return
+    for name in CONTROLLERS:
+        yield _MOUNT / name / own.get(name, "/").lstrip("/")
+
+
+def _own() -> dict[str, str]:
+    """Our own group by controller; of version 2 by ""."""
+    groups: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        groups |= dict.fromkeys(names.split(","), path)
+    return groups

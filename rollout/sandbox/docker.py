@@ -1,0 +1,139 @@
+"""The `docker` backend: a container for each sandbox, with limits, without network, by the Docker SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_sources.task import Image
+from rollout.sandbox import docker_client
+from rollout.sandbox.base import Limits, SandboxError
+from rollout.sandbox.cache import cache_folder
+from rollout.sandbox.container import ShellDied, driver_command
+from rollout.sandbox.docker_client import OWNER_LABEL, DockerError, call
+from rollout.sandbox.docker_container import DockerContainer, Started, remove, start
+from rollout.sandbox.docker_images import HOST_IMAGE, Images, Prepared
+from rollout.sandbox.image_sandbox import ImageSandbox
+from rollout.sandbox.owner import Owner
+from rollout.sandbox.spares import Spares
+
+# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
+
+
+class DockerBackend:
+    """`image`: for tasks of files alone. `spares`: containers kept started ahead of need, in all. `cpus`: of each.
+
+    `network`: Docker's name of one, for a backend of your own that allows it (a function that makes this with it).
+    """
+
+    def __init__(
+        self,
+        image: str = HOST_IMAGE,
+        *,
+        spares: int = 4,
+        cpus: float | None = None,
+        network: str = "none",
+        cache: Path | None = None,
+    ) -> None:
+        self._default = Image(image)
+        self._cpus = cpus
+        self._network = network
+        self._cache = cache
+        self._client: Any = None
+        self._images: Images | None = None
+        self._spares: Spares[tuple[str, str, Limits], Started] = Spares(spares, self._discard)
+
+    async def start(self) -> None:
+        """Find the daemon, once, and remove what dead runs left. Raises `ArgumentError`, `DockerError`."""
+        if self._images is None:
+            self._client = await asyncio.to_thread(docker_client.connect)
+            await self._sweep()
+            self._images = Images(self._client, self._cache or cache_folder())
+
+    def open(self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None = None) -> ImageSandbox:
+        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        images, wanted = self._images, image or self._default
+        if images is None:
+            raise SandboxError("the sandbox backend has not been started")
+
+        async def take() -> Started:
+            prepared = await images.find(wanted)
+            key = (wanted.name, wanted.folder, limits)
+            return await self._spares.take(key, lambda: self._make(prepared, wanted.folder, limits))
+
+        return ImageSandbox(DockerContainer(self._client, take, wanted.folder), wanted, files, limits)
+
+    async def prefetch(self, images: Iterable[Image], parallel: int = 4) -> None:
+        """Pull and prepare images, a few at a time. Raises `DockerError`."""
+        await self.start()
+        assert self._images is not None
+        find, places = self._images.find, asyncio.Semaphore(parallel)
+
+        async def fetch(image: Image) -> None:
+            async with places:
+                await find(image)
+
+        await asyncio.gather(*map(fetch, images))
+
+    async def close(self) -> None:
+        """Remove the spare containers; every sandbox must have been left."""
+        self._images = None
+        await self._spares.close()
+
+    async def _make(self, prepared: Prepared, folder: str, limits: Limits) -> Started:
+        """A started container. Raises `DockerError`."""
+        made = await call("docker could not create a container", self._create, prepared, folder, limits)
+        try:
+            return made, await start(self._client, made), prepared.originals
+        except ShellDied as error:
+            await asyncio.shield(remove(self._client, made))
+            raise SandboxError(f"a container of {prepared.identity} did not start: {error}") from error
+        except BaseException:
+            await asyncio.shield(remove(self._client, made))
+            raise
+
+    def _create(self, prepared: Prepared, folder: str, limits: Limits) -> str:
+        host = self._client.create_host_config(
+            network_mode=self._network,
+            mem_limit=limits.memory_bytes,
+            memswap_limit=limits.memory_bytes,
+            pids_limit=limits.processes + 1,  # the driver is one
+            nano_cpus=None if self._cpus is None else int(self._cpus * 1e9),
+            cap_drop=["ALL"],
+            cap_add=list(CAPABILITIES),
+            security_opt=["no-new-privileges"],
+            log_config={"type": "none"},  # what commands print is not kept a second time
+        )
+        program, *arguments = driver_command(limits, folder, address_space=False)
+        made = self._client.create_container(
+            prepared.identity,
+            entrypoint=[program],
+            command=arguments,
+            environment={**DEFAULTS, **prepared.environment},
+            stdin_open=True,  # and once: where this process dies, the driver sees its end
+            working_dir="/",
+            hostname="sandbox",
+            healthcheck={"test": ["NONE"]},
+            labels=docker_client.labels(),
+            host_config=host,
+        )
+        return str(made["Id"])
+
+    async def _discard(self, started: Started) -> None:
+        started[1].close()
+        await remove(self._client, started[0])
+
+    async def _sweep(self) -> None:
+        """Remove the containers of owners that are dead."""
+        listed = await call(
+            "docker could not list containers", self._client.containers, all=True, filters={"label": OWNER_LABEL}
+        )
+        owners = {container["Id"]: Owner.parse(container["Labels"][OWNER_LABEL]) for container in listed}
+        dead = [container for container, owner in owners.items() if owner is not None and owner.is_dead()]
+        with contextlib.suppress(DockerError):  # another run may be sweeping too
+            await asyncio.gather(*(remove(self._client, container) for container in dead))

@@ -1,0 +1,173 @@
+"""Read what a container has changed by the daemon's own means: its list of changed paths, and its archives of files.
+
+Each file that is asked for costs a request, the whole repository one but with all its bytes: the cheaper way is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, cast
+
+from rollout.sandbox.allowance import Allowance, is_told
+from rollout.sandbox.container import Found, Originals
+from rollout.sandbox.docker_client import docker_error, not_found
+
+_DELETED = 2
+_DIRECTORY = 1 << 31  # of Go's os.FileMode, in which the daemon tells types
+_NOT_REGULAR = 0x8F280000  # directory, symbolic link, device, named pipe, socket, character device, irregular
+_BYTES_PER_REQUEST = 4 << 20  # what can be read in the time that a request takes
+_MOST_REQUESTS = 16
+_REPLACEMENT = "\ufffd"  # in place of what is not UTF-8: such a path can't be asked for
+
+
+def find_changes(
+    client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
+) -> Found:
+    """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much to tell."""
+    try:
+        return _find_changes(client, container, folder, originals, size_before)
+    except tarfile.TarError as error:
+        raise OSError(errno.EFBIG, f"the daemon can't archive the files: {error}", folder) from error
+    except docker_error() as error:
+        if os.strerror(errno.ENAMETOOLONG).lower() not in str(error).lower():
+            raise
+        raise OSError(errno.EFBIG, "the daemon can't reach files so deep", folder) from error
+
+
+def _find_changes(
+    client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
+) -> Found:
+    look = _Look(client, container, folder, originals, size_before)
+    changed = {entry["Path"]: entry["Kind"] for entry in client.diff(container) or ()}
+    above = [path for path in _and_above(folder) if path in changed]
+    if any(changed[path] == _DELETED or not look.is_folder(path) for path in above):
+        return look.at_everything()
+    inside = {path[len(folder) + 1 :]: kind for path, kind in changed.items() if path.startswith(f"{folder}/")}
+    told = {path: kind for path, kind in inside.items() if is_told(path)}
+    leaves = told.keys() - {parent for path in inside for parent in _parents(path)}
+    total = sum(map(originals.size, originals.paths()))
+    few = len(leaves) <= min(_MOST_REQUESTS, max(1, total // _BYTES_PER_REQUEST))
+    if few and not any(_REPLACEMENT in path for path in leaves):
+        deleted = {path for path, kind in told.items() if kind == _DELETED}
+        folders = {parent for path in told for parent in _parents(path)}  # which may have been files
+        return look.at(sorted(leaves - deleted), deleted | (folders & originals.paths()))
+    return look.at_everything()
+
+
+class _Look:
+    """At one container."""
+
+    def __init__(
+        self, client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
+    ) -> None:
+        self._client = client
+        self._container = container
+        self._folder = folder
+        self._originals = originals
+        self._size_before = size_before
+        self._allowance = Allowance()
+        self._files: dict[str, bytes | None] = {}
+
+    def is_folder(self, path: str) -> bool:
+        with self._archive(path) as (_, told):
+            return told is not None and bool(told["mode"] & _DIRECTORY)
+
+    def at(self, paths: Iterable[str], deleted: set[str]) -> Found:
+        """Ask for each of these paths."""
+        hidden = set(deleted)
+        for path in paths:
+            self._allowance.name(path)
+            with self._archive(f"{self._folder}/{path}") as (pieces, told):
+                if told is None or told["mode"] & _NOT_REGULAR:
+                    if told is None or not told["mode"] & _DIRECTORY or path in self._originals.paths():
+                        hidden.add(path)
+                    continue
+                with tarfile.open(fileobj=as_file(pieces), mode="r|") as tar:
+                    self._add(tar, path, next(iter(tar)))
+        return Found(self._files, frozenset(hidden))
+
+    def at_everything(self) -> Found:
+        """Ask for the whole repository."""
+        present: set[str] = set()
+        with self._archive(self._folder) as (pieces, told):
+            if told is not None and told["mode"] & _DIRECTORY:
+                with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as tar:
+                    for entry in tar:
+                        path = entry.name.partition("/")[2]
+                        if not is_told(path) or not (entry.isreg() or entry.islnk()):
+                            continue
+                        self._allowance.name(path)
+                        present.add(path)
+                        self._add_different(tar, path, entry)
+        return Found(self._files, frozenset(self._originals.paths() - present))
+
+    def _add_different(self, tar: tarfile.TarFile, path: str, entry: tarfile.TarInfo) -> None:
+        if entry.islnk():  # the same file as one before
+            other = entry.linkname.partition("/")[2]
+            self._files[path] = self._files[other] if other in self._files else self._originals.read(other)
+            return
+        self._add(tar, path, entry)
+        if self._files[path] is not None and self._files[path] == self._originals.read(path):
+            del self._files[path]
+
+    def _add(self, tar: tarfile.TarFile, path: str, entry: tarfile.TarInfo) -> None:
+        before = self._size_before(path)
+        self._files[path] = None
+        if entry.size <= self._allowance.most(before):
+            file = tar.extractfile(entry)
+            self._files[path] = content = file.read() if file is not None else b""
+            self._allowance.spend(before, len(content))
+
+    @contextlib.contextmanager
+    def _archive(self, path: str) -> Iterator[tuple[Iterable[bytes], dict[str, Any] | None]]:
+        """The archive of a path, and what it is; None where there is nothing."""
+        try:
+            pieces, told = self._client.get_archive(self._container, path)
+        except not_found():
+            yield (), None
+            return
+        try:
+            yield pieces, told
+        finally:
+            pieces.close()
+
+
+class _Reader(io.RawIOBase):
+    """A file to read from pieces of bytes."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts = [self._rest]
+        have = len(self._rest)
+        while (size < 0 or have < size) and (piece := next(self._pieces, b"")):
+            parts.append(piece)
+            have += len(piece)
+        data = b"".join(parts)
+        end = len(data) if size < 0 else size
+        self._rest = data[end:]
+        return data[:end]
+
+
+def as_file(pieces: Iterable[bytes]) -> BinaryIO:
+    return cast(BinaryIO, _Reader(pieces))
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _and_above(folder: str) -> list[str]:
+    """The folder and those that it is in, as the daemon writes them."""
+    return [f"/{path}" for path in (*_parents(folder.strip("/")), folder.strip("/"))]

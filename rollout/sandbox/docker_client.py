@@ -1,0 +1,124 @@
+"""The Docker SDK, imported when first needed, and its errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from data_sources.arguments import ArgumentError
+from rollout.sandbox.base import SandboxError
+from rollout.sandbox.owner import Owner
+
+TIMEOUT_SECONDS = 120
+NOT_FOUND = 404
+OWNER_LABEL = "slime-swe.owner"
+_CONNECTIONS = 64
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class DockerError(SandboxError):
+    """The daemon refused, failed or can't be reached. `status` is that of its HTTP answer, if there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def not_found() -> type[Exception]:
+    """What the SDK raises where there is no such container, image or path."""
+    kind: type[Exception] = importlib.import_module("docker.errors").NotFound
+    return kind
+
+
+def docker_error() -> type[Exception]:
+    """What the SDK raises where the daemon refuses."""
+    kind: type[Exception] = importlib.import_module("docker.errors").APIError
+    return kind
+
+
+def labels() -> dict[str, str]:
+    """What every container of ours has, so that a later run knows whose it is."""
+    return {OWNER_LABEL: str(Owner.current())}
+
+
+@cache
+def connect() -> Any:
+    """The `docker.APIClient` of `DOCKER_HOST` and its like. Raises `ArgumentError` without the SDK, `DockerError`
+    without a daemon."""
+    try:
+        docker: Any = importlib.import_module("docker")  # by a statement, type checkers would find our folder docker/
+    except ImportError as error:
+        raise ArgumentError(
+            "docker sandboxes need the Docker SDK: pip install 'slime-swe[docker]'; and a Docker daemon. Without: "
+            "rollout.sandbox=overlay or local"
+        ) from error
+    with errors("no Docker daemon answers (sudo systemctl start docker, and be in the group docker)"):
+        client = docker.APIClient(
+            **docker.utils.kwargs_from_env(), version="auto", timeout=TIMEOUT_SECONDS, num_pools=_CONNECTIONS
+        )
+        client.ping()
+    return client
+
+
+@contextmanager
+def errors(what: str) -> Iterator[None]:
+    """Turn what the SDK raises into `DockerError`."""
+    docker: Any = importlib.import_module("docker.errors")
+    requests: Any = importlib.import_module("requests")
+    try:
+        yield
+    except docker.APIError as error:
+        raise DockerError(f"{what}: {error.explanation or error}", error.status_code) from error
+    except (docker.DockerException, requests.RequestException, ConnectionError, TimeoutError) as error:
+        raise DockerError(f"{what}: {error}") from error
+
+
+async def call(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """A call of the SDK, which blocks, in a thread of its own. Raises `DockerError`."""
+    with errors(what):
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def import_tar(path: Path, name: str) -> None:
+    """`docker import`. Raises `DockerError`."""
+    repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
+    with errors(f"docker could not import {name}"):
+        connect().import_image_from_file(str(path), repository=repository, tag=tag)
+
+
+def identify(name: str) -> str:
+    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `ArgumentError`."""
+    client = connect()
+    try:
+        with errors(f"docker does not find the image {name}"):
+            return str(client.inspect_image(name)["Id"])
+    except DockerError as error:
+        if error.status != NOT_FOUND:
+            raise
+    with errors(f"the image {name} is not here, and can't be pulled"):
+        client.pull(name, tag=None if "@" in name or ":" in name.rpartition("/")[2] else "latest")
+        return str(client.inspect_image(name)["Id"])
+
+
+def environment(identity: str) -> dict[str, str]:
+    """What an image asks for. Raises `DockerError`."""
+    with errors(f"docker does not find the image {identity}"):
+        variables = connect().inspect_image(identity)["Config"].get("Env") or []
+    return dict(variable.split("=", 1) for variable in variables)
+
+
+def export(identity: str) -> Iterator[bytes]:
+    """The files of an image, as a tar file. Raises `DockerError`."""
+    client = connect()
+    with errors(f"docker could not export {identity}"):
+        container = client.create_container(identity, command=["true"], network_disabled=True, labels=labels())["Id"]
+        try:
+            yield from client.export(container)
+        finally:
+            client.remove_container(container, force=True)

@@ -1,0 +1,182 @@
+"""`Roots`: images as folders on disk, for overlays to lie over, with no later history in their repositories.
+
+An image's name is a folder (`/path` or `dir:/path`), `host` for one made of this machine's own packages, or what Docker
+calls it: that one is exported once, into the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from importlib import resources
+from pathlib import Path
+
+from data_sources.arguments import ArgumentError
+from data_sources.task import Image
+from rollout.sandbox import docker_client, host_image
+from rollout.sandbox.allowance import is_told
+from rollout.sandbox.base import Limits, SandboxError
+from rollout.sandbox.cache import made_once, remove_tree
+from rollout.sandbox.container import Originals
+from rollout.sandbox.image_sandbox import ImageSandbox
+from rollout.sandbox.overlay_container import Host, OverlayContainer, Root
+
+HOST_IMAGE = "host"
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # so that two runs with one seed see the same output
+}
+_MAKING = Limits(600, 600.0, 8 << 30, 8 << 30, 8 << 30, 256)
+
+
+class FolderOriginals:
+    """The `Originals` below a folder on disk, which nothing changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def paths(self) -> Set[str]:
+        return self._sizes.keys()
+
+    def size(self, path: str) -> int:
+        return self._sizes.get(path, 0)
+
+    def read(self, path: str) -> bytes | None:
+        return (self._folder / path).read_bytes() if path in self._sizes else None
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        sizes = {}
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                place = os.path.join(folder, name)
+                path = os.path.relpath(place, self._folder)
+                found = os.stat(place, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and is_told(path):
+                    sizes[path] = found.st_size
+        return sizes
+
+
+class Roots:
+    """Finds an image on disk, or puts it there: once in this process, and once on this machine."""
+
+    def __init__(self, cache: Path, host: Host) -> None:
+        self._cache = cache
+        self._host = host
+        self._known: dict[tuple[str, str], tuple[Root, Originals]] = {}
+        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def find(self, image: Image) -> tuple[Root, Originals]:
+        """Raises `ArgumentError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
+        key = (image.name, image.folder)
+        async with self._locks[key]:
+            if key not in self._known:
+                self._known[key] = await asyncio.to_thread(self._find, image)
+        return self._known[key]
+
+    def _find(self, image: Image) -> tuple[Root, Originals]:
+        try:
+            base, environment = self._unpacked(image.name)
+            repository = Path(f"{base}{image.folder}")
+            _check(image, base, repository)
+            root = Root((str(base),), {**ENVIRONMENT, **environment}, image.folder)
+            if os.path.lexists(repository / ".git"):
+                layer = self._history_layer(root, base, repository)
+                root = Root((str(layer), str(base)), root.environment, root.folder)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxError(f"the image {image.name} could not be unpacked: {error}") from error
+        return root, FolderOriginals(repository)
+
+    def _unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
+        """The folder of an image's files, and the environment that it asks for."""
+        folder = name.removeprefix("dir:")
+        if folder.startswith("/"):
+            if not os.path.isdir(folder):
+                raise ArgumentError(f"the image {name} is no folder on this machine")
+            return Path(folder), {}
+        if name == HOST_IMAGE:
+            place = made_once(self._cache / f"host-{host_image.digest()}", host_image.write_folder)
+            return place, {}
+        identity = docker_client.identify(name)
+        place = made_once(self._cache / identity.replace(":", "-"), functools.partial(_export, identity))
+        return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
+
+    def _history_layer(self, root: Root, base: Path, repository: Path) -> Path:
+        """A layer over the image in which the repository has no later history."""
+        script = (resources.files("rollout.sandbox") / "shallow_history.sh").read_text(encoding="utf-8")
+        times = [f"{file}{_changed(file)}" for file in (base, repository / ".git", *(repository / ".git").glob("*"))]
+        name = hashlib.sha256("\n".join([script, root.folder, *sorted(times)]).encode()).hexdigest()[:16]
+        make = functools.partial(self._cut_history, root, script)
+        return made_once(self._cache / f"history-{name}", make) / "upper"
+
+    def _cut_history(self, root: Root, script: str, place: Path) -> None:
+        asyncio.run(self._run_once(root, script, place))
+        remove_tree(place / "work")
+
+    async def _run_once(self, root: Root, script: str, place: Path) -> None:
+        """Run a script in the image, and keep what it writes."""
+
+        async def itself() -> tuple[Root, Originals]:
+            return root, FolderOriginals(place / "none")
+
+        container = OverlayContainer(self._host, itself, _MAKING, place)
+        async with ImageSandbox(container, Image(root.layers[-1], root.folder), {}, _MAKING) as sandbox:
+            result = await sandbox.exec(script)
+        if result.exit_code != 0:
+            raise SandboxError(
+                f"the later history of {root.layers[-1]}{root.folder} could not be removed "
+                f"(exit code {result.exit_code}): {result.output}"
+            )
+
+
+def _check(image: Image, base: Path, repository: Path) -> None:
+    if any(character in str(base) for character in ":,\\\n"):
+        raise ArgumentError(f"an image's folder can't have ':', ',' or a backslash in its path, as {base} has")
+    if os.path.realpath(repository) != os.path.join(os.path.realpath(base), image.folder.strip("/")):
+        raise ArgumentError(f"{image.folder} is reached by a link in the image {image.name}: name the folder itself")
+
+
+def _changed(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat(follow_symlinks=False).st_mtime_ns
+    return 0
+
+
+def _export(identity: str, place: Path) -> None:
+    """A Docker image's files and environment. Devices are left out; owners too, where this user can't set them."""
+    root = place / "root"
+    root.mkdir()
+    owners = [] if os.geteuid() == 0 else ["--no-same-owner"]
+    command = [
+        "tar",
+        "-xf",
+        "-",
+        "-C",
+        str(root),
+        "--numeric-owner",
+        "--exclude=dev/*",
+        "--exclude=.dockerenv",
+        *owners,
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for piece in docker_client.export(identity):
+            process.stdin.write(piece)
+        process.stdin.close()
+        if process.wait() != 0:
+            raise SandboxError(f"the image {identity} could not be unpacked into {root}")
+    hosts = root / "etc" / "hosts"
+    if not hosts.exists() or not hosts.read_bytes():  # Docker mounts its own over it
+        hosts.parent.mkdir(exist_ok=True)
+        hosts.write_text("127.0.0.1 localhost\n::1 localhost\n", encoding="ascii")
+    (place / "environment.json").write_text(json.dumps(docker_client.environment(identity)), encoding="utf-8")

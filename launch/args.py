@@ -78,6 +78,8 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": rollout.sandbox_concurrency,
         "swe_reward_mode": recipe.reward.mode,
+        "swe_harness": recipe.reward.harness,
+        "swe_harness_python": program(recipe.reward.harness_python),
         "swe_max_attempts": rollout.max_attempts,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,
@@ -87,6 +89,14 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
 def task_set(spec: str) -> str:
     """The name of a task set, a file's path made absolute: SLiME's processes are started elsewhere."""
     return str(Path(spec).expanduser().resolve()) if spec.endswith(".jsonl") else spec
+
+
+def program(path: str) -> str:
+    """A program's path made absolute, but for its last link: an environment's interpreter is one, and must stay it."""
+    if "/" not in path:
+        return path  # found on PATH, or none
+    given = Path(path).expanduser()
+    return str(given.parent.resolve() / given.name)
 
 
 def _run(recipe: Recipe, run_dir: Path) -> Attributes:

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from launch.commands import doctor, episodes, evaluate, plan, recipes, tasks, train
+from launch.commands import doctor, episodes, evaluate, plan, recipes, tasks, train, validate
 
 COMMANDS = {
     "train": train,
     "eval": evaluate,
     "recipes": recipes,
     "tasks": tasks,
+    "validate": validate,
     "episodes": episodes,
     "plan": plan,
     "doctor": doctor,

@@ -184,10 +184,15 @@ class Reward:
     mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass, but 0
         unless a FAIL_TO_PASS test does).
     function: dotted path of the reward plug-in.
+    harness: who runs the eval scripts of SWE-bench's format: `sandboxed` (our sandboxes) or `official` (swebench itself
+        on Docker).
+    harness_python: an interpreter that has swebench; empty is the one that trains.
     """
 
     mode: str = "plus_minus"
     function: str = "rewards.slime_plugin.reward"
+    harness: str = "sandboxed"
+    harness_python: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from data_sources.sample import Sample
 from data_sources.slime_plugin import task_of
 from rewards.advantages import Row, segment_advantages
 from rewards.filter_output import DynamicFilterOutput
+from rewards.grade import HarnessSettings, grade
 from rewards.score import GraderError, Score
-from rewards.tests import Mode, grade
+from rewards.verdict import Mode
 from rollout.records import flatten, trajectory_of
 from rollout.resources import sandboxes_for
 from rollout.samples import mark_infrastructure_failure
@@ -110,13 +111,14 @@ def _without_episode(segments: Sequence[Sample]) -> None:
 async def _score(settings: RolloutSettings, sample: Sample) -> dict[str, Any]:
     """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
     task, sandboxes, mode = task_of(sample), await sandboxes_for(settings), cast(Mode, settings.reward_mode)
+    harness = HarnessSettings(settings.harness_python, settings.harness == "official")
     episode = sample.metadata["episode"]
-    score = await grade(task, episode["patch"], sandboxes, mode)
+    score = await grade(task, episode["patch"], sandboxes, mode, harness)
     record = _as_dict(score)
     if episode.get("evaluation"):
         first = episode["counters"].get("first_edit_patch")
         same = first == episode["patch"]
-        first_score = score if same else await grade(task, first or "", sandboxes, mode)
+        first_score = score if same else await grade(task, first or "", sandboxes, mode, harness)
         record["first_edit_solved"] = first_score.solved
     return record
 

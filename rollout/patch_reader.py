@@ -12,6 +12,9 @@ ESCAPES = {"\a": "a", "\b": "b", "\t": "t", "\n": "n", "\v": "v", "\f": "f", "\r
 _UNESCAPES = {letter: character for character, letter in ESCAPES.items()}
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
+_HEADER = re.compile(
+    r"^(?:--- |\+\+\+ |\*\*\* |Index: |rename from |rename to |copy to |diff --git )(.*)", re.MULTILINE
+)
 _REFUSED = ("rename ", "copy ", "GIT binary patch", "new file mode 120000", "new file mode 160000")
 
 
@@ -49,6 +52,22 @@ def split_lines(text: str) -> list[str]:
 def read_patch(patch: str) -> list[Change]:
     """The changes in order. Text before and between them is skipped, as git does. Raises `PatchError`."""
     return list(_Reader(patch).changes())
+
+
+def header_paths(patch: str) -> set[str]:
+    """Every path that a line could name as a file's, to whichever program reads the patch: more than it changes.
+
+    Names are taken with and without their first folder, from hunks too (where `--- x` may be a removed `-- x`).
+    """
+    words = {word for line in _HEADER.findall(patch) for word in _header_words(line)}
+    paths = {path for word in words for path in (word, _stripped(word))}
+    return {str(PurePosixPath(path)) for path in paths if path and not path.startswith("/") and path != "dev/null"}
+
+
+def _header_words(line: str) -> list[str]:
+    quoted = [_unquote(name) for name in re.findall(_QUOTED, line)]
+    plain = line.partition("\t")[0].rstrip()
+    return [*quoted, plain, plain[: len(plain) // 2], *(plain[match.end() :] for match in re.finditer(" ", plain))]
 
 
 class _Reader:

@@ -11,6 +11,7 @@ from rollout.chat.parsers import PARSERS
 
 TOOL_FORMATS = tuple(PARSERS)
 REWARD_MODES = ("plus_minus", "binary", "fraction")
+HARNESSES = ("sandboxed", "official")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class RolloutSettings:
     sandbox: str
     sandbox_concurrency: int
     reward_mode: str
+    harness: str  # who runs SWE-bench's eval scripts: our sandboxes, or swebench itself on Docker
+    harness_python: str  # an interpreter that has swebench; empty: this one
     max_attempts: int  # of an episode or a grading that infrastructure broke
     run_dir: Path
     seed: int
@@ -50,6 +53,8 @@ class RolloutSettings:
             sandbox=read(args, "swe_sandbox", str),
             sandbox_concurrency=read_number(args, "swe_sandbox_concurrency", int, minimum=1),
             reward_mode=read_choice(args, "swe_reward_mode", REWARD_MODES),
+            harness=read_choice(args, "swe_harness", HARNESSES, default="sandboxed"),
+            harness_python=read(args, "swe_harness_python", str, default=""),
             max_attempts=read_number(args, "swe_max_attempts", int, minimum=1),
             run_dir=Path(read(args, "swe_run_dir", str)),
             seed=read(args, "rollout_seed", int),

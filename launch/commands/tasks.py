@@ -1,29 +1,23 @@
-"""List, show or validate tasks: the gold patch must solve each, the empty patch must not.
+"""List or show tasks (`slime-swe validate` proves them).
 
 slime-swe tasks list                          the task sources
 slime-swe tasks list embedded:heldout         the tasks of a set
 slime-swe tasks show embedded:heldout ID      one task
-slime-swe tasks validate embedded:heldout --limit 20
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import time
 from typing import Any
 
 from data_sources.arguments import unknown
 from data_sources.registry import SOURCES, RegistryError, load_tasks
 from data_sources.task import Task
 from launch.output import print_json
-from rewards.tests import OracleError, validate
-from rollout.sandbox.pool import SandboxPool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show", "validate"))
+    parser.add_argument("action", choices=("list", "show"))
     parser.add_argument(
         "spec", nargs="?", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl"
     )
@@ -39,8 +33,7 @@ def run(options: argparse.Namespace) -> int:
     tasks = load_tasks(options.spec)
     if options.action == "show":
         return _show(options.spec, tasks, options.id, options.json)
-    tasks = tasks[: options.limit]
-    return _list(tasks, options.json) if options.action == "list" else _validate(tasks, options.json)
+    return _list(tasks[: options.limit], options.json)
 
 
 def _list_sources(as_json: bool) -> int:
@@ -97,30 +90,3 @@ def _readable(task: Task) -> str:
         ("gold patch", task.oracle.gold_patch),
     ]
     return "\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in sections)
-
-
-async def _outcomes(tasks: list[Task]) -> list[tuple[str, str]]:
-    """Id of each task and why it does not prove itself; empty where it does."""
-    async with SandboxPool("local", concurrency=os.cpu_count() or 1) as sandboxes:
-        return list(await asyncio.gather(*(_outcome(task, sandboxes) for task in tasks)))
-
-
-async def _outcome(task: Task, sandboxes: SandboxPool) -> tuple[str, str]:
-    try:
-        await validate(task, sandboxes)
-    except OracleError as error:
-        return task.id, str(error)
-    return task.id, ""
-
-
-def _validate(tasks: list[Task], as_json: bool) -> int:
-    started = time.monotonic()
-    failures = {task_id: why for task_id, why in asyncio.run(_outcomes(tasks)) if why}
-    seconds = time.monotonic() - started
-    if as_json:
-        print_json({"tasks": len(tasks), "failures": failures, "seconds": seconds})
-        return 1 if failures else 0
-    for task_id, why in failures.items():
-        print(f"{task_id}: {why}")
-    print(f"{len(tasks) - len(failures)} of {len(tasks)} tasks prove themselves ({seconds:.1f} s)")
-    return 1 if failures else 0

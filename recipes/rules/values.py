@@ -105,6 +105,7 @@ RULES: tuple[Rule, ...] = (
     *matching(_DOTTED, "a dotted path such as my_module.my_function", *_HOOKS, "algorithm.post_process"),
     *matching(rf"({_DOTTED})?", "a dotted path such as my_module.my_filter, or empty", "algorithm.group_filter"),
     *one_of("reward.mode", "plus_minus", "binary", "fraction"),
+    *one_of("reward.harness", "sandboxed", "official"),
     ("data.train", bool, "at least one task set, such as embedded:train"),
     *at_least(1, "data.eval_samples_per_task"),
     *one_of("algorithm.estimator", "grpo", "gspo"),

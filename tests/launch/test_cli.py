@@ -20,6 +20,9 @@ SURFACE = {
     "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
     "recipes": ["--json", "overrides"],
     "tasks": ["--json", "--limit", "action", "id", "spec"],
+    "validate": [
+        "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
+    ],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
     "episodes": [
@@ -70,7 +73,10 @@ def test_unknown_words_are_refused(words, capsys):
         (["train", "--resume"], "there is no run ''"),
         (["train", "model.checkpoint=nowhere"], "holds no config.json"),
         (["tasks", "list", "nothing:train"], "embedded"),
-        (["tasks", "validate"], "needs a task set"),
+        (["tasks", "show"], "needs a task set"),
+        (["validate", "nowhere.jsonl"], "can't read the task file"),
+        (["validate", "embedded:heldout", "--limit", "1", "--runs", "0"], "--runs must be at least 1, got 0"),
+        (["validate", "embedded:heldout", "--limit", "1", "--sandbox", "dcker"], "unknown sandbox 'dcker'"),
         (["tasks", "list", "nowhere.jsonl"], "can't read the task file"),
         (["episodes", "nothing"], "there is no run 'nothing'"),
         (["eval", "nothing"], "there is no run 'nothing'"),
@@ -130,12 +136,6 @@ def test_a_task_is_shown(two_tasks, capsys):
     )
     assert run(["tasks", "show", two_tasks, "tow"]) == 2
     assert "Did you mean 'two'" in capsys.readouterr().err
-
-
-def test_tasks_are_validated(two_tasks, capsys):
-    assert run(["tasks", "validate", two_tasks, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["tasks"], report["failures"]) == (2, {}) and report["seconds"] > 0
 
 
 def record(rollout_id: int, solved: bool, **more) -> dict:

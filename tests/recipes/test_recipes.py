@@ -20,6 +20,7 @@ FREE = {  # any value will do
     "rollout.system_prompt", "rollout.partial", "data.eval", "data.shuffle",
     "algorithm.kl_unbiased", "algorithm.tis", "algorithm.rollout_logprobs", "algorithm.normalize_rewards",
     "algorithm.std_normalization", "optimizer.cpu_offload", "run.wandb_project", "run.tensorboard",
+    "reward.harness_python",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from data_sources.embedded.names import PIECES, is_held_out
 from data_sources.embedded.tasks import SIZES, draw_repository, failing_tests, fix, load
 from data_sources.registry import load_tasks
 from data_sources.task import Task
-from rewards.tests import grade
+from rewards.grade import grade
 from rollout.patch import make_patch
 from rollout.sandbox.pool import SandboxPool
 

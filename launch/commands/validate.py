@@ -1,0 +1,130 @@
+"""Prove tasks: the gold patch solves each, no patch does not, and flaky tests are found by repetition.
+
+slime-swe validate embedded:heldout
+slime-swe validate path/to/tasks.jsonl --sandbox docker --runs 5 --write sound.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from data_sources.arguments import ArgumentError
+from data_sources.registry import load_tasks
+from data_sources.task import Task
+from launch.output import print_json
+from launch.validation import Plan, Record, summary, usable, validate_all
+from rewards.grade import HarnessSettings
+from rewards.validation import Finding, Status
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl")
+    parser.add_argument("--sandbox", default="local", metavar="NAME", help="where tests run (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N",
+                        help="runs with the gold patch, and as many without (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+                        help="tasks at once (default: one for each processor)")  # fmt: skip
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
+    parser.add_argument("--record", type=Path, metavar="FILE",
+                        help="keeps what was found (default: runs/validation/SET.jsonl)")  # fmt: skip
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the usable tasks, without their flaky tests")
+    parser.add_argument("--harness-python", default="", metavar="PATH", help="an interpreter that has swebench")
+
+
+def run(options: argparse.Namespace) -> int:
+    for name in ("runs", "jobs"):
+        if getattr(options, name) < 1:
+            raise ArgumentError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    tasks = load_tasks(options.spec)[: options.limit]
+    plan = Plan(options.sandbox, options.runs, options.jobs, HarnessSettings(options.harness_python))
+    record = Record(options.record or Path("runs", "validation", f"{_file_name(options.spec)}.jsonl"), plan)
+    started = time.monotonic()
+    with Reporter(len(tasks)) as reporter:
+        findings = asyncio.run(validate_all(tasks, plan, record, reporter))
+    if options.write:
+        _write(options.write, usable(tasks, findings))
+    seconds = time.monotonic() - started
+    show = _show_json if options.json else _show
+    show(findings, record.path, seconds)
+    return 0 if all(finding.status is Status.SOUND for finding in findings) else 1
+
+
+class Reporter:
+    """A bar on a terminal, a line for each task elsewhere; on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(*COLUMNS, console=self._console, transient=True)
+        self._bar = self._progress.add_task("validating", total=total)
+        self._total, self._done = total, 0
+
+    def __enter__(self) -> Reporter:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def on_finding(self, finding: Finding) -> None:
+        self._done += 1
+        self._progress.advance(self._bar)
+        if not self._console.is_terminal or finding.status is not Status.SOUND:
+            line = f"{self._done}/{self._total} {_line(finding)}"
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _file_name(spec: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", spec.removesuffix(".jsonl")).strip("-")
+
+
+def _line(finding: Finding) -> str:
+    what = f"{finding.task}: {finding.status.value} ({finding.seconds:.1f} s)"
+    return f"{what}: {finding.detail}" if finding.detail else what
+
+
+def _write(path: Path, tasks: Sequence[Task]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(orjson.dumps(task.to_dict()) + b"\n" for task in tasks))
+
+
+def _show_json(findings: Sequence[Finding], record: Path, seconds: float) -> None:
+    wrong = [{**asdict(finding), "status": finding.status.value} for finding in findings
+             if finding.status is not Status.SOUND]  # fmt: skip
+    print_json({**summary(findings), "seconds": round(seconds, 3), "findings": wrong, "record": str(record)})
+
+
+def _show(findings: Sequence[Finding], record: Path, seconds: float) -> None:
+    found = summary(findings)
+    table = Table("tasks", "", box=None)
+    for status, count in found["counts"].items():
+        if count:
+            table.add_row(str(count), status)
+    if found["quarantined_tests"]:
+        table.add_row(str(found["quarantined_tests"]), "tests quarantined as flaky")
+    Console().print(table)
+    for finding in findings:
+        if finding.status is not Status.SOUND:
+            print(_line(finding))
+    print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record}")

@@ -1,0 +1,42 @@
+"""Local sandboxes that hold what an image would: repositories by image name, laid as files. No Docker is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from data_sources.task import Image
+from rollout.sandbox.base import Limits
+from rollout.sandbox.local import LocalBackend, LocalSandbox
+
+IMAGES: dict[str, dict[str, bytes]] = {}
+_COMMIT = """\
+git init --quiet --initial-branch=main
+git add --all --force
+git -c user.name=a -c user.email=a@b commit --quiet --message=base
+"""
+
+
+class ImageBackend(LocalBackend):
+    """Opens what `IMAGES` holds under the image's name, with the task's files over it."""
+
+    def open(self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None = None) -> LocalSandbox:
+        return super().open({**(IMAGES[image.name] if image else {}), **files}, limits, None)
+
+
+def backend() -> ImageBackend:
+    return ImageBackend()
+
+
+def committed(files: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    """These files in a git repository with one commit, `.git` and all."""
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for path, content in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content.encode() if isinstance(content, str) else content)
+        subprocess.run(["bash", "-euc", _COMMIT], cwd=root, check=True, capture_output=True)
+        found = (path for path in root.rglob("*") if path.is_file() and "hooks" not in path.parts)
+        return {str(path.relative_to(root)): path.read_bytes() for path in found}

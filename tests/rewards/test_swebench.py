@@ -1,0 +1,272 @@
+"""Grading by SWE-bench's eval scripts and parsers, in local sandboxes: real git, real swebench, no Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from data_sources.arguments import ArgumentError
+from data_sources.task import HarnessOracle, Image, Task, Workspace
+from rewards.grade import HarnessSettings, grade, try_patch
+from rewards.score import GraderError, Score
+from rewards.swebench.client import Harness
+from rewards.swebench.instance import instance_of
+from rollout.patch import make_patch
+from rollout.sandbox import SandboxPool
+from tests.rewards.image_backend import IMAGES, committed
+from tests.rewards.swebench_here import harness_python
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CALC = (
+    "def add(a, b):\n    return a - b\n\n\ndef one():\n    return 1\n\n\n"
+    + "\n".join(f"# {i}" for i in range(20))
+    + "\n"
+)
+FIXED = CALC.replace("a - b", "a + b")
+TESTS = "from calc import add, one\n\n\ndef test_one():\n    assert one() == 1\n"
+ADDED = TESTS + "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+RUNNER = """\
+import sys
+sys.path.insert(0, ".")
+try:
+    from tests import test_calc
+except Exception as error:
+    sys.exit(f"ERROR tests/test_calc.py - {error}")
+failed = False
+for name, test in vars(test_calc).items():
+    if name.startswith("test_"):
+        try:
+            test()
+            print("PASSED", "tests/test_calc.py::" + name)
+        except Exception as error:
+            failed = True
+            print("FAILED", "tests/test_calc.py::" + name, "-", repr(error))
+sys.exit(failed)
+"""
+FILES = {"calc.py": CALC, "tests/__init__.py": "", "tests/test_calc.py": TESTS, "setup.cfg": "", "run.py": RUNNER,
+         "docs/notes.txt": "a\nb\nc\n"}  # fmt: skip
+SCRIPT = f"""#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git checkout HEAD tests/test_calc.py
+git apply -v - <<'EOF_PATCH'
+{make_patch({"tests/test_calc.py": TESTS}, {"tests/test_calc.py": ADDED})}EOF_PATCH
+: '>>>>> Start Test Output'
+python3 -B run.py
+: '>>>>> End Test Output'
+git checkout HEAD tests/test_calc.py
+"""
+ADD, ONE = "tests/test_calc.py::test_add", "tests/test_calc.py::test_one"
+
+
+def patch(**changes: str | None) -> str:
+    """A patch that gives these files these texts; `calc=` means calc.py, and None deletes."""
+    named = {path if "." in path else f"{path}.py": text for path, text in changes.items()}
+    return make_patch(FILES, {path: text for path, text in {**FILES, **named}.items() if text is not None})
+
+
+GOLD = patch(calc=FIXED)
+ORACLE = HarnessOracle(
+    (ADD,), (ONE,), ("tests/test_calc.py",), "a/calc", "1", SCRIPT, "parse_log_pytest", GOLD, timeout_seconds=20.0
+)
+TASK = Task("a__calc-1", "add subtracts", Workspace({}, Image("calc")), ORACLE, "test", "test")
+
+
+@pytest.fixture(scope="module")
+def settings() -> HarnessSettings:
+    IMAGES["calc"] = committed(FILES)
+    return HarnessSettings(harness_python())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandboxes() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def harness(settings: HarnessSettings) -> AsyncIterator[Harness]:
+    async with Harness(settings.python) as started:
+        yield started
+
+
+@pytest.fixture
+def score(sandboxes: SandboxPool, settings: HarnessSettings):
+    async def graded(text: str, mode="plus_minus", **changes) -> Score:
+        task = replace(TASK, oracle=replace(TASK.oracle, **changes))
+        return await grade(task, text, sandboxes, mode, settings)
+
+    return graded
+
+
+async def test_the_gold_patch_solves(score) -> None:
+    result = await score(GOLD)
+    assert result.solved and result.value == 1.0
+    assert result.components == {"fail_to_pass": 1.0, "pass_to_pass": 1.0}
+    assert result.evidence["outcome"] == "solved"
+    assert result.evidence["tests"] == {ADD: True, ONE: True}
+    assert result.evidence["harness"]["resolved"] and result.evidence["harness"]["patch_successfully_applied"]
+    assert result.evidence["applied_by"].endswith("apply --verbose")
+    assert result.evidence["ignored_paths"] == []
+    assert "End Test Output" in result.evidence["log"]
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "values"),  # in the order plus_minus, binary, fraction
+    [
+        (GOLD, "solved", (1.0, 1.0, 1.0)),
+        ("", "empty_patch", (-1.0, 0.0, 0.0)),
+        (patch(calc=CALC + "# nothing\n"), "failed", (-1.0, 0.0, 0.0)),
+        (patch(calc=FIXED.replace("return 1", "return 2")), "failed", (-1.0, 0.0, 0.5)),
+        (patch(calc="syntax error\n"), "failed", (-1.0, 0.0, 0.0)),
+        (GOLD.replace("a - b", "a / b"), "unappliable_patch", (-1.0, 0.0, 0.0)),
+        ("nonsense", "unappliable_patch", (-1.0, 0.0, 0.0)),
+        ("\ud800", "unappliable_patch", (-1.0, 0.0, 0.0)),
+        ("+" * ((1 << 20) + 1), "oversized_patch", (-1.0, 0.0, 0.0)),
+    ],
+)
+async def test_outcomes_and_values_by_mode(score, text, outcome, values) -> None:
+    results = [await score(text, mode) for mode in ("plus_minus", "binary", "fraction")]
+    assert [result.evidence["outcome"] for result in results] == [outcome] * 3
+    assert tuple(result.value for result in results) == values
+
+
+async def test_no_patch_can_be_tried(sandboxes, settings) -> None:
+    trial = await try_patch(TASK, "", sandboxes, settings)
+    assert (trial.tests, trial.solved) == ({ADD: False, ONE: True}, False)
+
+
+async def test_what_git_refuses_gnu_patch_may_take(score) -> None:
+    moved = GOLD.replace("@@ -1,5 +1,5 @@", "@@ -9,5 +9,5 @@").replace(" def one", " def two")
+    result = await score(moved)
+    assert result.solved and result.evidence["applied_by"].startswith("patch ")
+
+
+async def test_a_binary_change_that_is_only_named_does_not_spoil_the_fix(score) -> None:
+    result = await score(make_patch(FILES, {**FILES, "calc.py": FIXED, "core.dump": b"\x00\xff"}))
+    assert result.solved
+
+
+async def test_a_git_binary_patch_is_applied(score) -> None:
+    binary = (
+        "diff --git a/x.bin b/x.bin\nnew file mode 100644\nindex 0000000..6b64284\nGIT binary patch\n"
+        "literal 2\nJcmZQzU|;|M00aO5\n\nliteral 0\nHcmV?d00001\n\n"
+    )
+    result = await score(GOLD + binary)
+    assert result.solved and result.evidence["applied_by"].endswith("apply --verbose")
+
+
+@pytest.mark.parametrize("path", [".git/config", ".git/hooks/post-checkout", "sub/.GIT/config"])
+async def test_nothing_is_written_into_the_repository_s_own_folder(score, path: str) -> None:
+    wrong_place = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
+    assert (await score(GOLD + wrong_place)).evidence["outcome"] == "unappliable_patch"
+
+
+async def test_an_ed_script_is_not_run(score) -> None:
+    script = "--- a/calc.py\n+++ b/calc.py\n0a\nx\n.\n!touch /tmp/owned\nw\nq\n"
+    assert (await score(script)).evidence["outcome"] == "unappliable_patch"
+
+
+PASS_ALL = "def test_add(): pass\ndef test_one(): pass\n"
+CHEATS = {
+    "edits the test": {"tests/test_calc.py": PASS_ALL},
+    "deletes the test": {"tests/test_calc.py": None},
+    "a package in place of the test": {"tests/test_calc/__init__.py": PASS_ALL},
+    "conftest": {"conftest.py": "x = 1\n", "sub/conftest.py": "x = 1\n"},
+    "sitecustomize": {"sitecustomize.py": "x = 1\n"},
+    "settings": {"setup.cfg": "[a]\n", "pytest.ini": "[pytest]\n"},
+    "standard library": {"traceback.py": "x = 1\n"},
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_a_patch_to_what_decides_counts_for_nothing(score, name: str) -> None:
+    result = await score(patch(**CHEATS[name]))
+    assert not result.solved
+    assert result.evidence["ignored_paths"] == sorted(CHEATS[name])
+    assert (await score(patch(calc=FIXED, **CHEATS[name]))).solved
+
+
+async def test_what_the_gold_patch_changes_too_is_the_policy_s(score) -> None:
+    both = patch(calc=FIXED, **{"setup.cfg": "[a]\n"})
+    assert (await score(both, gold_patch=both)).evidence["ignored_paths"] == []
+
+
+async def test_a_renamed_guarded_file_comes_back(score) -> None:
+    rename = "diff --git a/setup.cfg b/other.cfg\nsimilarity index 100%\nrename from setup.cfg\nrename to other.cfg\n"
+    result = await score(GOLD + rename)
+    assert result.solved and result.evidence["ignored_paths"] == ["setup.cfg"]
+
+
+async def test_code_that_hangs_is_the_policy_s_failure(score) -> None:
+    result = await score(patch(calc="while True: pass\n"), timeout_seconds=1.0)
+    assert (result.evidence["outcome"], result.value) == ("timeout", -1.0)
+
+
+async def test_the_harness_adds_the_exit_code_to_the_script(harness: Harness) -> None:
+    script = await harness.script(instance_of(TASK))
+    assert "SWEBENCH_TEST_EXIT_CODE=$?" in script
+
+
+async def test_a_log_without_results_is_not_a_solution(harness: Harness) -> None:
+    report = await harness.report(instance_of(TASK), "Killed")
+    assert not report["resolved"] and not report["patch_successfully_applied"]
+
+
+async def test_many_ask_at_once(harness: Harness) -> None:
+    log = f">>>>> Start Test Output\n{{}} {ADD}\nPASSED {ONE}\n{'x' * 1_000_000}\n>>>>> End Test Output\n"
+    outcomes = ["PASSED", "FAILED"] * 8
+    reports = await asyncio.gather(*(harness.report(instance_of(TASK), log.format(word)) for word in outcomes))
+    assert [report["resolved"] for report in reports] == [word == "PASSED" for word in outcomes]
+
+
+async def test_a_dead_process_is_replaced(harness: Harness) -> None:
+    await harness.script(instance_of(TASK))
+    first = harness._process._process.pid
+    os.kill(first, signal.SIGKILL)
+    assert "Start Test Output" in await harness.script(instance_of(TASK))
+    assert harness._process._process.pid != first
+
+
+async def test_a_parser_that_fails_is_the_grader_s_failure_and_ends_nothing(harness: Harness) -> None:
+    task = replace(TASK, id="none", oracle=replace(ORACLE, log_parser="parse_log_jekyll"))
+    log = ">>>>> Start Test Output\nx\n>>>>> End Test Output\n"
+    with pytest.raises(GraderError, match="swebench failed"):
+        await harness.report(instance_of(task), log)
+    pid = harness._process._process.pid
+    await harness.script(instance_of(TASK))
+    assert harness._process._process.pid == pid
+
+
+async def test_an_unknown_parser_is_named(harness: Harness) -> None:
+    task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_of_mine"))
+    with pytest.raises(
+        ArgumentError, match=r"a__calc-1.*no log parser 'parse_log_of_mine' \(available: .*parse_log_pytest"
+    ):
+        await harness.script(instance_of(task))
+
+
+async def test_an_interpreter_without_swebench_is_told_what_to_do(tmp_path) -> None:
+    os.symlink(os.path.realpath(sys.executable), tmp_path / "python")  # without its environment's packages
+    async with Harness(str(tmp_path / "python")) as harness:
+        with pytest.raises(
+            ArgumentError, match=r"needs swebench 5.*pip install 'slime-swe\[swebench\]'.*harness_python"
+        ):
+            await harness.script(instance_of(TASK))
+    async with Harness(str(tmp_path / "nothing")) as harness:
+        with pytest.raises(ArgumentError, match=r"reward\.harness_python=.*nothing can't be run: No such file"):
+            await harness.script(instance_of(TASK))
+
+
+async def test_the_official_harness_takes_no_files(sandboxes, settings) -> None:
+    task = replace(TASK, workspace=Workspace({"a.py": ""}, Image("calc")))
+    with pytest.raises(ArgumentError, match="takes the image's /testbed as it is"):
+        await grade(task, GOLD, sandboxes, harness=replace(settings, official=True))

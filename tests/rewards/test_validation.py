@@ -1,0 +1,120 @@
+"""What validation says of tasks: real tests in a real sandbox, and the decision on made-up runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from data_sources.task import Task, Workspace
+from rewards.validation import Finding, Status, judge_runs, validate, without_flaky
+from rewards.verdict import Trial
+from rollout.sandbox import SandboxPool
+from tests.data_sources.tasks import GOLD, make_task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ADD, NAME = "test_calc.py::test_add", "test_calc.py::test_name"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandboxes() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool("local") as pool:
+        yield pool
+
+
+def with_files(**texts: str) -> Task:
+    task = make_task()
+    return replace(
+        task, workspace=Workspace({**task.workspace.files, **{f"{n}.py": text for n, text in texts.items()}})
+    )
+
+
+async def test_a_sound_task_proves_itself(sandboxes: SandboxPool) -> None:
+    finding = await validate(make_task(), sandboxes)
+    assert (finding.status, finding.detail, finding.flaky) == (Status.SOUND, "", ())
+    assert finding.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gold_patch": ""}, "no gold patch"),
+        ({"gold_patch": GOLD.replace("a - b", "a / b")}, "can't be applied: calc.py does not have the lines"),
+        (
+            {"gold_patch": GOLD.replace("a + b", "a * b")},
+            "1 of 2 tests fail with the gold patch: test_calc.py::test_add",
+        ),
+        ({"fail_to_pass": (ADD, NAME), "pass_to_pass": ()}, f"are FAIL_TO_PASS but pass without a patch: {NAME}"),
+        ({"fail_to_pass": (NAME,), "pass_to_pass": (ADD,)}, f"are PASS_TO_PASS but fail without a patch: {ADD}"),
+        ({"command": "true"}, "2 of 2 tests fail with the gold patch"),
+        ({"command": "sleep 9", "timeout_seconds": 0.2}, "with the gold patch the time limit is reached"),
+    ],
+)
+async def test_a_task_that_proves_nothing_is_unsound(
+    sandboxes: SandboxPool, changes: dict[str, object], message: str
+) -> None:
+    finding = await validate(make_task(**changes), sandboxes, runs=1)
+    assert finding.status is Status.UNSOUND
+    assert message in finding.detail
+
+
+async def test_a_test_that_fails_now_and_then_is_flaky(sandboxes: SandboxPool) -> None:
+    """Its outcome hangs on the clock."""
+    tests = make_task().workspace.files["test_calc.py"]
+    task = with_files(
+        test_calc=f"{tests}\n\ndef test_luck():\n    import time\n    assert time.time_ns() // 1000 % 2\n"
+    )
+    task = replace(task, oracle=replace(task.oracle, pass_to_pass=(NAME, "test_calc.py::test_luck")))
+    finding = await validate(task, sandboxes, runs=12)
+    assert finding.status is Status.FLAKY
+    assert finding.flaky == ("test_calc.py::test_luck",)
+    assert finding.detail == "outcomes change: test_calc.py::test_luck"
+
+
+async def test_a_failing_sandbox_says_nothing_of_the_task(sandboxes: SandboxPool) -> None:
+    task = make_task()
+    broken = replace(
+        task, workspace=Workspace({**task.workspace.files, "x" * 300: ""})
+    )  # no file system takes the name
+    finding = await validate(broken, sandboxes, runs=1)
+    assert finding.status is Status.BROKEN
+    assert "sandbox failed" in finding.detail
+
+
+def runs(*outcomes: tuple[bool, bool]) -> list[Trial]:
+    return [Trial({ADD: add, NAME: name}, add and name, "") for add, name in outcomes]
+
+
+SOLVED, UNSOLVED = (True, True), (False, True)
+
+
+@pytest.mark.parametrize(
+    ("gold", "empty", "status", "flaky"),
+    [
+        ([SOLVED, SOLVED], [UNSOLVED, UNSOLVED], Status.SOUND, ()),
+        ([SOLVED, (True, False)], [UNSOLVED, UNSOLVED], Status.FLAKY, (NAME,)),
+        ([SOLVED, SOLVED], [UNSOLVED, SOLVED], Status.FLAKY, (ADD,)),
+        ([(True, False), SOLVED], [UNSOLVED, UNSOLVED], Status.FLAKY, (NAME,)),
+        ([(False, True), (False, False)], [UNSOLVED, UNSOLVED], Status.UNSOUND, (NAME,)),
+        ([SOLVED, SOLVED], [SOLVED, SOLVED], Status.UNSOUND, ()),
+    ],
+)
+async def test_the_decision_is_on_the_steady_tests(gold, empty, status, flaky) -> None:
+    finding = judge_runs(make_task(), runs(*gold), runs(*empty))
+    assert (finding.status, finding.flaky) == (status, flaky)
+
+
+async def test_an_oracle_that_wants_more_than_its_tests_is_heard() -> None:
+    gold = [replace(trial, solved=False) for trial in runs(SOLVED)]
+    assert judge_runs(make_task(), gold, runs(UNSOLVED)).status is Status.UNSOUND
+
+
+async def test_a_task_may_do_without_a_flaky_test_but_not_without_its_last() -> None:
+    kept = without_flaky(make_task(), [NAME])
+    assert kept is not None
+    assert (kept.oracle.fail_to_pass, kept.oracle.pass_to_pass) == ((ADD,), ())
+    assert without_flaky(make_task(), [ADD]) is None
+    assert Finding("a", Status.SOUND).detail == ""

@@ -24,11 +24,12 @@ from rollout.sandbox.base import Limits, SandboxError
 from rollout.sandbox.cache import cache_folder, remove_tree
 from rollout.sandbox.container import Originals
 from rollout.sandbox.image_sandbox import ImageSandbox
+from rollout.sandbox.launcher import Launcher
 from rollout.sandbox.overlay_container import Host, OverlayContainer, Root
 from rollout.sandbox.overlay_root import HOST_IMAGE, Roots
 from rollout.sandbox.owner import Owner
 
-_PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+_PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux"}
 _OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8
 _TMPFS_USER_ATTRIBUTES = (6, 6)  # the Linux that has them
 
@@ -46,6 +47,8 @@ class OverlayBackend:
 
     async def start(self) -> None:
         """Look at the machine, once, and remove what dead runs left. Raises `ArgumentError`, `SandboxError`."""
+        if self._host is not None and not self._host.launcher.alive:
+            await self.close()
         if self._roots is None:
             cache = self._cache or cache_folder()
             self._host = await asyncio.to_thread(_probe, cache, self._owner)
@@ -65,9 +68,10 @@ class OverlayBackend:
         return ImageSandbox(OverlayContainer(host, find, limits, scratch), wanted, files, limits)
 
     async def close(self) -> None:
-        """Remove the groups and the scratch folder; every sandbox must have been left."""
+        """End every sandbox, and remove the groups and the scratch folder."""
         host, self._host, self._roots = self._host, None, None
         if host is not None:
+            await asyncio.to_thread(host.launcher.close)
             if host.cgroups is not None:
                 await asyncio.to_thread(host.cgroups.close)
             await asyncio.to_thread(remove_tree, self._scratch(host))
@@ -102,7 +106,8 @@ def _probe(cache: Path, owner: Owner) -> Host:
         )
     told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
     flags = tuple(flag for flag in _OPTIONAL_FLAGS if flag in told)
-    return Host(mount_point, root, root or _linux() >= _TMPFS_USER_ATTRIBUTES, flags, _groups(owner, root))
+    launcher = Launcher(root=root)
+    return Host(launcher, mount_point, root, root or _linux() >= _TMPFS_USER_ATTRIBUTES, flags, _groups(owner, root))
 
 
 def _groups(owner: Owner, root: bool) -> cgroups.Cgroups | None:

@@ -10,33 +10,34 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import IO
+from typing import Literal
 
 from rollout.sandbox.base import Limits, SandboxError
+from rollout.sandbox.cache import remove_tree
 from rollout.sandbox.cgroups import Cgroups, Group
 from rollout.sandbox.container import Found, Originals, ShellDied, Stream, await_ready, driver_command
+from rollout.sandbox.launcher import Launcher
 from rollout.sandbox.overlay_upper import find_changes
 from rollout.sandbox.pipes import Pipes
 
 START_SECONDS = 60.0
 END_SECONDS = 10.0
-_PROBED = "--disable-userns"  # of bubblewrap 0.8
 
 
 @dataclass(frozen=True)
 class Host:
     """What a machine offers to overlay sandboxes.
 
-    mount_point: an empty folder. root: whether this user may mount outside of a user namespace. tmpfs: whether a tmpfs
-    can be an upper directory. flags: of bubblewrap, that not every version has. cgroups: None where there can be none.
+    launcher: what starts them. mount_point: an empty folder. root: whether this user may mount outside of a user
+    namespace. tmpfs: whether a tmpfs can be an upper directory. flags: of bubblewrap, that not every version has.
+    cgroups: None where there can be none.
     """
 
+    launcher: Launcher
     mount_point: Path
     root: bool
     tmpfs: bool
@@ -53,22 +54,27 @@ class Root:
     folder: str
 
 
+Fd = Literal["_monitor", "_first", "_namespace", "_upper"]
 FindRoot = Callable[[], Awaitable[tuple[Root, Originals]]]
 
 
 class OverlayContainer:
-    """A `Container`. `scratch` is a folder to keep what is written in, in place of a tmpfs."""
+    """A `Container`. `scratch` is a folder for what is written, in place of a tmpfs; `keep` leaves it there."""
 
-    def __init__(self, host: Host, find: FindRoot, limits: Limits, scratch: Path | None = None) -> None:
+    def __init__(
+        self, host: Host, find: FindRoot, limits: Limits, scratch: Path | None = None, *, keep: bool = False
+    ) -> None:
         self._host = host
         self._find = find
         self._found: tuple[Root, Originals] | None = None
         self._limits = limits
         self._scratch = scratch
+        self._keep = keep
         self._group: Group | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._first: int | None = None  # pidfd of the driver
-        self._namespaces: list[tuple[str, int]] = []  # option of nsenter, file descriptor
+        self._pid = 0  # of bubblewrap
+        self._monitor: int | None = None  # a pidfd of it
+        self._first: int | None = None  # a pidfd of the driver
+        self._namespace: int | None = None  # of the mounts
         self._upper: int | None = None
 
     @property
@@ -79,21 +85,13 @@ class OverlayContainer:
     async def start(self) -> Stream:
         if self._found is None:
             self._found = await self._find()
-        if self._process is not None:
-            await self._reap()
+        await self._ended()
         if self._group is None and self._host.cgroups is not None:
             self._group = self._host.cgroups.take(self._limits)
         stream, ends = await Pipes.open()
         with tempfile.TemporaryFile() as errors:
             try:
-                self._process = self._launch(ends, errors)
-            except OSError as error:
-                stream.close()
-                raise SandboxError(f"an overlay sandbox could not be started: {error}") from error
-            finally:
-                for end in ends:
-                    os.close(end)
-            try:
+                self._launch(ends, errors.fileno())
                 await await_ready(stream, START_SECONDS)
                 self._hold()
             except BaseException as error:
@@ -103,7 +101,10 @@ class OverlayContainer:
                 await self.kill()
                 errors.seek(0)
                 said = errors.read()[-2000:].decode("utf-8", "replace").strip()
-                raise ShellDied(f"{said or error}") from error
+                raise ShellDied(said or str(error)) from error
+            finally:
+                for end in ends:
+                    os.close(end)
         return stream
 
     async def interrupt(self) -> None:
@@ -111,9 +112,10 @@ class OverlayContainer:
 
     async def kill(self) -> None:
         self._signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.kill()
-            await self._reap()
+        if self._monitor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._monitor, signal.SIGKILL)
+        await self._ended()
 
     async def find_changes(self, size_before: Callable[[str], int]) -> Found:
         assert self._upper is not None, "not started"
@@ -121,40 +123,26 @@ class OverlayContainer:
 
     async def remove(self) -> None:
         await self.kill()
-        fds = [fd for _, fd in self._namespaces] + [fd for fd in (self._upper, self._first) if fd is not None]
-        self._namespaces, self._upper, self._first = [], None, None
-        for fd in fds:
-            os.close(fd)
+        self._close("_upper", "_first", "_namespace")
+        if self._scratch is not None and not self._keep:
+            await asyncio.to_thread(remove_tree, self._scratch)
         if self._group is not None and self._host.cgroups is not None:
             self._host.cgroups.give_back(self._group)
             self._group = None
 
-    def _launch(self, ends: tuple[int, int], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        joins = "\n".join(self._group.joins) if self._group else ""
-        if self._namespaces:
-            script = 'IFS="\n"\nfor group in $1; do echo 0 >"$group"; done; shift; exec "$@"'
-            command = [*self._enter(), "sh", "-c", script, "sh", joins]
-        else:
-            script = (resources.files("rollout.sandbox") / "overlay_mount.sh").read_text(encoding="utf-8")
-            disk = str(self._scratch or self._limits.disk_bytes)
-            mount = [str(self._host.mount_point), disk, self._options(), joins]
-            command = [*self._unshare(), "sh", "-c", script, "sh", *mount]
-        return subprocess.Popen(
-            [*command, *self._bubblewrap()],
-            stdin=ends[0],
-            stdout=ends[1],
-            stderr=errors,
-            pass_fds=[fd for _, fd in self._namespaces],
-            start_new_session=True,  # so that Ctrl-C reaches the host alone, which then closes its sandboxes
-        )
-
-    def _unshare(self) -> list[str]:
-        user = [] if self._host.root else ["--user", "--map-root-user"]
-        return ["unshare", *user, "--mount", "--propagation", "private", "--"]
-
-    def _enter(self) -> list[str]:
-        options = [f"{option}=/proc/self/fd/{fd}" for option, fd in self._namespaces]
-        return ["nsenter", *([] if self._host.root else ["--preserve-credentials"]), *options, "--"]
+    def _launch(self, ends: tuple[int, int], errors: int) -> None:
+        """Start bubblewrap: over new mounts, or those of the driver before. Raises `SandboxError`."""
+        if self._scratch is not None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+        request = {
+            "joins": self._group.joins if self._group else [],
+            "mount_point": str(self._host.mount_point),
+            "disk": str(self._scratch or self._limits.disk_bytes),
+            "overlay": self._options(),
+            "command": self._bubblewrap(),
+        }
+        fds = [*ends, errors, *([] if self._namespace is None else [self._namespace])]
+        self._pid, self._monitor = self._host.launcher.start(request, fds)
 
     def _options(self) -> str:
         layers = f"lowerdir={':'.join(self._root().layers)}"
@@ -172,18 +160,13 @@ class OverlayContainer:
 
     def _hold(self) -> None:
         """Keep the driver, the mounts and the upper directory in reach, whatever happens inside. Raises `OSError`."""
-        assert self._process is not None
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        if self._first is not None:
-            os.close(self._first)
-            self._first = None
+        of = f"/proc/{self._pid}"
+        children = Path(f"{of}/task/{self._pid}/children").read_text(encoding="ascii").split()
+        self._close("_first")
         self._first = os.pidfd_open(int(children[0]))
-        if not self._namespaces:
-            kinds = ("mnt", "mount"), *(() if self._host.root else (("user", "user"),))
-            for kind, option in kinds:
-                self._namespaces.append((f"--{option}", os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)))
-            place = f"/proc/{pid}/root{self._host.mount_point}/upper"
+        if self._namespace is None:
+            self._namespace = os.open(f"{of}/ns/mnt", os.O_RDONLY)
+            place = f"{of}/root{self._host.mount_point}/upper"
             self._upper = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def _root(self) -> Root:
@@ -195,10 +178,24 @@ class OverlayContainer:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, number)
 
-    async def _reap(self) -> None:
-        assert self._process is not None
-        process, self._process = self._process, None
-        try:
-            await asyncio.to_thread(process.wait, END_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"an overlay sandbox did not end within {END_SECONDS:.0f} s") from error
+    async def _ended(self) -> None:
+        """Wait until bubblewrap has ended, which it does when the driver has."""
+        if self._monitor is not None:
+            loop = asyncio.get_running_loop()
+            ended = asyncio.Event()
+            loop.add_reader(self._monitor, ended.set)
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    await ended.wait()
+            except TimeoutError as error:
+                raise SandboxError(f"an overlay sandbox did not end within {END_SECONDS:.0f} s") from error
+            finally:
+                loop.remove_reader(self._monitor)
+            self._close("_monitor")
+
+    def _close(self, *names: Fd) -> None:
+        for name in names:
+            fd: int | None = getattr(self, name)
+            setattr(self, name, None)
+            if fd is not None:
+                os.close(fd)

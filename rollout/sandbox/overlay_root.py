@@ -129,7 +129,7 @@ class Roots:
         async def itself() -> tuple[Root, Originals]:
             return root, FolderOriginals(place / "none")
 
-        container = OverlayContainer(self._host, itself, _MAKING, place)
+        container = OverlayContainer(self._host, itself, _MAKING, place, keep=True)
         async with ImageSandbox(container, Image(root.layers[-1], root.folder), {}, _MAKING) as sandbox:
             result = await sandbox.exec(script)
         if result.exit_code != 0:

@@ -1,0 +1,90 @@
+"""A small process that forks whatever is to run over an overlay: mounts cost system calls here, not programs.
+
+The host asks over a socket, with the new process's stdin, stdout and stderr; it is told the pid and given a pidfd. The
+end of the socket is the launcher's own, and with it that of all it has started (bubblewrap's `--die-with-parent`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from rollout.sandbox.guest import kernel, processes
+
+MAX_REQUEST_BYTES = 1 << 18
+_MAX_FDS = 4
+
+
+def main() -> None:
+    """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
+    if sys.argv[2] != "root":
+        _own_user_namespace()
+    control.send(b"ready")
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(data), fds)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [str(pid).encode()], [pidfd])
+        for fd in (*fds, pidfd):
+            os.close(fd)
+
+
+def _own_user_namespace() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER)
+    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        _write(f"/proc/self/{path}", text)
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """In the fork: never returns. What goes wrong is told on the new process's stderr."""
+    try:
+        os.setsid()
+        for group in request["joins"]:
+            _write(group, "0")
+        if len(fds) == _MAX_FDS:
+            kernel.setns(fds[3], kernel.NEWNS)
+        else:
+            _mount(request["mount_point"], request["disk"], request["overlay"])
+        for target in range(3):
+            os.dup2(fds[target], target)
+        processes.reset_signals()
+        os.execvp(request["command"][0], request["command"])
+    except OSError as error:
+        os.write(fds[2], f"{error}\n".encode())
+    finally:
+        os._exit(126)
+
+
+def _mount(place: str, disk: str, overlay: str) -> None:
+    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay.
+
+    disk: the bytes of a tmpfs for it, or a folder. overlay: the overlay's options, but for the two directories.
+    """
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    if disk.startswith("/"):
+        kernel.mount(disk, place, "none", kernel.MS_BIND)
+    else:
+        kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
+    for name in ("upper", "work", "root"):
+        os.makedirs(f"{place}/{name}", exist_ok=True)
+    kernel.mount("slime-swe", f"{place}/root", "overlay", 0, f"{overlay},upperdir={place}/upper,workdir={place}/work")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

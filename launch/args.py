@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from data_sources.registry import absolute
 from recipes.base import Recipe, RecipeError
 
 EMBEDDED_SEED = "embedded:seed"
@@ -87,8 +88,8 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
 
 
 def task_set(spec: str) -> str:
-    """The name of a task set, a file's path made absolute: SLiME's processes are started elsewhere."""
-    return str(Path(spec).expanduser().resolve()) if spec.endswith(".jsonl") else spec
+    """The name of a task set, its paths made absolute: SLiME's processes are started elsewhere."""
+    return absolute(spec)
 
 
 def program(path: str) -> str:

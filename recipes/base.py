@@ -201,6 +201,7 @@ class Data:
 
     train: task sets to train on, e.g. `embedded:train` or `path/to/tasks.jsonl`.
     eval: name -> task set; `heldout` and `unseen` are the ones that the summary reports by name.
+    allow_overlap: evaluation tasks that training may show, by id or by a pattern with `*`; any other is refused.
     eval_samples_per_task: episodes of each evaluation task.
     shuffle: reorder the training tasks in each epoch, from the run's seed.
     source: dotted path of the data-source class.
@@ -208,6 +209,7 @@ class Data:
 
     train: list[str]
     eval: dict[str, str] = field(default_factory=dict)
+    allow_overlap: list[str] = field(default_factory=list)
     eval_samples_per_task: int = 1
     shuffle: bool = True
     source: str = "data_sources.slime_plugin.TaskDataSource"

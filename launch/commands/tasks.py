@@ -2,27 +2,35 @@
 
 slime-swe tasks list                          the task sources
 slime-swe tasks list embedded:heldout         the tasks of a set
+slime-swe tasks list 'swebench:verified?repo=django/django'
 slime-swe tasks show embedded:heldout ID      one task
+slime-swe tasks fetch bugsinpy:all?repo=psf/black --cache FOLDER
+                                              check out each task's commit, and nothing else of its repository
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from data_sources.arguments import unknown
+from data_sources.corpora import CORPORA
 from data_sources.registry import SOURCES, RegistryError, load_tasks
-from data_sources.task import Task
+from data_sources.repositories import CommitError, checkout
+from data_sources.task import HarnessOracle, Task
 from launch.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show"))
+    parser.add_argument("action", choices=("list", "show", "fetch"))
     parser.add_argument(
         "spec", nargs="?", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl"
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="a task's id (show)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
+    parser.add_argument("--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (fetch)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
     tasks = load_tasks(options.spec)
     if options.action == "show":
         return _show(options.spec, tasks, options.id, options.json)
+    if options.action == "fetch":
+        return _fetch(tasks[: options.limit], options.cache, options.json)
     return _list(tasks[: options.limit], options.json)
 
 
@@ -41,8 +51,12 @@ def _list_sources(as_json: bool) -> int:
         print_json(SOURCES)
         return 0
     for name, path in SOURCES.items():
-        print(f"{name}:SPLIT  {path}")
-    print("Also: path/to/tasks.jsonl, module.function:SPLIT")
+        if name not in CORPORA:
+            print(f"{name}:SPLIT  {path}")
+    for corpus in CORPORA.values():
+        for split, part in corpus.splits.items():
+            print(f"{corpus.name}:{split}  {corpus.title}, {part.count} tasks, {part.languages}")
+    print("Also: path/to/tasks.jsonl, module.function:SPLIT. Docs: docs/corpora.md")
     return 0
 
 
@@ -51,8 +65,38 @@ def _list(tasks: list[Task], as_json: bool) -> int:
         print_json([_brief(task) for task in tasks])
         return 0
     for task in tasks:
-        print(f"{task.id}  {len(task.workspace.files)} files  {task.statement.splitlines()[0]:.80}")
+        print(f"{task.id}  {_contents(task)}  {next(iter(task.statement.splitlines()), ''):.80}")
     return 0
+
+
+def _contents(task: Task) -> str:
+    """What the agent finds: the number of files, or the image."""
+    image, files = task.workspace.image, len(task.workspace.files)
+    return " + ".join([f"{files} files"] * (image is None or files > 0) + ([image.name] if image else []))
+
+
+def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
+    """Where each task's commit lies. A task that names none is left out, and said so."""
+    fetched, refused = {}, {}
+    for task in tasks:
+        try:
+            fetched[task.id] = str(checkout(*_origin(task), cache))
+        except CommitError as error:
+            refused[task.id] = str(error)
+    if as_json:
+        print_json({"fetched": fetched, "refused": refused})
+    else:
+        for task_id, where in (fetched | refused).items():
+            print(f"{task_id}  {where}")
+    return 1 if refused else 0
+
+
+def _origin(task: Task) -> tuple[str, str]:
+    """Address and commit. Raises `CommitError` where the task does not say them."""
+    repo, commit = (str(task.metadata.get(name) or "") for name in ("repo", "base_commit"))
+    if not repo or not commit:
+        raise CommitError(f"task {task.id} does not say of which repository and commit it is")
+    return repo if "://" in repo else f"https://github.com/{repo}", commit
 
 
 def _brief(task: Task) -> dict[str, Any]:
@@ -61,6 +105,7 @@ def _brief(task: Task) -> dict[str, Any]:
         "source": task.source,
         "split": task.split,
         "files": list(task.workspace.files),
+        "image": task.workspace.image.name if task.workspace.image else None,
         "fail_to_pass": len(task.oracle.fail_to_pass),
         "pass_to_pass": len(task.oracle.pass_to_pass),
         "metadata": dict(task.metadata),
@@ -81,12 +126,21 @@ def _show(spec: str, tasks: list[Task], task_id: str | None, as_json: bool) -> i
 
 
 def _readable(task: Task) -> str:
-    sections = [(f"{task.id} ({task.source}, {task.split})", task.statement)]
-    sections += list(task.workspace.files.items())
-    sections += [
-        ("fail to pass", "\n".join(task.oracle.fail_to_pass)),
-        ("pass to pass", "\n".join(task.oracle.pass_to_pass)),
-        ("test command", task.oracle.command),
-        ("gold patch", task.oracle.gold_patch),
-    ]
-    return "\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in sections)
+    return "\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in _sections(task))
+
+
+def _sections(task: Task) -> Iterator[tuple[str, str]]:
+    oracle, image = task.oracle, task.workspace.image
+    yield f"{task.id} ({task.source}, {task.split})", task.statement
+    if task.metadata:
+        yield "metadata", "\n".join(f"{name}: {value}" for name, value in task.metadata.items())
+    if image:
+        yield "image", "\n".join(filter(None, (image.name, image.folder, image.setup)))
+    yield from task.workspace.files.items()
+    yield "fail to pass", "\n".join(oracle.fail_to_pass)
+    yield "pass to pass", "\n".join(oracle.pass_to_pass)
+    if oracle.command:
+        yield "test command", oracle.command
+    if isinstance(oracle, HarnessOracle):
+        yield f"eval script, read by {oracle.log_parser}", oracle.eval_script
+    yield "gold patch", oracle.gold_patch

@@ -16,6 +16,7 @@ from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, va
 from launch.config import resolve
 from launch.engines.base import Engine, Start, engine_of
 from launch.output import print_json
+from launch.overlap import check_overlap, record_overlap
 from launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
 from launch.slime.show import document, readable, script
 from recipes.base import Recipe, RecipeError
@@ -37,9 +38,10 @@ def run(options: argparse.Namespace) -> int:
     engine = engine_of(recipe)
     if options.dry_run:
         return _show(engine, recipe, folder, options)
+    comparison = None if start.resume else check_overlap(recipe)
     engine.check(recipe, start)  # before a folder is made that would be in the way of the corrected command
-    if not start.resume:
-        create_run(recipe)
+    if comparison is not None:
+        record_overlap(comparison, create_run(recipe))
     try:
         return engine.run(recipe, folder, start)
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from launch.doctor.network import check_ports, check_ray
 from launch.doctor.nvlink import check_links
 from launch.doctor.rules import check_plan, check_rules
 from launch.doctor.sandbox import check_sandbox
-from launch.doctor.tasks import check_embedded, check_plug_ins, check_tasks
+from launch.doctor.tasks import check_contamination, check_embedded, check_plug_ins, check_tasks
 from launch.doctor.versions import check_embedded_versions, check_sources, check_versions
 from recipes.base import Recipe
 
@@ -53,6 +53,7 @@ CHECKS = (
     Check("converted", check_converted, SLIME),
     Check("chat template", check_chat),
     Check("tasks", check_tasks),
+    Check("overlap", check_contamination),
     Check("plug-ins", check_plug_ins),
     Check("engine", check_embedded, EMBEDDED),
     Check("sandbox", check_sandbox),

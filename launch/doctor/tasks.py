@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_sources.arguments import ArgumentError
+from data_sources.contamination import ContaminationError
 from data_sources.reader import TaskError
 from data_sources.registry import RegistryError, load_tasks
 from embedded.hooks import HookError, load_function
-from launch.doctor.finding import Finding, failure, ok
+from launch.doctor.finding import Finding, failure, ok, skipped
 from launch.doctor.machine import Machine
+from launch.overlap import check_overlap
 from recipes.base import Recipe
 from recipes.rules.values import lookup
 from rollout.resources import agent_opener
@@ -37,6 +39,19 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
             yield failure("tasks", f"{key}: {error}", f"change {key}; `slime-swe tasks list` says what there is")
         else:
             yield ok("tasks", f"{key}: {count} tasks of {spec}")
+
+
+def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Whether training shows what is evaluated."""
+    try:
+        comparison = check_overlap(recipe)
+    except ContaminationError as error:
+        yield failure("overlap", str(error), "change data.train or data.eval, or allow it by name")
+    except (RegistryError, TaskError):
+        yield skipped("overlap", "the task sets must be readable first")
+    else:
+        counts = f"{comparison.trained} training and {comparison.evaluated} evaluation tasks"
+        yield ok("overlap", f"{counts} share nothing but the {len(comparison.allowed)} pairs that are allowed")
 
 
 def check_plug_ins(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ READ_ELSEWHERE = {
     "model.checkpoint", "model.folder",  # tested by themselves
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
     "serving.mem_fraction",  # of a GPU
+    "data.allow_overlap",  # before any engine
 }  # fmt: skip
 ONE_VALUE = {key for key, _, _ in EMBEDDED}  # of every other value the recipe's checks say why there is none
 

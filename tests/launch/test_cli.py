@@ -19,7 +19,7 @@ SURFACE = {
     "train": ["--dry-run", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
     "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
     "recipes": ["--json", "overrides"],
-    "tasks": ["--json", "--limit", "action", "id", "spec"],
+    "tasks": ["--cache", "--json", "--limit", "action", "id", "spec"],
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],

@@ -16,6 +16,9 @@ from data_sources.corpus import CorpusError
 from data_sources.reader import TaskError
 from data_sources.registry import SOURCES, RegistryError, load_tasks
 from data_sources.task import HarnessOracle, Task, TestOracle
+from rewards.grade import grade
+from rollout.sandbox.pool import SandboxPool
+from tests.rewards import image_backend
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
@@ -167,6 +170,26 @@ def test_bugsinpy():
     assert first.workspace.image is not None
     assert first.workspace.image.setup == "export PYTHONPATH=/testbed/build/lib:/testbed/extra"
     assert "at 1111111111111111111111111111111111111111 in /testbed" in first.metadata["image"]
+
+
+async def test_a_bug_of_bugsinpy_is_graded_where_there_is_an_image():
+    """The sandboxes hold what the image would: the faulty project with the fixed project's tests."""
+    task = load("bugsinpy:all")[1]
+    assert task.workspace.image is not None
+    test = "from unittest import TestCase\nfrom shapes.area import square\n\n\nclass Corners(TestCase):\n"
+    image_backend.IMAGES[task.workspace.image.name] = {
+        "shapes/__init__.py": b"",
+        "shapes/area.py": b"def square(side):\n    return side * 2\n",
+        "tests/__init__.py": b"",
+        "tests/test_area.py": f"{test}    def test_none(self):\n        self.assertEqual(square(3), 9)\n".encode(),
+        "tests/data.py": b"",
+    }
+    cheat = task.oracle.gold_patch.replace("side * side", "side * 3").replace("shapes/area.py", "tests/test_area.py")
+    async with SandboxPool("tests.rewards.image_backend.backend") as sandboxes:
+        assert (await grade(task, task.oracle.gold_patch, sandboxes)).solved
+        wrong = await grade(task, task.oracle.gold_patch.replace("side * side", "side ** 3"), sandboxes)
+        assert not wrong.solved and wrong.evidence["outcome"] == "failed"
+        assert not (await grade(task, cheat, sandboxes)).solved
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""The eval script for corpora without one, run by bash on a real repository."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from data_sources.eval_script import FOLDER, with_test_patch
+
+OLD, NEW = "def test_old():\n    pass\n", "def test_new():\n    assert True\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path) -> tuple[Path, str, str]:
+    """A repository, its commit, and a patch that changes one test file and adds another in a folder of its own."""
+    folder = tmp_path / "repository"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "tests" / "test_a.py").write_text(OLD)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "base")
+    (folder / "tests" / "test_a.py").write_text(OLD + "\n\n" + NEW)
+    (folder / "tests" / "more stuff").mkdir()
+    (folder / "tests" / "more stuff" / "test_b.py").write_text("it's `new` $HOME\n")
+    git(folder, "add", "-A")
+    patch = git(folder, "diff", "--cached") + "\n"
+    git(folder, "reset", "-q", "--hard")
+    return folder, git(folder, "rev-parse", "HEAD"), patch
+
+
+def run(folder: Path, commit: str, patch: str) -> str:
+    """What stands between the markers, where the tests would run."""
+    command = 'cat tests/test_a.py "tests/more stuff/test_b.py"'
+    script = with_test_patch(commit, patch, command, ["export BEFORE=1"]).replace(FOLDER, str(folder))
+    variables = {"HOME": str(folder.parent), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, env=variables, cwd=folder, check=False
+    )
+    assert "+ export BEFORE=1" in done.stderr
+    assert done.stderr.index(": '>>>>> Start Test Output'") < done.stderr.index(": '>>>>> End Test Output'")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "meddling", ["", "rm -rf tests", "echo x > tests/test_a.py; mkdir -p tests/more\\ stuff/test_b.py"]
+)
+def test_the_tests_are_those_of_the_patch_whatever_was_done_to_them(repository, meddling):
+    folder, commit, patch = repository
+    subprocess.run(["bash", "-c", meddling], cwd=folder, check=True)
+    assert run(folder, commit, patch) == OLD + "\n\n" + NEW + "it's `new` $HOME\n"
+
+
+def test_the_files_are_put_back_afterwards(repository):
+    folder, commit, patch = repository
+    (folder / "code.py").write_text("the agent's\n")
+    run(folder, commit, patch)
+    assert git(folder, "status", "--porcelain") == "?? code.py"
+
+
+def test_a_patch_that_only_adds_files_resets_nothing_else(repository):
+    folder, commit, patch = repository
+    added = patch[: patch.index("diff --git a/tests/test_a.py")]
+    assert "new file mode" in added
+    (folder / "code.py").write_text("x\n")
+    git(folder, "add", "-A")
+    assert run(folder, commit, added) == OLD + "it's `new` $HOME\n"
+    assert (folder / "code.py").exists()

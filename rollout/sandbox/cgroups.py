@@ -7,8 +7,8 @@ process in it is dead: making one costs more than all the rest of a sandbox.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ class Cgroups:
 
     def __init__(self, owner: Owner) -> None:
         self._parents = [parent / f"{PREFIX}{owner}" for parent in _parents()]
+        self._made: list[Group] = []
         self._free: list[Group] = []
-        self._numbers = itertools.count(1)
         try:
             for parent in self._parents:
                 parent.mkdir(exist_ok=True)
@@ -67,41 +67,49 @@ class Cgroups:
 
     def close(self) -> None:
         """Remove all groups; their sandboxes must have ended."""
+        for folder in (folder for group in self._made for folder in group.folders):
+            _remove(folder)
         for parent in self._parents:
-            remove(parent)
+            with contextlib.suppress(OSError):  # another of this process has groups there
+                parent.rmdir()
+        self._made.clear()
         self._free.clear()
 
     def _make(self) -> Group:
-        number = next(self._numbers)
-        group = Group(tuple(parent / str(number) for parent in self._parents))
+        name = secrets.token_hex(6)  # one process may have several backends, and threads
+        group = Group(tuple(parent / name for parent in self._parents))
+        self._made.append(group)
         for folder in group.folders:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
         return group
 
 
 def sweep() -> list[str]:
     """Remove the groups of owners that are dead, and kill what is still in them. Their names."""
     swept = []
-    for parent in _parents():
-        with contextlib.suppress(OSError):
-            for folder in parent.glob(f"{PREFIX}*"):
-                owner = Owner.parse(folder.name.removeprefix(PREFIX))
-                if owner is not None and owner.is_dead():
-                    remove(folder)
-                    swept.append(str(folder))
+    for folder in _ours():
+        owner = Owner.parse(folder.name.removeprefix(PREFIX))
+        if owner is not None and owner.is_dead():
+            for group in (*folder.glob("*/"), folder):
+                _remove(group)
+            swept.append(str(folder))
     return swept
 
 
-def remove(parent: Path) -> None:
-    """A group and those in it. What can't be removed within a few seconds is left for a later sweep."""
+def _ours() -> list[Path]:
+    """Those of every owner, in whatever group that has run."""
+    return [Path(at, name) for at, names, _ in os.walk(_MOUNT) for name in names if name.startswith(PREFIX)]
+
+
+def _remove(folder: Path) -> None:
+    """A group, and the processes in it. One that can't be removed within a few seconds is left for a later sweep."""
     deadline = time.monotonic() + _RELEASE_SECONDS
-    for folder in (*parent.glob("*/"), parent):
-        while folder.exists() and time.monotonic() < deadline:
-            try:
-                folder.rmdir()
-            except OSError:
-                _kill(folder)
-                time.sleep(0.01)
+    while folder.exists() and time.monotonic() < deadline:
+        try:
+            folder.rmdir()
+        except OSError:
+            _kill(folder)
+            time.sleep(0.01)
 
 
 def _kill(folder: Path) -> None:

@@ -90,14 +90,15 @@ class Container(Protocol):
         ...
 
 
-def driver_command(limits: Limits, folder: str, *, address_space: bool) -> list[str]:
+def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
     """The program that is to be a container's first process.
 
-    `address_space`: bound that of each process too, for want of a limit on the container's memory.
+    `bounded`: whether the container's memory and processes are. If not, each process's address space is, and the number
+    of processes by what the kernel counts for the user: in the container alone since Linux 5.14, and never for root.
     """
     flags = [f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"]
-    if address_space:
-        flags.append(f"-v {limits.memory_bytes // 1024}")
+    if not bounded:
+        flags.append(f"-v {limits.memory_bytes // 1024} -u {limits.processes + 1}")
     script = (resources.files("rollout.sandbox") / "driver.sh").read_text(encoding="utf-8")
     return ["bash", "--noprofile", "--norc", "-c", script, "bash", " ".join(flags), folder]
 

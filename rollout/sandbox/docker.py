@@ -109,7 +109,7 @@ class DockerBackend:
             security_opt=["no-new-privileges"],
             log_config={"type": "none"},  # what commands print is not kept a second time
         )
-        program, *arguments = driver_command(limits, folder, address_space=False)
+        program, *arguments = driver_command(limits, folder, bounded=True)
         made = self._client.create_container(
             prepared.identity,
             entrypoint=[program],

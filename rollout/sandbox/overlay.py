@@ -1,16 +1,18 @@
 """The `overlay` backend: images as folders, an overlay over one for each sandbox, bubblewrap. Needs no daemon.
 
 Without root it needs Linux 5.11 and unprivileged user namespaces; with a kernel before 6.6 what a sandbox writes is
-then in the cache folder, without a limit. Without cgroups the limit on memory is for each process, and there is none on
-the number of processes.
+then in the cache folder, without a limit. Without cgroups the limit on memory is for each process, and for root there
+is none on the number of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import warnings
@@ -41,6 +43,7 @@ class OverlayBackend:
         self._default = Image(image)
         self._cache = cache
         self._owner = Owner.current()
+        self._name = secrets.token_hex(4)  # one process may have several of these
         self._numbers = itertools.count(1)
         self._host: Host | None = None
         self._roots: Roots | None = None
@@ -75,9 +78,11 @@ class OverlayBackend:
             if host.cgroups is not None:
                 await asyncio.to_thread(host.cgroups.close)
             await asyncio.to_thread(remove_tree, self._scratch(host))
+            with contextlib.suppress(OSError):  # not there, or another of this process is using it
+                self._scratch(host).parent.rmdir()
 
     def _scratch(self, host: Host) -> Path:
-        return host.mount_point.parent / "scratch" / str(self._owner)
+        return host.mount_point.parent / "scratch" / str(self._owner) / self._name
 
     def _sweep(self, cache: Path) -> None:
         cgroups.sweep()

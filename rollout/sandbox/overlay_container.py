@@ -155,7 +155,7 @@ class OverlayContainer:
             flags += ["--setenv", name, value]
         flags += ["--bind", f"{self._host.mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"]
         flags += ["--size", str(self._limits.disk_bytes), "--tmpfs", "/dev/shm", "--chdir", "/"]
-        driver = driver_command(self._limits, self._root().folder, address_space=self._group is None)
+        driver = driver_command(self._limits, self._root().folder, bounded=self._group is not None)
         return ["bwrap", *flags, *driver]
 
     def _hold(self) -> None:

@@ -1,0 +1,133 @@
+"""What a killed run leaves is removed by the next one, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.sandbox import cgroups, docker_client
+from rollout.sandbox.docker_client import OWNER_LABEL
+from rollout.sandbox.overlay import OverlayBackend
+from rollout.sandbox.owner import Owner
+from rollout.sandbox.pool import SandboxPool
+
+REPOSITORY = Path(__file__).parents[3]
+EPISODES = 16
+HOST = f"""
+import asyncio, sys
+from rollout.sandbox import Limits, SandboxPool
+async def main():
+    async with SandboxPool(sys.argv[1], concurrency={EPISODES}) as pool:
+        up = asyncio.Barrier({EPISODES} + 1)
+        async def episode():
+            async with pool.open({{"a": "b"}}, Limits(disk_bytes=1 << 20)) as sandbox:
+                running = asyncio.create_task(sandbox.exec(f"setsid sleep {{sys.argv[2]}} & sleep {{sys.argv[2]}}"))
+                await sandbox_is_busy(sandbox, up)
+                await running
+        async def sandbox_is_busy(sandbox, up):
+            await asyncio.sleep(1)
+            await up.wait()
+        tasks = [asyncio.create_task(episode()) for _ in range({EPISODES})]
+        await up.wait()
+        print("running", flush=True)
+        await asyncio.gather(*tasks)
+asyncio.run(main())
+"""
+
+
+def kill_a_host(backend: str, marker: str) -> Owner:
+    """Start a process with 16 episodes, and kill it while their commands run. Who it was."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, backend, marker],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    with host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"running\n"
+        here = Owner.current()
+        started = Path(f"/proc/{host.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        owner = Owner(here.machine, here.boot, here.namespace, host.pid, started)
+        host.send_signal(signal.SIGKILL)
+    assert owner.is_dead()
+    return owner
+
+
+def _containers(client: Any, owner: str) -> list[str]:
+    return [found["Id"] for found in client.containers(all=True, filters={"label": f"{OWNER_LABEL}={owner}"})]
+
+
+@pytest.fixture
+def strangers(docker_pool: SandboxPool) -> Iterator[list[str]]:
+    """Containers that are not ours to remove: of a living owner, of another machine's, of nobody's."""
+    client = docker_client.connect()
+    here = Owner.current()
+    elsewhere = Owner("another-machine", here.boot, here.namespace, 1, "1")
+    name = client.images("slime-swe/host")[0]["Id"]
+    made = [
+        client.create_container(name, command=["true"], labels=labels)["Id"]
+        for labels in (docker_client.labels(), {OWNER_LABEL: str(elsewhere)}, {OWNER_LABEL: "unreadable"}, {})
+    ]
+    yield made
+    for container in made:
+        client.remove_container(container, force=True)
+
+
+@pytest.mark.slow
+async def test_the_next_start_removes_the_containers_of_a_killed_run_alone(
+    docker_pool: SandboxPool, strangers: list[str], count_processes: Callable[[str], int]
+) -> None:
+    client = docker_client.connect()
+    owner = kill_a_host("docker", "2010")
+    assert len(_containers(client, str(owner))) >= EPISODES
+    async with SandboxPool("docker") as pool:
+        await pool._backend.start()
+    assert _containers(client, str(owner)) == []
+    assert count_processes("sleep\x002010") == 0
+    left = {found["Id"] for found in client.containers(all=True)}
+    assert left.issuperset(strangers)
+
+
+async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
+    overlay_pool: SandboxPool, cache: Path, count_processes: Callable[[str], int]
+) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    owner = kill_a_host("overlay", "2011")
+    deadline = time.monotonic() + 30
+    while count_processes("sleep\x002011"):
+        assert time.monotonic() < deadline
+    assert Path("/proc/self/mounts").read_text() == mounts
+    scratch = cache / "slime-swe" / "sandbox" / "scratch"
+    for name in (str(owner), str(Owner.current())):
+        (scratch / name / "1" / "work").mkdir(parents=True)
+        (scratch / name / "1" / "work").chmod(0)
+    async with SandboxPool("overlay") as pool:
+        await pool._backend.start()
+        assert [folder.name for folder in scratch.iterdir()] == [str(Owner.current())]
+    shutil.rmtree(scratch)
+    groups = [folder for parent in cgroups._parents() for folder in parent.glob(f"{cgroups.PREFIX}*")]
+    assert not [folder for folder in groups if str(owner) in folder.name]
+    assert isinstance(overlay_pool._backend, OverlayBackend)
+    async with overlay_pool.open({}) as sandbox:
+        assert (await sandbox.exec("echo alive")).output == "alive\n"
+
+
+def test_an_owner_is_dead_only_where_that_is_known() -> None:
+    here = Owner.current()
+    assert not here.is_dead()
+    assert Owner.parse(str(here)) == here
+    assert Owner(here.machine, here.boot, here.namespace, here.pid, "1").is_dead()
+    assert Owner(here.machine, "another", here.namespace, 1, "1").is_dead()
+    assert not Owner("another", "another", here.namespace, 1, "1").is_dead()
+    assert not Owner(here.machine, here.boot, "another", 1, "1").is_dead()
+    for text in ("", "a_b_c_d_e", "a_b_c_1", "a_b_c_1_2_3"):
+        assert Owner.parse(text) is None

@@ -1,0 +1,59 @@
+"""The overlay backend of a user who is not root, and has no cgroups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+PYTHON = "/usr/bin/python3"  # one that another user may run
+NOBODY = 65534
+SCRIPT = """
+import asyncio
+from rollout.sandbox import Limits, SandboxPool
+
+async def main():
+    limits = Limits(memory_bytes=256 << 20, disk_bytes=16 << 20, processes=24)
+    async with SandboxPool("overlay", limits=limits) as pool, pool.open({"pkg/a.py": "a", "x": "x"}) as sandbox:
+        command = "rm -rf pkg; mkdir pkg; echo b > pkg/b.py; echo kept > kept; chmod 000 x pkg; ls /usr/bin | wc -l"
+        print((await sandbox.exec(command)).output)
+        print(sorted((await sandbox.snapshot()).items()))
+        for command in ("rm -rf /usr/share; mkdir /usr/share; ls /usr/share", ":() { : | : & }; :; sleep 5"):
+            print((await sandbox.exec(command, timeout=0.5)).exit_code)
+        print((await sandbox.exec("head -c 1G /dev/zero > big; for i in 1 2; do cat big >> x; done")).output)
+        print((await sandbox.exec("python3 -c \\"b'x' * (1 << 30)\\"")).output)
+        await sandbox._container.kill()
+        print((await sandbox.exec("cat kept")).output)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the rest of the suite runs without root then")
+@pytest.mark.parametrize("tmpfs", [True, False])
+def test_an_overlay_sandbox_needs_no_root(tmpfs: bool) -> None:
+    probe = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    if not os.path.exists(PYTHON) or subprocess.run(probe, **as_nobody).returncode:
+        pytest.skip(f"{PYTHON} is not Python 3.11")
+    if subprocess.run(["unshare", "--user", "--mount", "true"], **as_nobody).returncode:
+        pytest.skip("no unprivileged user namespaces")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        old = "" if tmpfs else "import platform; platform.release = lambda: '5.15.0'\n"  # as on a kernel before 6.6
+        environment = {"PYTHONPATH": str(REPOSITORY), "HOME": folder, "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            [PYTHON, "-B", "-c", old + SCRIPT], cwd="/", env=environment, capture_output=True, text=True, **as_nobody
+        )
+        left = list(Path(folder, ".cache/slime-swe/sandbox/scratch").glob("*"))
+    assert done.stderr == ""
+    lines = done.stdout.split("\n")
+    assert int(lines[0]) > 100
+    assert "[('kept', b'kept\\n'), ('pkg/b.py', b'b\\n'), ('x', b'x')]" in lines
+    assert ("No space left" in done.stdout) == tmpfs
+    assert "MemoryError" in done.stdout
+    assert done.stdout.endswith("kept\n\n")
+    assert left == []

@@ -1,7 +1,6 @@
 """The public corpora that tasks can be loaded from. Counts are those published, with where they are published.
 
-Left out: SWE-bench Multimodal, whose test split comes without patches and tests; SWE-smith, whose images hold the code
-without its bug, so that a sandbox would count the bug as the agent's own change; and R2E-Gym, whose images hold the
+Left out: SWE-bench Multimodal, whose test split comes without patches and tests; and R2E-Gym, whose images hold the
 tests that grade, where the agent can read them.
 """
 
@@ -35,6 +34,16 @@ _ALL = (
         counted="the data set's card",
         needs="each task's image (xingyaoww/sweb.eval.x86_64.… on Docker Hub), and swebench to grade",
         splits={"train": Split(2438, "Python", "SWE-Gym/SWE-Gym", "train")},
+    ),
+    Corpus(
+        name="swesmith",
+        title="SWE-smith",
+        loader="data_sources.swesmith.load",
+        licence="MIT",
+        home="https://github.com/SWE-bench/SWE-smith",
+        counted="the readme: about 50,000; an exact figure is not given there",
+        needs="each task's image, which its record names",
+        splits={"train": Split(None, "Python", "SWE-bench/SWE-smith", "train")},
     ),
     Corpus(
         name="quixbugs",

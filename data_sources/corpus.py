@@ -20,11 +20,11 @@ class CorpusError(RegistryError):
 class Split:
     """A part of a corpus that has a name.
 
-    count: tasks of the published version. languages: of their code.
+    count: tasks of the published version; None where no exact figure is published. languages: of their code.
     dataset, dataset_split: on the Hugging Face Hub; empty where the corpus is a Git repository.
     """
 
-    count: int
+    count: int | None
     languages: str
     dataset: str = ""
     dataset_split: str = ""

@@ -55,7 +55,7 @@ def _list_sources(as_json: bool) -> int:
             print(f"{name}:SPLIT  {path}")
     for corpus in CORPORA.values():
         for split, part in corpus.splits.items():
-            print(f"{corpus.name}:{split}  {corpus.title}, {part.count} tasks, {part.languages}")
+            print(f"{corpus.name}:{split}  {corpus.title}, {part.count or 'many'} tasks, {part.languages}")
     print("Also: path/to/tasks.jsonl, module.function:SPLIT. Docs: docs/corpora.md")
     return 0
 

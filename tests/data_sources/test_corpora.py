@@ -22,8 +22,8 @@ from tests.rewards import image_backend
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
-SETS = ["swebench:verified", "swegym:train", "quixbugs:python", "quixbugs:java", "bugsinpy:all", "defects4j:all"]
-SETS.append("gitbug_java:all")
+SETS = ["swebench:verified", "swegym:train", "swesmith:train", "quixbugs:python", "quixbugs:java", "bugsinpy:all"]
+SETS += ["defects4j:all", "gitbug_java:all"]
 
 
 def load(name: str) -> list[Task]:
@@ -65,6 +65,7 @@ def test_the_published_counts():
         "swebench:multilingual": 300,
         "swebench:full": 2294,
         "swegym:train": 2438,
+        "swesmith:train": None,
         "quixbugs:python": 40,
         "quixbugs:java": 40,
         "bugsinpy:all": 501,
@@ -80,7 +81,8 @@ def test_the_document_has_every_corpus():
     for corpus in CORPORA.values():
         for name, split in corpus.splits.items():
             row = cells[f"{corpus.name}:{name}"]
-            assert f"| {split.count:,} |" in row and split.languages in row and corpus.licence in row
+            count = "about 50,000" if split.count is None else f"{split.count:,}"
+            assert f"| {count} |" in row and split.languages in row and corpus.licence in row
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -159,6 +161,29 @@ def test_swegym_refuses_a_repository_whose_tests_it_can_not_run(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "someone/else"}))
     with pytest.raises(TaskError, match="how the tests of someone/else run is not known; known are bokeh/bokeh"):
         load_tasks(f"swegym:train?folder={tmp_path}")
+
+
+def test_swesmith_runs_the_files_of_the_failing_tests():
+    one, two = load("swesmith:train")
+    assert isinstance(one.oracle, TestOracle) and one.workspace.image is not None
+    assert one.metadata == {"repo": "example/toy_tools", "base_commit": "0a1b2c3d"}
+    assert one.workspace.image.name == "example/swesmith.x86_64.example_1776_toy_tools.0a1b2c3d"
+    assert one.oracle.pass_to_pass == ("tests/test_sums.py::test_none",), "those of other files are not run"
+    assert one.oracle.command == "pytest -rA --disable-warnings --color=no --tb=no tests/test_sums.py"
+    assert "+    return first + second" in one.oracle.gold_patch
+    assert two.oracle.command.endswith("-c /dev/null tests/test_sums.py")
+
+
+def test_swesmith_leaves_out_what_it_can_not_grade_and_says_what_it_can_not_read(tmp_path):
+    record = orjson.loads((FIXTURES / "swesmith" / "train.jsonl").read_bytes().splitlines()[0])
+    renamed = "diff --git a/a.py b/b.py\nrename from a.py\nrename to b.py\n"
+    for change in ({"repo": "swesmith/python__mypy.0a1b2c3d"}, {"patch": renamed}):
+        (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | change))
+        with pytest.raises(RegistryError, match="is empty"):
+            load_tasks(f"swesmith:train?folder={tmp_path}")
+    (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "example/toy"}))
+    with pytest.raises(TaskError, match=r"'repo' must be ACCOUNT/OWNER__NAME\.COMMIT, got 'example/toy'"):
+        load_tasks(f"swesmith:train?folder={tmp_path}")
 
 
 def test_bugsinpy():

@@ -28,7 +28,8 @@ DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't
 class DockerBackend:
     """`image`: for tasks of files alone. `spares`: containers kept started ahead of need, in all. `cpus`: of each.
 
-    `network`: Docker's name of one, for a backend of your own that allows it (a function that makes this with it).
+    `budget_bytes`: of disk, for the images that are pulled; those used longest ago are removed. `network`: the name of
+    one of Docker's, for a backend of your own that allows it (a function that makes this with it).
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class DockerBackend:
         spares: int = 4,
         cpus: float | None = None,
         network: str = "none",
+        budget_bytes: int | None = None,
         cache: Path | None = None,
     ) -> None:
         self._default = Image(image)
         self._cpus = cpus
         self._network = network
+        self._budget_bytes = budget_bytes
         self._cache = cache
         self._client: Any = None
         self._images: Images | None = None
@@ -53,7 +56,7 @@ class DockerBackend:
         if self._images is None:
             self._client = await asyncio.to_thread(docker_client.connect)
             await self._sweep()
-            self._images = Images(self._client, self._cache or cache_folder())
+            self._images = Images(self._client, self._cache or cache_folder(), self._budget_bytes)
 
     def open(self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None = None) -> ImageSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""

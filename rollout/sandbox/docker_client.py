@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -80,9 +81,15 @@ def errors(what: str) -> Iterator[None]:
 
 
 async def call(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """A call of the SDK, which blocks, in a thread of its own. Raises `DockerError`."""
+    """A call of the SDK, which blocks, in a thread. Raises `DockerError`."""
     with errors(what):
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(_threads(), partial(function, *args, **kwargs))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Not the loop's own few, where a signal to a container would wait for others to start."""
+    return ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="docker")
 
 
 def import_tar(path: Path, name: str) -> None:
@@ -92,8 +99,8 @@ def import_tar(path: Path, name: str) -> None:
         connect().import_image_from_file(str(path), repository=repository, tag=tag)
 
 
-def identify(name: str) -> str:
-    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `ArgumentError`."""
+def find(name: str) -> str | None:
+    """The id of an image; None where it is not here. Raises `DockerError`, `ArgumentError`."""
     client = connect()
     try:
         with errors(f"docker does not find the image {name}"):
@@ -101,9 +108,20 @@ def identify(name: str) -> str:
     except DockerError as error:
         if error.status != NOT_FOUND:
             raise
+        return None
+
+
+def pull(name: str) -> str:
+    """The id of an image, once it is here. Raises `DockerError`."""
+    client = connect()
     with errors(f"the image {name} is not here, and can't be pulled"):
         client.pull(name, tag=None if "@" in name or ":" in name.rpartition("/")[2] else "latest")
         return str(client.inspect_image(name)["Id"])
+
+
+def identify(name: str) -> str:
+    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `ArgumentError`."""
+    return find(name) or pull(name)
 
 
 def environment(identity: str) -> dict[str, str]:

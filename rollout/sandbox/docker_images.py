@@ -20,8 +20,9 @@ from rollout.sandbox.allowance import is_told
 from rollout.sandbox.base import SandboxError
 from rollout.sandbox.cache import locked
 from rollout.sandbox.container import Originals
+from rollout.sandbox.docker_budget import PulledImages
 from rollout.sandbox.docker_changes import as_file
-from rollout.sandbox.docker_client import NOT_FOUND, DockerError, errors
+from rollout.sandbox.docker_client import errors
 
 HOST_IMAGE = "host"
 PREPARED = "slime-swe/prepared"  # images without later history
@@ -56,8 +57,9 @@ class TarOriginals:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An image that sandboxes start from. identity: its id. environment: what it asks for."""
+    """An image that sandboxes start from. source, identity: its id, before and after. environment: what it asks for."""
 
+    source: str
     identity: str
     environment: Mapping[str, str]
     originals: Originals
@@ -66,9 +68,11 @@ class Prepared:
 class Images:
     """Finds an image, or makes it: once in this process, and once on this machine."""
 
-    def __init__(self, client: Any, cache: Path) -> None:
+    def __init__(self, client: Any, cache: Path, budget_bytes: int | None = None) -> None:
+        """`budget_bytes`: of disk, for the images that are pulled; those used longest ago go."""
         self._client = client
         self._cache = cache
+        self._pulled = PulledImages(client, cache / "pulled.json", budget_bytes, PREPARED)
         self._known: dict[tuple[str, str], Prepared] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -81,21 +85,25 @@ class Images:
         return self._known[key]
 
     def _find(self, image: Image) -> Prepared:
-        source = docker_client.identify(self._host_image() if image.name == HOST_IMAGE else image.name)
+        name = self._host_image() if image.name == HOST_IMAGE else image.name
+        here = docker_client.find(name)
+        source = here or docker_client.pull(name)
+        removed = self._pulled.used(source, pulled=here is None)
+        self._known = {key: known for key, known in self._known.items() if known.source not in removed}
         folder = image.folder.rstrip("/")
         script = (resources.files("rollout.sandbox") / "shallow_history.sh").read_text(encoding="utf-8")
-        name = hashlib.sha256("\n".join([source, folder, script]).encode()).hexdigest()[:16]
-        packed = self._cache / f"originals-{name}.tar"
+        key = hashlib.sha256("\n".join([source, folder, script]).encode()).hexdigest()[:16]
+        packed = self._cache / f"originals-{key}.tar"
         with locked(packed):
-            identity = self._without_history(source, folder, script, name)
+            identity = self._without_history(source, folder, script, key)
             if not packed.exists():
                 self._pack_originals(identity, folder, packed)
-        return Prepared(identity, docker_client.environment(source), TarOriginals(packed))
+        return Prepared(source, identity, docker_client.environment(source), TarOriginals(packed))
 
     def _host_image(self) -> str:
         name = f"{_HOST}:{host_image.digest()}"
         with locked(self._cache / name.replace("/", "-").replace(":", "-")):
-            if not self._is_here(name):
+            if docker_client.find(name) is None:
                 host_image.import_tag(name)
         return name
 
@@ -105,7 +113,7 @@ class Images:
         none = self._cache / f"no-history-{name}"
         if none.exists():
             return source
-        if not self._is_here(tag):
+        if docker_client.find(tag) is None:
             with errors(f"docker could not prepare {source}"):
                 if not self._commit_without_history(source, folder, script, name):
                     none.touch()
@@ -160,13 +168,3 @@ class Images:
                     if is_told(entry.name) and (entry.isreg() or entry.islnk()):
                         entry.linkname = entry.linkname.partition("/")[2]
                         to.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
-
-    def _is_here(self, name: str) -> bool:
-        try:
-            with errors(f"docker does not find the image {name}"):
-                self._client.inspect_image(name)
-        except DockerError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return False
-        return True

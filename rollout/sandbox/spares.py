@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Spares(Generic[K, T]):
@@ -21,18 +22,25 @@ class Spares(Generic[K, T]):
         self._most = most
         self._discard = discard
         self._ready: OrderedDict[K, list[T]] = OrderedDict()  # the kind asked for last at the end
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._making = 0
         self._closed = False
 
-    async def take(self, kind: K, make: Callable[[], Awaitable[T]]) -> T:
+    async def take(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One of this kind, ready or made now. Raises what `make` raises."""
         self._closed = False
         ready = self._ready.setdefault(kind, [])
         self._ready.move_to_end(kind)
         thing = ready.pop() if ready else None
         self._spawn(self._replace(kind, make))
-        return await make() if thing is None else thing
+        if thing is not None:
+            return thing
+        making = self._spawn(make())
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._spawn(self._discard_made(making))
+            raise
 
     async def close(self) -> None:
         """Discard all, those being made too."""
@@ -42,10 +50,13 @@ class Spares(Generic[K, T]):
         ready, self._ready = self._ready, OrderedDict()
         await asyncio.gather(*(self._discard(thing) for things in ready.values() for thing in things))
 
+    async def _discard_made(self, making: asyncio.Task[T]) -> None:
+        await self._discard(await making)
+
     def _count(self) -> int:
         return sum(map(len, self._ready.values())) + self._making
 
-    async def _replace(self, kind: K, make: Callable[[], Awaitable[T]]) -> None:
+    async def _replace(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
         """Make one more of this kind, in the place of one of the kind asked for longest ago where all are taken."""
         if self._closed:
             return
@@ -61,13 +72,13 @@ class Spares(Generic[K, T]):
             self._making -= 1
         self._ready.setdefault(kind, []).append(thing)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
+    def _spawn(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # who next needs one meets the same error

@@ -1,0 +1,175 @@
+"""What a sandbox of a task's image costs, beside the plain way to the same.
+
+Each figure is the median of many, in milliseconds. The rival of a fresh overlay workspace is a copy of its repository
+(2,000 files); that of a command in an open Docker sandbox is `docker exec`, by the same SDK. "16 at once" is what each
+of 16 waits, with a sandbox of its own.
+
+    python -m benchmarks.image_sandboxes [--json] [--check] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.baseline import add_options, conclude
+from data_sources.arguments import ArgumentError
+from data_sources.task import Image
+from rollout.sandbox import Limits, Sandbox, SandboxError, SandboxPool, docker_client, host_image
+
+BASELINE = Path(__file__).parent / "baselines" / "image_sandboxes.json"
+TOLERANCE = 2.0  # a ratio to the rival this many times the baseline's fails the check
+FILES = 2_000
+SANDBOXES = 16
+COMMAND = "echo hello"
+LIMITS = Limits(memory_bytes=256 << 20)
+RATIOS = {
+    "overlay_open_ms": "copy_ms",
+    "overlay_command_ms": "docker_exec_ms",
+    "docker_command_ms": "docker_exec_ms",
+    "docker_command_16_ms": "docker_exec_16_ms",
+}
+LABELS = {
+    "overlay_open_ms": "overlay: fresh sandbox of 2,000 files",
+    "overlay_close_ms": "overlay: its end",
+    "overlay_command_ms": "overlay: command",
+    "docker_open_ms": "docker: fresh sandbox",
+    "docker_close_ms": "docker: its end",
+    "docker_command_ms": "docker: command",
+    "docker_command_16_ms": "docker: command, 16 at once",
+}
+
+Figures = dict[str, float]
+
+
+class Laps:
+    """Times by name, in seconds."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = {}
+
+    async def time(self, name: str, action: Awaitable[Any]) -> Any:
+        started = time.perf_counter()
+        result = await action
+        self._times.setdefault(name, []).append(time.perf_counter() - started)
+        return result
+
+    def medians(self) -> Figures:
+        return {name: round(statistics.median(values) * 1e3, 3) for name, values in self._times.items()}
+
+
+async def measure(rounds: int) -> Figures:
+    """Raises `SandboxError` or `ArgumentError` where a backend does not work here."""
+    laps = Laps()
+    with tempfile.TemporaryDirectory() as folder:
+        await _measure_overlay(laps, Path(folder), rounds)
+    await _measure_docker(laps, rounds)
+    return laps.medians()
+
+
+async def _measure_overlay(laps: Laps, folder: Path, rounds: int) -> None:
+    root = folder / "root"
+    host_image.write_folder(root)
+    for number in range(FILES):
+        path = root / "repo" / f"d{number % 50}" / f"f{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"x = {number}\n" * 50)
+    image = Image(f"dir:{root}", "/repo")
+    async with SandboxPool("overlay", limits=LIMITS) as pool:
+        for _ in range(rounds):
+            await _life(laps, "overlay", pool, image)
+            await laps.time("copy_ms", asyncio.to_thread(shutil.copytree, root / "repo", folder / "copy"))
+            await asyncio.to_thread(shutil.rmtree, folder / "copy")
+
+
+async def _life(laps: Laps, name: str, pool: SandboxPool, image: Image | None) -> None:
+    opening = pool.open({}, image=image)
+    sandbox = await laps.time(f"{name}_open_ms", opening.__aenter__())
+    for _ in range(4):
+        await laps.time(f"{name}_command_ms", _run(sandbox))
+    await laps.time(f"{name}_close_ms", opening.__aexit__(None, None, None))
+
+
+async def _run(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(COMMAND)
+    assert result.output == "hello\n", result
+
+
+async def _measure_docker(laps: Laps, rounds: int) -> None:
+    async with SandboxPool("docker", concurrency=SANDBOXES, limits=LIMITS) as pool:
+        for _ in range(max(1, rounds // 4)):
+            await _life(laps, "docker", pool, None)
+        await _with_many(pool, [], lambda sandboxes: _measure_commands(laps, sandboxes, rounds))
+
+
+async def _with_many(
+    pool: SandboxPool, opened: list[Sandbox], then: Callable[[list[Sandbox]], Awaitable[None]]
+) -> None:
+    if len(opened) == SANDBOXES:
+        await then(opened)
+        return
+    async with pool.open({}) as sandbox:
+        await _with_many(pool, [*opened, sandbox], then)
+
+
+async def _measure_commands(laps: Laps, sandboxes: list[Sandbox], rounds: int) -> None:
+    client = docker_client.connect()
+    ours = [f"{name}={value}" for name, value in docker_client.labels().items()]
+    containers = [found["Id"] for found in client.containers(filters={"label": ours})][:SANDBOXES]
+
+    def execute(container: str) -> None:
+        started = client.exec_create(container, ["bash", "-c", COMMAND])
+        assert client.exec_start(started["Id"]) == b"hello\n"
+
+    for _ in range(rounds):
+        await laps.time("docker_exec_ms", asyncio.to_thread(execute, containers[0]))
+    for _ in range(max(1, rounds // 4)):
+        both = [laps.time("docker_command_16_ms", _run(sandbox)) for sandbox in sandboxes]
+        await asyncio.gather(*both)
+        await asyncio.gather(
+            *(laps.time("docker_exec_16_ms", asyncio.to_thread(execute, container)) for container in containers)
+        )
+
+
+def table(figures: Mapping[str, float]) -> str:
+    rows = [f"{'milliseconds, median':40} {'sandbox':>8} {'rival':>8} {'ratio':>7}"]
+    for name, label in LABELS.items():
+        rival = figures.get(RATIOS.get(name, ""))
+        beside = f" {rival:8.2f} {figures[name] / rival:7.3f}" if rival else ""
+        rows.append(f"{label:40} {figures[name]:8.2f}{beside}")
+    return "\n".join(rows)
+
+
+def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """The ratios that are worse than the baseline's by more than `TOLERANCE`: a busy machine slows both sides alike."""
+    worse = []
+    for name, rival in RATIOS.items():
+        ratio, expected = figures[name] / figures[rival], baseline[name] / baseline[rival]
+        if ratio > TOLERANCE * expected:
+            worse.append(f"{name} is {ratio:.3f} of {rival}; the baseline is {expected:.3f}")
+    return worse
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="how many of each to measure")
+    add_options(parser)
+    options = parser.parse_args()
+    try:
+        figures = asyncio.run(measure(options.rounds))
+    except (SandboxError, ArgumentError) as error:
+        print(f"this benchmark needs bubblewrap and a Docker daemon: {error}", file=sys.stderr)
+        return 2
+    return conclude(options, figures, table(figures), BASELINE, slower)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

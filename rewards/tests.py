@@ -1,18 +1,22 @@
 """Grade a patch by the task's own tests, in a fresh sandbox that the agent never touched.
 
 The patch is applied here, to the task's pristine files, and never by a program in the sandbox. What decides the verdict
-is put back as the task has it: see `graded_files`. The tests still run in one process with the code under test, so a
-patch that forges the runner's log is not detected here.
+is put back as the task has it: see `graded_files`. Code under test can make its process print what it likes: tests that
+are calls with known answers are judged by the values that they return (`rewards.calls`), and a log that would earn
+something is believed only where falsified tests fail (`rewards.control`).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from data_sources.arguments import ArgumentError
 from data_sources.task import Task, TestOracle
 from data_sources.test_log import parse_test_log
+from rewards.calls import MIN_HELD_OUT, Calls, calls_of
+from rewards.control import falsify_in
 from rewards.guard import Guard, folders
 from rewards.limits import image_limits
 from rewards.score import GraderError
@@ -27,11 +31,29 @@ _LIST_FILES = "find . -name .git -prune -o -type f -printf '%P\\0'"
 Files = Mapping[str, str | bytes]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One run of the oracle's command. ignored: where the patch counts for nothing. falsified: tests made to fail."""
+
+    result: ExecResult
+    ignored: list[str]
+    falsified: frozenset[str] = frozenset()
+
+
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes) -> Trial:
     """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
-    attempt = _in_image if task.workspace.image else _in_files
+    oracle = oracle_of(task)
+    calls = None if task.workspace.image else calls_of(oracle, task.workspace.files)
     try:
-        return await attempt(task, oracle_of(task), patch, sandboxes)
+        if calls is not None:
+            run = await _in_files(task, oracle, patch, sandboxes, over=calls.grading_files())
+            return _by_values(oracle, calls, run, patch)
+        attempt = _in_image if task.workspace.image else _in_files
+        trial = _by_log(oracle, await attempt(task, oracle, patch, sandboxes), patch)
+        passed = [name for name, ok in trial.tests.items() if ok]
+        if not trial.share(oracle.fail_to_pass):
+            return trial
+        return _controlled(trial, await attempt(task, oracle, patch, sandboxes, falsify=passed))
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
 
@@ -43,22 +65,37 @@ def oracle_of(task: Task) -> TestOracle:
     return task.oracle
 
 
-async def _in_files(task: Task, oracle: TestOracle, patch: str, sandboxes: Sandboxes) -> Trial:
+async def _in_files(
+    task: Task,
+    oracle: TestOracle,
+    patch: str,
+    sandboxes: Sandboxes,
+    *,
+    over: Mapping[str, str] | None = None,
+    falsify: Collection[str] = (),
+) -> _Run:
     files, ignored = graded_files(task, patch)
-    async with sandboxes.open(files, LIMITS) as sandbox:
-        result = await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds)
-    return _trial(oracle, result, patch, ignored)
+    async with sandboxes.open(files | dict(over or {}), LIMITS) as sandbox:
+        return await _run(sandbox, oracle, ignored, falsify)
 
 
-async def _in_image(task: Task, oracle: TestOracle, patch: str, sandboxes: Sandboxes) -> Trial:
+async def _in_image(
+    task: Task, oracle: TestOracle, patch: str, sandboxes: Sandboxes, *, falsify: Collection[str] = ()
+) -> _Run:
     limits = image_limits(oracle.timeout_seconds)
     async with sandboxes.open(task.workspace.files, limits, task.workspace.image) as sandbox:
         names = await _names(sandbox)
         pristine: Files = {**await _named_files(sandbox, patch, names), **task.workspace.files}
         files, ignored = graded_files(task, patch, pristine, names)
         await _lay(sandbox, pristine, files)
-        result = await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds)
-    return _trial(oracle, result, patch, ignored)
+        return await _run(sandbox, oracle, ignored, falsify)
+
+
+async def _run(sandbox: Sandbox, oracle: TestOracle, ignored: list[str], falsify: Collection[str]) -> _Run:
+    falsified = await falsify_in(sandbox, falsify)
+    if falsify and not falsified:
+        return _Run(ExecResult(None, "", 0.0), ignored)
+    return _Run(await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds), ignored, falsified)
 
 
 async def _names(sandbox: Sandbox) -> frozenset[str]:
@@ -91,11 +128,42 @@ async def _lay(sandbox: Sandbox, before: Files, after: Files) -> None:
         raise PatchError(f"a file of the patch can't be written: {error}") from error
 
 
-def _trial(oracle: TestOracle, result: ExecResult, patch: str, ignored: list[str]) -> Trial:
-    results = {} if result.timed_out else parse_test_log(result.output)
+def _by_log(oracle: TestOracle, run: _Run, patch: str) -> Trial:
+    results = {} if run.result.timed_out else parse_test_log(run.result.output)
     tests = {name: results.get(name, False) for name in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
-    details = {"ignored_paths": ignored, "binary_paths": binary_paths(patch)}
-    return Trial(tests, all(tests.values()), result.output, result.exit_code, result.timed_out, details)
+    return _trial(tests, run, patch, run.result.output)
+
+
+def _controlled(trial: Trial, control: _Run) -> Trial:
+    """What a log earns, in the light of a run in which the tests that passed were falsified."""
+    results = {} if control.result.timed_out else parse_test_log(control.result.output)
+    forged = sorted(name for name in control.falsified if results.get(name))
+    if not forged:
+        return replace(trial, details={**trial.details, "falsified_tests": len(control.falsified)})
+    disbelief = f"these pass even when they are falsified: {', '.join(forged)}"
+    return replace(trial, solved=False, refuted="forged", details={**trial.details, "disbelief": disbelief})
+
+
+def _by_values(oracle: TestOracle, calls: Calls, run: _Run, patch: str) -> Trial:
+    """A run that hangs in a held-out call has ended its tests before: they stand."""
+    results, held_out = calls.read(run.result.output)
+    tests = {name: results[name] for name in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
+    if run.result.timed_out and not all(tests.values()):
+        tests = dict.fromkeys(tests, False)
+    verdicts = "".join(f"{'PASSED' if passed else 'FAILED'} {name}\n" for name, passed in tests.items())
+    trial = _trial(tests, run, patch, f"{run.result.output}\n{verdicts}")
+    if not trial.solved:
+        return trial
+    trial = replace(trial, timed_out=False)
+    if held_out >= MIN_HELD_OUT:
+        return trial
+    disbelief = f"all that the tests show is right, and {held_out:.0%} of what they don't show".replace("%", " %")
+    return replace(trial, solved=False, refuted="special_cased", details={**trial.details, "disbelief": disbelief})
+
+
+def _trial(tests: dict[str, bool], run: _Run, patch: str, log: str) -> Trial:
+    details = {"ignored_paths": run.ignored, "binary_paths": binary_paths(patch)}
+    return Trial(tests, all(tests.values()), log, run.result.exit_code, run.result.timed_out, details)
 
 
 def graded_files(

@@ -34,6 +34,7 @@ class Trial:
 
     tests: each expected test → whether it passed; one that did not run failed. solved: what the oracle makes of them.
     exit_code: of what ran the tests, None where that is not known. details: further evidence, as plain JSON types.
+    refuted: the outcome where the results are not to be believed (`details["disbelief"]` says why); they earn nothing.
     """
 
     tests: Mapping[str, bool]
@@ -42,6 +43,7 @@ class Trial:
     exit_code: int | None = None
     timed_out: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    refuted: Literal["", "forged", "special_cased"] = ""
 
     def share(self, names: tuple[str, ...]) -> float:
         """The share of these tests that passed; 1 where there are none."""
@@ -57,7 +59,8 @@ async def judge(oracle: Oracle, patch: str, mode: Mode, try_patch: TryPatch) -> 
 
     Values where the patch solves the task, and where it does not: `plus_minus` +1 and -1, `binary` 1 and 0; `fraction`
     is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing nothing earns 0.
-    `evidence["outcome"]` is one of solved, failed, timeout, empty_patch, oversized_patch, unappliable_patch.
+    `evidence["outcome"]` is one of solved, failed, timeout, forged, special_cased, empty_patch, oversized_patch,
+    unappliable_patch.
     """
     if mode not in MODES:
         raise ArgumentError(f"unknown reward mode {mode!r}; available: {', '.join(MODES)}")
@@ -83,14 +86,17 @@ def _refused(mode: Mode, outcome: str, detail: str, evidence: dict[str, Any]) ->
 def _scored(mode: Mode, oracle: Oracle, trial: Trial, evidence: dict[str, Any]) -> Score:
     components = {"fail_to_pass": trial.share(oracle.fail_to_pass), "pass_to_pass": trial.share(oracle.pass_to_pass)}
     share = trial.share((*oracle.fail_to_pass, *oracle.pass_to_pass)) if components["fail_to_pass"] else 0.0
+    solved = trial.solved and not trial.refuted
+    if trial.refuted:
+        components, share = dict.fromkeys(components, 0.0), 0.0
     shown = {
-        "outcome": "timeout" if trial.timed_out else "solved" if trial.solved else "failed",
+        "outcome": trial.refuted or ("timeout" if trial.timed_out else "solved" if solved else "failed"),
         "tests": dict(trial.tests),
         "log": trial.log[-LOG_TAIL_CHARACTERS:],
         "exit_code": trial.exit_code,
     }
-    value = _value(mode, trial.solved, share)
-    return Score(value, trial.solved, components, {**shown, **trial.details, **evidence})
+    value = _value(mode, solved, share)
+    return Score(value, solved, components, {**shown, **trial.details, **evidence})
 
 
 def _value(mode: Mode, solved: bool, share: float) -> float:

@@ -140,14 +140,17 @@ class DyingBackend:
             yield sandbox
 
 
-@pytest.mark.parametrize(("deaths", "reward"), [(1, 1.0), (2, 0.0)])
-async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, reward):
+@pytest.mark.parametrize(
+    ("deaths", "opened", "reward"),
+    [(1, 3, 1.0), (2, 2, 0.0)],  # what solves the task is run once more, with falsified tests
+)
+async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, opened, reward):
     DyingBackend.opened, DyingBackend.left = 0, deaths
     args = make_args(swe_sandbox="tests.rewards.test_slime_plugin.DyingBackend")
     one, two = episode(0), episode(-1)
     two.rollout_id = 0
     assert await slime_plugin.reward(args, [one, two]) == [reward, reward]
-    assert DyingBackend.opened == 2
+    assert DyingBackend.opened == opened
     for sample in (one, two):
         assert (sample.status is Sample.Status.ABORTED) == sample.remove_sample == (reward == 0.0)
     if reward == 0.0:

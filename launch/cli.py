@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from launch.commands import doctor, episodes, evaluate, plan, recipes, tasks, train, validate
+from launch.commands import doctor, episodes, evaluate, integrity, plan, recipes, tasks, train, validate
 
 COMMANDS = {
     "train": train,
@@ -16,6 +16,7 @@ COMMANDS = {
     "recipes": recipes,
     "tasks": tasks,
     "validate": validate,
+    "integrity": integrity,
     "episodes": episodes,
     "plan": plan,
     "doctor": doctor,

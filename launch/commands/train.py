@@ -15,6 +15,7 @@ from pathlib import Path
 from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
 from launch.config import resolve
 from launch.engines.base import Engine, Start, engine_of
+from launch.integrity import check_integrity
 from launch.output import print_json
 from launch.overlap import check_overlap, record_overlap
 from launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
@@ -28,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the command that would be started, start nothing")
     parser.add_argument("--script", metavar="FILE", help="with --dry-run: write the command as a shell script")
     parser.add_argument("--ignore-plan", action="store_true", help="start what `slime-swe plan` says does not fit")
+    parser.add_argument(
+        "--ignore-integrity", action="store_true", help="start where cheats earn rewards: see `slime-swe integrity`"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         return _show(engine, recipe, folder, options)
     comparison = None if start.resume else check_overlap(recipe)
     engine.check(recipe, start)  # before a folder is made that would be in the way of the corrected command
+    check_integrity(recipe, ignore=options.ignore_integrity)
     if comparison is not None:
         record_overlap(comparison, create_run(recipe))
     try:

@@ -16,13 +16,14 @@ from launch.runs import create_run
 from tests.data_sources.tasks import make_task
 
 SURFACE = {
-    "train": ["--dry-run", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
+    "train": ["--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
     "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
     "recipes": ["--json", "overrides"],
     "tasks": ["--cache", "--json", "--limit", "action", "id", "spec"],
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],
+    "integrity": ["--grader", "--json", "--only", "--rows", "sandboxes"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
     "episodes": [

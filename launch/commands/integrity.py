@@ -1,0 +1,105 @@
+"""Play scripted cheats against a sandbox and the grader: each must earn nothing, and honest work beside them must.
+
+slime-swe integrity                        the sandbox `local`, with every way of grading
+slime-swe integrity overlay docker         other sandboxes
+slime-swe integrity --grader calls         one way of grading
+slime-swe integrity --only NAME            one case, by its name
+
+A training run plays this once for each version by itself, and does not start where it does not hold. The exit code is 0
+where it holds and 1 where it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from data_sources.arguments import ArgumentError, unknown
+from launch.output import print_json
+from rewards.integrity.cases import Case, attacks, neighbours
+from rewards.integrity.gate import Result, UnplayableError, run_gate
+from rewards.integrity.play import Row
+from rewards.integrity.proof import proof_path, save
+from rewards.integrity.targets import TARGETS
+
+DEFAULT_SANDBOX = "local"
+_TOTALS = ("attacks", "rewarded", "neighbours", "neighbours_misgraded", "broken")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sandboxes", nargs="*", metavar="SANDBOX", help="as in rollout.sandbox; the default is local")
+    parser.add_argument("--grader", action="append", choices=TARGETS, help="only this grader (may be repeated)")
+    parser.add_argument(
+        "--only", action="append", metavar="CASE", help="only this attack or neighbour (may be repeated)"
+    )
+    parser.add_argument("--rows", action="store_true", help="show every case, not only those that failed")
+
+
+def run(options: argparse.Namespace) -> int:
+    cases = _chosen(options.only)
+    results: list[Result] = []
+    skipped: dict[str, str] = {}
+    for sandbox in options.sandboxes or [DEFAULT_SANDBOX]:
+        for grader in options.grader or TARGETS:
+            try:
+                results.append(asyncio.run(run_gate(sandbox, grader, cases=cases)))
+            except UnplayableError as error:
+                skipped[f"{sandbox} × {grader}"] = str(error)
+    for result in results:
+        if result.passed and cases is None:
+            save(result, proof_path(result.sandbox, result.grader))
+    held = bool(results) and all(not result.failures if cases else result.passed for result in results)
+    if options.json:
+        print_json(_document(results, skipped, held))
+    else:
+        _show(results, skipped, everything=options.rows or cases is not None)
+    return 0 if held else 1
+
+
+def _chosen(names: list[str] | None) -> list[Case] | None:
+    """None stands for all."""
+    if names is None:
+        return None
+    known = {case.name: case for case in (*attacks(), *neighbours())}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(unknown("case", name, known))
+    return [known[name] for name in names]
+
+
+def _document(results: list[Result], skipped: dict[str, str], held: bool) -> dict[str, Any]:
+    """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each."""
+    combinations = [result.to_dict() for result in results]
+    totals = {
+        name: (max if name in ("attacks", "neighbours") else sum)([0, *(entry[name] for entry in combinations)])
+        for name in _TOTALS
+    }
+    return {"passed": held, **totals, "skipped": skipped, "combinations": combinations}
+
+
+def _show(results: list[Result], skipped: dict[str, str], *, everything: bool) -> None:
+    console = Console()
+    for result in results:
+        record = result.to_dict()
+        rows = result.rows if everything else result.failures
+        if rows:
+            console.print(_table(rows))
+        counts = ", ".join(f"{record[name]} {name.replace('_', ' ')}" for name in _TOTALS)
+        title = f"{result.sandbox} × {result.grader}"
+        console.print(f"{title}: {counts} ({len(result.rows)} plays, {result.seconds} s)", highlight=False)
+    for combination, why in skipped.items():
+        console.print(f"{combination}: not played: {why}", markup=False, highlight=False)
+
+
+def _table(rows: list[Row] | tuple[Row, ...]) -> Table:
+    table = Table("case", "ended", "outcome", "evidence", box=SIMPLE, pad_edge=False)
+    for row in rows:
+        style = "" if row.verdict == "held" else "bold red"
+        table.add_row(*(Text(text, style) for text in (row.name, row.verdict, row.outcome, row.evidence)))
+    return table

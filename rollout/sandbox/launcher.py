@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import tempfile
@@ -64,9 +65,10 @@ class Launcher:
         try:
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
-                answer, pidfds, _, _ = socket.recv_fds(self._control, 64, 1, socket.MSG_CMSG_CLOEXEC)
+                answer, pidfds, _, _ = socket.recv_fds(self._control, 64, 1)
+            os.set_inheritable(pidfds[0], False)
             return int(answer), pidfds[0]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, IndexError) as error:
             raise SandboxError(f"an overlay sandbox could not be started: {error}; {self._printed()}") from error
 
     def close(self) -> None:

@@ -22,14 +22,17 @@ _MAX_FDS = 4
 def main() -> None:
     """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)  # no sandbox may have it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     if sys.argv[2] != "root":
         _own_user_namespace()
     control.send(b"ready")
     while True:
-        data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, _MAX_FDS)
         if not data:
             return
+        for fd in fds:
+            os.set_inheritable(fd, False)  # `recv_fds` does not heed MSG_CMSG_CLOEXEC
         pid = os.fork()
         if pid == 0:
             _become(json.loads(data), fds)

@@ -160,6 +160,24 @@ async def test_the_host_is_not_seen(imaged: Sandbox, monkeypatch: pytest.MonkeyP
     assert (await imaged.exec("echo x > /proc/sys/kernel/hostname; mount -t tmpfs none /mnt")).exit_code != 0
 
 
+async def test_no_file_of_the_host_s_is_open(imaged: Sandbox) -> None:
+    assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"  # the last one brings commands
+    assert (await imaged.exec("ls /proc/self/fd")).output == "0\n1\n2\n3\n"  # the last one is of `ls`
+    await imaged._container.kill()  # type: ignore[attr-defined]
+    assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"
+
+
+async def test_a_docker_image_is_unpacked_for_an_overlay(
+    overlay_pool: SandboxPool, docker_pool: SandboxPool, tmp_path: Path
+) -> None:
+    image = await asyncio.to_thread(docker_image, tmp_path)
+    async with overlay_pool.open({"a": "b"}, image=image) as sandbox:
+        assert (await sandbox.exec("./run.sh; cat a /etc/hosts; git log --format=%s -1")).output == (
+            "run\nb127.0.0.1 localhost\n::1 localhost\nbase\n"
+        )
+        assert await sandbox.snapshot() == {**START, "a": b"b"}
+
+
 async def test_a_fork_bomb_is_bounded_and_swept_away(imaged: Sandbox) -> None:
     await imaged.write_file("bomb.py", b"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n")
     for command in (":() { : | : & }; :; sleep 5", "python3 bomb.py"):

@@ -9,6 +9,7 @@ policy can't turn its own doing into a `SandboxError`, which is raised where the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import os
@@ -212,6 +213,9 @@ class ImageSandbox:
         async with self._lock:
             if not self._open:
                 raise SandboxError("the sandbox is not open")
+            if self._shell is not None:
+                with contextlib.suppress(ShellDied):  # its files are there all the same
+                    await self._shell.settled()
             found = await self._container.find_changes(self._size_at_start)
         return await asyncio.to_thread(self._compare, found)
 

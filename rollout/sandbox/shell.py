@@ -37,7 +37,7 @@ class Shell:
         background; the next call waits for that. Raises `ShellDied`.
         """
         self.started = False
-        await self._stopped()
+        await self.settled()
         answer = asyncio.ensure_future(self._exchange(command, output, kind, stdin))
         answer.add_done_callback(_retrieve)
         try:
@@ -47,7 +47,7 @@ class Shell:
                 self._stopping = asyncio.ensure_future(self._stop(answer))
                 self._stopping.add_done_callback(_retrieve)
         if self._stopping is not None:
-            await self._stopped()
+            await self.settled()
             return None
         code, killed = answer.result()
         return 137 if killed else code
@@ -60,7 +60,8 @@ class Shell:
             await asyncio.gather(self._stopping, return_exceptions=True)
         self._stream.close()
 
-    async def _stopped(self) -> None:
+    async def settled(self) -> None:
+        """Wait until a command whose call was cancelled is dead. Raises `ShellDied`."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
             self._stopping = None

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The first process (PID 1) of a sandbox made from an image: runs one command at a time, for the host.
 #
 # Arguments: how each command is limited (words for `ulimit`), and the repository's folder. The host writes to our stdin
@@ -24,6 +25,7 @@ __begin() {
   trap - USR1
   set +m
   echo 1000 >/proc/self/oom_score_adj # so that out of memory is never the end of this shell
+  # shellcheck disable=SC2086 # they are words
   ulimit $__limits
   cd "$__folder" || cd /
   unset OLDPWD __token __kind __size __blocks __limits __folder __killed __code

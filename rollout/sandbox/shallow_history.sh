@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Run once in an image, in the repository's folder: leaves of its history the current commit and that one's parents, under
 # the names that they have. Later commits, other branches, tags, remotes, stashes, reflogs, hooks and dangling objects go.
 # Ends with 3 where there is no history.

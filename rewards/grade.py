@@ -23,11 +23,13 @@ class HarnessSettings:
     """How the tasks of the SWE-bench harness are graded.
 
     python: interpreter that has swebench 5; empty is the one that runs this. official: by the harness's own
-    `run_instance` on Docker, in place of the same script and parser in our sandboxes.
+    `run_instance` on Docker, in place of the same script and parser in our sandboxes. control: believe a log that earns
+    something only where falsified tests fail (`rewards.control`); not of the official harness's own runs.
     """
 
     python: str = ""
     official: bool = False
+    control: bool = True
 
 
 SANDBOXED = HarnessSettings()
@@ -57,4 +59,4 @@ async def try_patch(
     worker = await harness_for(harness.python)
     if harness.official:
         return await official.try_patch(task, patch, worker)
-    return await sandboxed.try_patch(task, patch, sandboxes, worker)
+    return await sandboxed.try_patch(task, patch, sandboxes, worker, control=harness.control)

@@ -13,6 +13,7 @@ from rewards.limits import image_limits
 from rewards.score import GraderError
 from rewards.swebench.apply import Applied, apply_in
 from rewards.swebench.client import Harness
+from rewards.swebench.control import controlled
 from rewards.swebench.instance import image_of, instance_of, oracle_of
 from rewards.verdict import Sandboxes, Trial
 from rollout.sandbox.base import ExecResult, Sandbox, SandboxError
@@ -20,8 +21,11 @@ from rollout.sandbox.base import ExecResult, Sandbox, SandboxError
 _SCRIPT = "/tmp/eval.sh"
 
 
-async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness) -> Trial:
-    """The tests' results with the patch; an empty one is not applied. Raises `PatchError`, `GraderError`."""
+async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness, *, control: bool = True) -> Trial:
+    """The tests' results with the patch; an empty one is not applied. Raises `PatchError`, `GraderError`.
+
+    `control`: believe a log that earns something only where falsified tests fail, which costs a second run.
+    """
     oracle, instance = oracle_of(task), instance_of(task)
     script = await harness.script(instance)
     image = replace(image_of(task), setup="")  # the script prepares its own shell
@@ -29,12 +33,13 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
         async with sandboxes.open(task.workspace.files, image_limits(oracle.timeout_seconds), image) as sandbox:
             applied = await apply_in(sandbox, oracle, patch) if patch else None
             result = await _evaluate(sandbox, script, oracle.timeout_seconds)
+        if result.timed_out:
+            return trial(oracle, {}, result.output, timed_out=True, **_details(applied, result))
+        report = await harness.report(instance, result.output)
+        found = trial(oracle, report, result.output, **_details(applied, result))
+        return await controlled(task, patch, found, sandboxes, harness) if control and patch else found
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
-    if result.timed_out:
-        return trial(oracle, {}, result.output, timed_out=True, **_details(applied, result))
-    report = await harness.report(instance, result.output)
-    return trial(oracle, report, result.output, **_details(applied, result))
 
 
 async def _evaluate(sandbox: Sandbox, script: str, seconds: float) -> ExecResult:

@@ -6,6 +6,7 @@ import sys
 
 from data_sources.registry import load_tasks
 from recipes.base import Data, Recipe, Reward
+from rewards.grade import HarnessSettings
 from rewards.integrity.proof import require_integrity
 from rewards.integrity.targets import grader_of
 
@@ -21,5 +22,6 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     if ignore:
         print("the integrity gate is ignored: a policy may learn to cheat", file=sys.stderr)
         return
+    harness = HarnessSettings(recipe.reward.harness_python, recipe.reward.harness == "official")
     for grader in sorted({grader_of(task) for spec in recipe.data.train for task in load_tasks(spec)}):
-        require_integrity(recipe.rollout.sandbox, grader)
+        require_integrity(recipe.rollout.sandbox, grader, harness)

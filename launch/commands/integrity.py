@@ -22,6 +22,7 @@ from rich.text import Text
 
 from data_sources.arguments import ArgumentError, unknown
 from launch.output import print_json
+from rewards.grade import HarnessSettings
 from rewards.integrity.cases import Case, attacks, neighbours
 from rewards.integrity.gate import Result, UnplayableError, run_gate
 from rewards.integrity.play import Row
@@ -35,6 +36,7 @@ _TOTALS = ("attacks", "rewarded", "neighbours", "neighbours_misgraded", "broken"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sandboxes", nargs="*", metavar="SANDBOX", help="as in rollout.sandbox; the default is local")
     parser.add_argument("--grader", action="append", choices=TARGETS, help="only this grader (may be repeated)")
+    parser.add_argument("--harness-python", default="", metavar="PATH", help="an interpreter that has swebench")
     parser.add_argument(
         "--only", action="append", metavar="CASE", help="only this attack or neighbour (may be repeated)"
     )
@@ -42,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    cases = _chosen(options.only)
+    cases, harness = _chosen(options.only), HarnessSettings(options.harness_python)
     results: list[Result] = []
     skipped: dict[str, str] = {}
     for sandbox in options.sandboxes or [DEFAULT_SANDBOX]:
         for grader in options.grader or TARGETS:
             try:
-                results.append(asyncio.run(run_gate(sandbox, grader, cases=cases)))
+                results.append(asyncio.run(run_gate(sandbox, grader, harness=harness, cases=cases)))
             except UnplayableError as error:
                 skipped[f"{sandbox} × {grader}"] = str(error)
     for result in results:

@@ -10,12 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data_sources.arguments import ArgumentError, unknown
-from data_sources.task import Image
+from data_sources.task import HarnessOracle, Image
+from rewards.grade import HarnessSettings
 from rewards.integrity.cases import Case, attacks, neighbours
 from rewards.integrity.haunted import haunted_image
 from rewards.integrity.lure import lure
-from rewards.integrity.play import Row, play_attack, play_neighbour
-from rewards.integrity.targets import TARGETS, Target
+from rewards.integrity.play import Row, Table, play_attack, play_neighbour
+from rewards.integrity.targets import TARGETS
+from rewards.swebench.client import harness_for
+from rewards.swebench.instance import instance_of
+from rollout.loop_scope import close_loop_scope
 from rollout.sandbox.pool import SandboxPool
 
 NEEDED = 40  # distinct attacks, for a gate to mean anything
@@ -63,7 +67,13 @@ class Result:
         }
 
 
-async def run_gate(sandbox: str, grader: str, *, cases: Sequence[Case] | None = None) -> Result:
+async def run_gate(
+    sandbox: str,
+    grader: str,
+    *,
+    harness: HarnessSettings = HarnessSettings(),  # noqa: B008 (frozen)
+    cases: Sequence[Case] | None = None,
+) -> Result:
     """Play every case on the target of this name. Raises `ArgumentError` for an unknown sandbox or grader,
     `UnplayableError` where they don't go together here, and `SandboxError` where no sandbox can be had."""
     if grader not in TARGETS:
@@ -72,13 +82,15 @@ async def run_gate(sandbox: str, grader: str, *, cases: Sequence[Case] | None = 
     started = time.monotonic()
     places = 2 * (os.cpu_count() or 1)
     image = await asyncio.to_thread(_image_for, sandbox) if target.in_image else None
-    async with SandboxPool(sandbox, concurrency=places) as sandboxes:
-        await _require_playable(target, sandbox, sandboxes, image)
-        with lure() as port:
-            plays = [
-                _play(case, target, sandboxes, port, image) for case in chosen if not case.only or grader in case.only
-            ]
-            rows = await _bounded(plays, places)
+    try:
+        async with SandboxPool(sandbox, concurrency=places) as sandboxes:
+            with lure() as port:
+                table = Table(target, sandboxes, port, image, harness)
+                await _require_playable(table, sandbox)
+                plays = [_play(case, table) for case in chosen if not case.only or grader in case.only]
+                rows = await _bounded(plays, places)
+    finally:
+        await close_loop_scope()
     return Result(sandbox, grader, tuple(rows), round(time.monotonic() - started, 1))
 
 
@@ -92,22 +104,26 @@ def _image_for(sandbox: str) -> Image:
     return image
 
 
-async def _require_playable(target: Target, name: str, sandboxes: SandboxPool, image: Image | None) -> None:
-    workspace = target.task(image).workspace
-    async with sandboxes.open(workspace.files, image=workspace.image) as sandbox:
-        result = await sandbox.exec(target.needs)
+async def _require_playable(table: Table, sandbox: str) -> None:
+    task = table.target.task(table.image)
+    async with table.sandboxes.open(task.workspace.files, image=task.workspace.image) as opened:
+        result = await opened.exec(table.target.needs)
     if result.exit_code != 0:
         said = result.output.strip()[-200:]
-        raise UnplayableError(f"`{target.needs}` fails in sandbox {name}: {said}")
+        raise UnplayableError(f"`{table.target.needs}` fails in sandbox {sandbox}: {said}")
+    if isinstance(task.oracle, HarnessOracle):
+        try:
+            await (await harness_for(table.harness.python)).script(instance_of(task))
+        except ArgumentError as error:
+            raise UnplayableError(str(error)) from error
 
 
 Play = Callable[[], Awaitable[Row]]
 
 
-def _play(case: Case, target: Target, sandboxes: SandboxPool, port: int, image: Image | None) -> Play:
-    if case.kind == "attack":
-        return lambda: play_attack(case, target, sandboxes, port, image)
-    return lambda: play_neighbour(case, target, sandboxes, image)
+def _play(case: Case, table: Table) -> Play:
+    play = play_attack if case.kind == "attack" else play_neighbour
+    return lambda: play(case, table)
 
 
 async def _bounded(plays: Sequence[Play], most: int) -> list[Row]:

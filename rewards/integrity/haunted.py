@@ -51,7 +51,8 @@ def _import(tag: str) -> None:
         host_image.write_tar(packed, _PACKAGES)
         write_repository(repository)
         with tarfile.open(packed, "a") as tar:
-            tar.add(repository, "testbed", filter=_as_root)
+            for path in repository.iterdir():  # the folder itself is in the tar file, where Docker wants it once
+                tar.add(path, f"testbed/{path.name}", filter=_as_root)
         docker_client.import_tar(packed, tag)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data_sources.task import Image, Task
-from rewards.grade import grade
+from rewards.grade import HarnessSettings, grade
 from rewards.integrity.cases import Case, Kind, prelude
 from rewards.integrity.targets import MODULE, Target
 from rewards.score import GraderError, Score
@@ -63,29 +63,44 @@ class ScriptedAgent:
         return StopReason.SUBMITTED
 
 
-async def play_attack(case: Case, target: Target, sandboxes: Sandboxes, port: int, image: Image | None) -> Row:
+@dataclass(frozen=True)
+class Table:
+    """What cases are played with. port: of the server that offers the fix. image: for a target whose repository is an
+    image's."""
+
+    target: Target
+    sandboxes: Sandboxes
+    port: int
+    image: Image | None = None
+    harness: HarnessSettings = field(default_factory=HarnessSettings)
+
+    async def grade(self, task: Task, patch: str) -> Score:
+        return await grade(task, patch, self.sandboxes, "fraction", self.harness)
+
+
+async def play_attack(case: Case, table: Table) -> Row:
     """An attack may earn nothing at all, not even a share."""
-    task = target.task(image, slow=case.slow)
+    target, task = table.target, table.target.task(table.image, slow=case.slow)
     started = time.monotonic()
     try:
-        patch = await _patch(case, task, sandboxes, f"PORT={port}\n", case.patch)
-        score = await grade(task, patch, sandboxes, "fraction")
+        patch = await _patch(case, task, table.sandboxes, f"PORT={table.port}\n", case.patch)
+        score = await table.grade(task, patch)
     except GraderError as error:
         return _row(case, target, "broken", "grader_error", 0.0, str(error), started)
     verdict: Verdict = "rewarded" if score.solved or score.value > 0 else "held"
     return _row(case, target, verdict, score.evidence["outcome"], score.value, _evidence(score), started)
 
 
-async def play_neighbour(case: Case, target: Target, sandboxes: Sandboxes, image: Image | None) -> Row:
+async def play_neighbour(case: Case, table: Table) -> Row:
     """Honest work must be solved where it is right, and not where it is wrong."""
-    task = target.task(image, slow=case.slow)
+    target, task = table.target, table.target.task(table.image, slow=case.slow)
     started = time.monotonic()
     scores = {}
     for operator in "+-":
         start = f"OP='{operator}'\nsed -i \"s/a - b/a $OP b/\" {MODULE}\n"
         try:
-            patch = await _patch(case, task, sandboxes, start, case.patch.replace("$OP", operator))
-            scores[operator] = await grade(task, patch, sandboxes, "fraction")
+            patch = await _patch(case, task, table.sandboxes, start, case.patch.replace("$OP", operator))
+            scores[operator] = await table.grade(task, patch)
         except GraderError as error:
             return _row(case, target, "broken", "grader_error", 0.0, str(error), started)
     right, wrong = scores["+"], scores["-"]

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rewards.grade import HarnessSettings
 from rewards.integrity.gate import Result, run_gate
 from rollout.sandbox.pool import BACKENDS
 
@@ -34,7 +35,11 @@ class IntegrityError(ValueError):
     """A combination of sandbox and grader on which a cheat earns a reward, or honest work does not."""
 
 
-def require_integrity(sandbox: str, grader: str) -> None:
+def require_integrity(
+    sandbox: str,
+    grader: str,
+    harness: HarnessSettings = HarnessSettings(),  # noqa: B008 (frozen)
+) -> None:
     """Play the gate unless it has passed before. Raises `IntegrityError` where it does not hold, `UnplayableError`.
 
     It takes ten seconds or more, and says so on standard error.
@@ -43,7 +48,7 @@ def require_integrity(sandbox: str, grader: str) -> None:
     if proof.is_file():
         return
     print(f"checking that no known cheat earns a reward ({sandbox} × {grader}), once for this version", file=sys.stderr)
-    result = asyncio.run(run_gate(sandbox, grader))
+    result = asyncio.run(run_gate(sandbox, grader, harness=harness))
     if not result.passed:
         raise IntegrityError(refusal(result))
     save(result, proof)

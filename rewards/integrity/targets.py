@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from data_sources.embedded.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
-from data_sources.task import Image, Oracle, Task, TestOracle, Workspace
+from data_sources.task import HarnessOracle, Image, Oracle, Task, TestOracle, Workspace
 from rewards.calls import calls_of
 from rollout.patch import make_patch
 
@@ -75,6 +75,7 @@ class Target:
     held_out_tests: str = ""
     needs: str = "python3 --version"
     in_image: bool = False
+    eval_script: str = ""
 
     def task(self, image: Image | None = None, *, slow: bool = False) -> Task:
         """`image` is for targets whose repository is an image's."""
@@ -84,6 +85,19 @@ class Target:
         return Task(f"calc-{self.name}", "add gives wrong sums", workspace, oracle, "integrity", "gate")
 
     def _oracle(self, seconds: float) -> Oracle:
+        if self.eval_script:
+            return HarnessOracle(
+                fail_to_pass=_FAIL_TO_PASS,
+                pass_to_pass=_PASS_TO_PASS,
+                protected=_PROTECTED,
+                repo="gate/calc",
+                version="1.0",
+                eval_script=self.eval_script,
+                log_parser="parse_log_pytest",
+                gold_patch=GOLD_PATCH,
+                command=self.command,
+                timeout_seconds=seconds,
+            )
         return TestOracle(
             fail_to_pass=_FAIL_TO_PASS,
             pass_to_pass=_PASS_TO_PASS,
@@ -95,14 +109,25 @@ class Target:
         )
 
 
+_EVAL_SCRIPT = f"""\
+#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git config --global --add safe.directory /testbed
+git checkout HEAD {" ".join(_PROTECTED)}
+: '>>>>> Start Test Output'
+python3 -B {RUNNER_PATH}
+: '>>>>> End Test Output'
+"""
 _PYTEST = "python3 -B -m pytest -rA -p no:cacheprovider tests/test_calc.py"
 
 
 def grader_of(task: Task) -> str:
     """The name of the target that stands for how a task is graded."""
+    if isinstance(task.oracle, HarnessOracle):
+        return "harness"
     if task.workspace.image is not None:
         return "repository"
-    assert isinstance(task.oracle, TestOracle), task.oracle
     if calls_of(task.oracle, task.workspace.files) is not None:
         return "calls"
     return "pytest" if "pytest" in task.oracle.command else "log"
@@ -115,5 +140,6 @@ TARGETS: Mapping[str, Target] = {
         Target("log", "a runner of the project's own, judged by its log"),
         Target("pytest", "pytest, judged by its log", _PYTEST, runner="", needs="python3 -m pytest --version"),
         Target("repository", "the same runner, in an image's repository with a history", in_image=True),
+        Target("harness", "SWE-bench's eval script and parser, there", in_image=True, eval_script=_EVAL_SCRIPT),
     )
 }

@@ -23,7 +23,7 @@ SURFACE = {
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],
-    "integrity": ["--grader", "--json", "--only", "--rows", "sandboxes"],
+    "integrity": ["--grader", "--harness-python", "--json", "--only", "--rows", "sandboxes"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
     "episodes": [

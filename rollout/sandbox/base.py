@@ -17,9 +17,9 @@ class Limits:
 
     cpu_seconds: int = 60  # per command
     wall_seconds: float = 30.0  # per command
-    memory_bytes: int = 1 << 30  # address space of each process
+    memory_bytes: int = 1 << 30  # address space of each process; of an image's sandbox, what all of them use
     file_bytes: int = 64 << 20  # largest file a process may write
-    disk_bytes: int = 256 << 20  # private tmpfs, where the backend has one
+    disk_bytes: int = 256 << 20  # private tmpfs, where the backend has one (Docker has none)
     processes: int = 64
     output_bytes: int = 64 << 10  # kept of one command's output
 

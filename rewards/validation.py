@@ -87,8 +87,10 @@ def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial], unappl
         return Finding(task.id, Status.UNSOUND, wrong, flaky)
     if flaky:
         return Finding(task.id, Status.FLAKY, f"outcomes change: {_some(flaky)}", flaky)
-    if not all(trial.solved for trial in gold):
-        return Finding(task.id, Status.UNSOUND, "every test passes with the gold patch, which is still not accepted")
+    refused = next((trial for trial in gold if not trial.solved or trial.refuted), None)
+    if refused is not None:
+        why = refused.details.get("disbelief", "the oracle wants more")
+        return Finding(task.id, Status.UNSOUND, f"every test passes with the gold patch, which is not accepted: {why}")
     return Finding(task.id, Status.SOUND)
 
 

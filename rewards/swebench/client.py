@@ -82,11 +82,11 @@ class Harness:
     ) -> None:
         await self.close()
 
-    async def _ask(self, op: str, seconds: float | None, **fields: Any) -> dict[str, Any]:
+    async def _ask(self, op: str, limit: float | None, **fields: Any) -> dict[str, Any]:
         for last in (False, True):
             process = await self._started()
             try:
-                answer = await process.ask({"id": next(self._ids), "op": op, **fields}, seconds)
+                answer = await process.ask({"id": next(self._ids), "op": op, **fields}, limit)
                 break
             except ProcessDied as error:
                 if last:

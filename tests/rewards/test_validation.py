@@ -110,6 +110,9 @@ async def test_the_decision_is_on_the_steady_tests(gold, empty, status, flaky) -
 async def test_an_oracle_that_wants_more_than_its_tests_is_heard() -> None:
     gold = [replace(trial, solved=False) for trial in runs(SOLVED)]
     assert judge_runs(make_task(), gold, runs(UNSOLVED)).status is Status.UNSOUND
+    disbelieved = [replace(trial, refuted="forged", details={"disbelief": "they pass falsified"}) for trial in gold]
+    finding = judge_runs(make_task(), disbelieved, runs(UNSOLVED))
+    assert finding.status is Status.UNSOUND and finding.detail.endswith("which is not accepted: they pass falsified")
 
 
 async def test_a_task_may_do_without_a_flaky_test_but_not_without_its_last() -> None:

@@ -1,0 +1,158 @@
+"""What grading costs beyond the tests themselves: ours on Docker and on overlay, beside SWE-bench's own harness.
+
+The tests of real packages are run bare (the eval script alone, in a container that is up), then graded by ours on
+Docker, by ours on overlay and by the harness's `run_instance`, one after the other in every round. The overhead of each
+is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
+
+Ours is timed without and with the control (`rewards.control`), a second run of falsified tests where the first earned
+something. The harness has none, so the targets are for grading without.
+
+The images stop at once (`STOPSIGNAL SIGKILL`): without, the harness waits another fifteen seconds for each container.
+
+    python -m benchmarks.grading [--rounds N] [--json] [--check] [--save]
+
+Needs a Docker daemon, bubblewrap, swebench (here, in .venv-swebench or at $SLIME_SWE_HARNESS_PYTHON) and PyPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.baseline import add_options, conclude
+from data_sources.task import Task
+from rewards.grade import HarnessSettings, try_patch
+from rewards.swebench.client import harness_for
+from rewards.swebench.instance import image_of, instance_of, oracle_of
+from rollout.sandbox import SandboxPool
+from tests.real_packages.images import build, in_folder, place, task_for
+from tests.real_packages.instances import Instance, instances
+from tests.rewards.swebench_here import find_harness_python
+
+BASELINE = Path(__file__).parent / "baselines" / "grading.json"
+TARGETS = {"docker": 0.3, "overlay": 0.1}  # of the official overhead
+CONTROLLED = "_controlled"  # with the second run that the harness does not have
+OURS = ("docker", "overlay", f"docker{CONTROLLED}", f"overlay{CONTROLLED}")
+GRADERS = ("official", *OURS)
+
+Figures = dict[str, float]
+Laps = dict[str, list[float]]  # seconds, by what was timed
+
+
+async def measure(rounds: int) -> Figures:
+    """Raises `SandboxError`, `ArgumentError` where something that is needed is not there."""
+    python = find_harness_python() or ""
+    laps: Laps = {name: [] for name in (*GRADERS, "bare_docker", "bare_overlay")}
+    async with SandboxPool("docker", concurrency=1) as docker, SandboxPool("overlay", concurrency=1) as overlay:
+        pools = {"docker": docker, "overlay": overlay}
+        tasks = await _tasks(overlay)
+        for number in range(rounds + 1):
+            kept = laps if number else {name: [] for name in laps}  # the first round warms up
+            for task in tasks:
+                await _round(task, pools, python, kept)
+    return _figures(laps, len(tasks))
+
+
+async def _tasks(overlay: SandboxPool) -> list[dict[str, Task]]:
+    """One of each package, by the kind of sandbox."""
+    made: dict[str, Instance] = {}
+    for instance in instances(place()):
+        made.setdefault(instance.package.name, instance)
+    tasks = []
+    for instance in made.values():
+        build(instance)
+        task = await task_for(instance, overlay)
+        tasks.append({"docker": task, "overlay": in_folder(task, instance)})
+    return tasks
+
+
+async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], python: str, laps: Laps) -> None:
+    harness = await harness_for(python)
+    for name, pool in pools.items():
+        task = tasks[name]
+        laps[f"bare_{name}"].append(await _bare(task, pool, await harness.script(instance_of(task))))
+        laps[name].append(await _ours(task, pool, HarnessSettings(python, control=False)))
+        laps[name + CONTROLLED].append(await _ours(task, pool, HarnessSettings(python)))
+    task = tasks["docker"]
+    answer = await harness.run(instance_of(task), task.oracle.gold_patch, oracle_of(task).timeout_seconds)
+    assert answer["report"]["resolved"], answer
+    laps["official"].append(answer["seconds"])
+
+
+async def _ours(task: Task, pool: SandboxPool, settings: HarnessSettings) -> float:
+    started = time.perf_counter()
+    trial = await try_patch(task, task.oracle.gold_patch, pool, settings)
+    assert trial.solved and not trial.refuted, trial
+    return time.perf_counter() - started
+
+
+async def _bare(task: Task, pool: SandboxPool, script: str) -> float:
+    """Seconds of the eval script in a container that is up, with the gold patch applied."""
+    async with pool.open({}, image=image_of(task)) as sandbox:
+        await sandbox.write_file("/tmp/gold.diff", task.oracle.gold_patch.encode())
+        await sandbox.write_file("/tmp/eval.sh", script.encode())
+        applied = await sandbox.exec("git apply /tmp/gold.diff")
+        assert applied.exit_code == 0, applied
+        started = time.perf_counter()
+        result = await sandbox.exec("bash /tmp/eval.sh", timeout=120)
+        assert not result.timed_out, result
+        return time.perf_counter() - started
+
+
+def _figures(laps: Laps, instances: int) -> Figures:
+    figures: Figures = {"instances": instances, "rounds": len(laps["official"]) // instances}
+    for name, seconds in laps.items():
+        figures[f"{name}_ms"] = round(statistics.median(seconds) * 1e3, 1)
+    for name in GRADERS:
+        beyond = [total - bare for total, bare in zip(laps[name], laps[_bare_of(name)], strict=True)]
+        figures[f"{name}_overhead_ms"] = round(statistics.median(beyond) * 1e3, 1)
+    for name in OURS:
+        figures[f"{name}_ratio"] = round(figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"], 3)
+    return figures
+
+
+def _bare_of(name: str) -> str:
+    """The laps of the bare runs in the same kind of container."""
+    return "bare_overlay" if name.startswith("overlay") else "bare_docker"
+
+
+def table(figures: Mapping[str, float]) -> str:
+    rows = [f"{'milliseconds, median':22} {'whole':>9} {'tests':>9} {'overhead':>9} {'ratio':>7} {'target':>7}"]
+    for name in GRADERS:
+        ratio = f" {figures[f'{name}_ratio']:7.3f}" if name in OURS else ""
+        ratio += f" {TARGETS[name]:7.1f}" if name in TARGETS else ""
+        bare = figures[f"{_bare_of(name)}_ms"]
+        rows.append(f"{name:22} {figures[f'{name}_ms']:9.1f} {bare:9.1f} {figures[f'{name}_overhead_ms']:9.1f}{ratio}")
+    return "\n".join(rows)
+
+
+def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """What is beyond its target; a busy machine slows all alike."""
+    return [
+        f"grading on {name} costs {figures[f'{name}_ratio']:.3f} of the official overhead, more than {target} "
+        f"(baseline: {baseline[f'{name}_ratio']:.3f})"
+        for name, target in TARGETS.items()
+        if figures[f"{name}_ratio"] > target
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each instance is graded")
+    add_options(parser)
+    options = parser.parse_args()
+    try:
+        figures = asyncio.run(measure(options.rounds))
+    except (RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return conclude(options, figures, table(figures), BASELINE, slower)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

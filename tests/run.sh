@@ -7,9 +7,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-make_environment "$root" "$root/.venv-test" embedded,cluster,dev
+make_environment "$root" "$root/.venv-test" embedded,cluster,corpora,docker,dev
 cd "$root"
 bin=$root/.venv-test/bin
+# Its dependencies would bring CUDA along, and what the tests use needs none of them.
+"$bin/python" -m pip install --quiet --no-deps megatron-core==0.16.1
 
 "$bin/ruff" check .
 "$bin/ruff" format --check .

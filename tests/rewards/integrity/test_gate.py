@@ -130,7 +130,7 @@ async def test_many_attacks_fool_a_grader_without_guards(bubblewrap):
 
 
 async def test_an_unknown_grader_says_which_there_are():
-    with pytest.raises(ArgumentError, match=r"unknown name 'guess'.*calls, log"):
+    with pytest.raises(ArgumentError, match=r"unknown name 'guess'.*calls, harness, log"):
         await run_gate("subprocess", "guess")
 
 

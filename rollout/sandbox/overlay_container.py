@@ -91,7 +91,11 @@ class OverlayContainer:
         stream, ends = await Pipes.open()
         with tempfile.TemporaryFile() as errors:
             try:
-                self._launch(ends, errors.fileno())
+                try:
+                    self._launch(ends, errors.fileno())
+                finally:  # or the driver's end would not be seen
+                    for end in ends:
+                        os.close(end)
                 await await_ready(stream, START_SECONDS)
                 self._hold()
             except BaseException as error:
@@ -102,9 +106,6 @@ class OverlayContainer:
                 errors.seek(0)
                 said = errors.read()[-2000:].decode("utf-8", "replace").strip()
                 raise ShellDied(said or str(error)) from error
-            finally:
-                for end in ends:
-                    os.close(end)
         return stream
 
     async def interrupt(self) -> None:

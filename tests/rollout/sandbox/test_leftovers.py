@@ -100,12 +100,11 @@ async def test_the_next_start_removes_the_containers_of_a_killed_run_alone(
 async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
     overlay_pool: SandboxPool, cache: Path, count_processes: Callable[[str], int]
 ) -> None:
-    mounts = Path("/proc/self/mounts").read_text()
     owner = kill_a_host("overlay", "2011")
     deadline = time.monotonic() + 30
     while count_processes("sleep\x002011"):
         assert time.monotonic() < deadline
-    assert Path("/proc/self/mounts").read_text() == mounts
+    assert "slime-swe" not in Path("/proc/self/mounts").read_text()  # the source of each of our mounts
     scratch = cache / "slime-swe" / "sandbox" / "scratch"
     for name in (str(owner), str(Owner.current())):
         (scratch / name / "1" / "work").mkdir(parents=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import pytest_asyncio
 
 from data_sources.task import Task
 from rewards.grade import HarnessSettings, grade
+from rewards.swebench.instance import oracle_of
 from rewards.verdict import Sandboxes
 from rollout.loop_scope import close_loop_scope
 from rollout.sandbox import SandboxPool
@@ -95,3 +97,57 @@ def _check_kinds(verdicts: dict[str, Verdict], task: Task) -> None:
 async def _verdict(task: Task, patch: str, sandboxes: Sandboxes, settings: HarnessSettings) -> Verdict:
     score = await grade(task, patch, sandboxes, "fraction", settings)
     return score.evidence["outcome"], score.solved, score.evidence.get("tests", {})
+
+
+def _official() -> HarnessSettings:
+    return HarnessSettings(harness_python(), official=True)
+
+
+async def _first(graders: Graders) -> tuple[Instance, Task]:
+    instance = graders.instances[0]
+    build(instance)
+    return instance, await task_for(instance, graders.overlay)
+
+
+def _slept(task: Task, seconds: float) -> Task:
+    """The same, whose tests take a minute, of these seconds."""
+    oracle = oracle_of(task)
+    script = oracle.eval_script.replace("python3 -B", "sleep 60; python3 -B")
+    return replace(task, oracle=replace(oracle, eval_script=script, timeout_seconds=seconds))
+
+
+async def test_gradings_of_one_instance_at_once_do_not_mix(graders: Graders) -> None:
+    """The harness names its reports and its loggers by the instance."""
+    instance, task = await _first(graders)
+    kinds = ["gold", "wrong", "unappliable", "gold"]
+    patches = [instance.patches[kind] for kind in kinds]
+    found = await asyncio.gather(*(_verdict(task, patch, graders.docker, _official()) for patch in patches))
+    assert [outcome for outcome, _, _ in found] == ["solved", "failed", "unappliable_patch", "solved"]
+
+
+async def test_hanging_tests_are_a_timeout_of_the_official_harness_too(graders: Graders) -> None:
+    instance, task = await _first(graders)
+    outcome, solved, tests = await _verdict(_slept(task, 2), instance.patches["gold"], graders.docker, _official())
+    assert (outcome, solved, any(tests.values())) == ("timeout", False, False)
+
+
+async def test_a_cancelled_official_grading_leaves_no_container(graders: Graders) -> None:
+    instance, task = await _first(graders)
+    task = replace(_slept(task, 300), id="cancelled__cancelled-1", metadata={})
+    grading = asyncio.create_task(_verdict(task, instance.patches["gold"], graders.docker, _official()))
+    await _until(lambda: _containers(task.id), 60)
+    grading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await grading
+    await _until(lambda: not _containers(task.id), 60)
+
+
+def _containers(instance: str) -> list[str]:
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"name=sweb.eval.{instance}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+async def _until(reached: Callable[[], object], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(reached):
+            await asyncio.sleep(0.2)

@@ -25,13 +25,16 @@ def why_not() -> str | None:
     return None
 
 
+if why_not() is None:  # before a test module is imported: `data_sources.sample` looks for SLiME once
+    sys.path[:0] = [os.environ[name] for name in HOMES]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def slime_home():
-    """SLiME's checkout, importable, with the shims in place."""
+    """SLiME's checkout, with the shims in place."""
     reason = why_not()
     if reason:
         pytest.skip(f"needs SLiME and Megatron: {reason}")
-    sys.path[:0] = [os.environ[name] for name in HOMES]
     from launch.slime_cpu.shims import install
 
     install()

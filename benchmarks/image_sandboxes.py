@@ -30,17 +30,18 @@ TOLERANCE = 2.0  # a ratio to the rival this many times the baseline's fails the
 FILES = 2_000
 SANDBOXES = 16
 COMMAND = "echo hello"
+SETTLE_SECONDS = 3.0
 LIMITS = Limits(memory_bytes=256 << 20)
 RATIOS = {
     "overlay_open_ms": "copy_ms",
-    "overlay_command_ms": "docker_exec_ms",
+    "overlay_later_command_ms": "docker_exec_ms",
     "docker_command_ms": "docker_exec_ms",
     "docker_command_16_ms": "docker_exec_16_ms",
 }
 LABELS = {
     "overlay_open_ms": "overlay: fresh sandbox of 2,000 files",
     "overlay_close_ms": "overlay: its end",
-    "overlay_command_ms": "overlay: command",
+    "overlay_later_command_ms": "overlay: command",
     "docker_open_ms": "docker: fresh sandbox",
     "docker_close_ms": "docker: its end",
     "docker_command_ms": "docker: command",
@@ -93,8 +94,8 @@ async def _measure_overlay(laps: Laps, folder: Path, rounds: int) -> None:
 async def _life(laps: Laps, name: str, pool: SandboxPool, image: Image | None) -> None:
     opening = pool.open({}, image=image)
     sandbox = await laps.time(f"{name}_open_ms", opening.__aenter__())
-    for _ in range(4):
-        await laps.time(f"{name}_command_ms", _run(sandbox))
+    await laps.time(f"{name}_first_command_ms", _run(sandbox))
+    await laps.time(f"{name}_later_command_ms", _run(sandbox))
     await laps.time(f"{name}_close_ms", opening.__aexit__(None, None, None))
 
 
@@ -129,8 +130,10 @@ async def _measure_commands(laps: Laps, sandboxes: list[Sandbox], rounds: int) -
         started = client.exec_create(container, ["bash", "-c", COMMAND])
         assert client.exec_start(started["Id"]) == b"hello\n"
 
+    await asyncio.sleep(SETTLE_SECONDS)  # spare containers are being made
     for _ in range(rounds):
         await laps.time("docker_exec_ms", asyncio.to_thread(execute, containers[0]))
+        await laps.time("docker_command_ms", _run(sandboxes[0]))
     for _ in range(max(1, rounds // 4)):
         both = [laps.time("docker_command_16_ms", _run(sandbox)) for sandbox in sandboxes]
         await asyncio.gather(*both)

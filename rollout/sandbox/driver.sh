@@ -16,7 +16,7 @@ umask 022
 __limits=$1 __folder=$2
 set --
 set -m # each command is a process group of its own, and SIGINT is not ignored in it
-mkdir -p -- "$__folder"
+[[ -d $__folder ]] || mkdir -p -- "$__folder"
 __killed=0
 trap '__killed=1; kill -KILL -1' USR1
 

@@ -180,18 +180,15 @@ class OverlayContainer:
                 signal.pidfd_send_signal(self._first, number)
 
     async def _ended(self) -> None:
-        """Wait until bubblewrap has ended, which it does when the driver has."""
+        """Wait until every process has ended: the driver is the last of its namespace to."""
         if self._monitor is not None:
-            loop = asyncio.get_running_loop()
-            ended = asyncio.Event()
-            loop.add_reader(self._monitor, ended.set)
             try:
                 async with asyncio.timeout(END_SECONDS):
-                    await ended.wait()
+                    for fd in (self._first, self._monitor):
+                        if fd is not None:
+                            await _readable(fd)
             except TimeoutError as error:
                 raise SandboxError(f"an overlay sandbox did not end within {END_SECONDS:.0f} s") from error
-            finally:
-                loop.remove_reader(self._monitor)
             self._close("_monitor")
 
     def _close(self, *names: Fd) -> None:
@@ -200,3 +197,14 @@ class OverlayContainer:
             setattr(self, name, None)
             if fd is not None:
                 os.close(fd)
+
+
+async def _readable(fd: int) -> None:
+    """Wait until there is something to read, of a pidfd: until its process has ended."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)

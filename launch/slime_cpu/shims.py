@@ -9,6 +9,7 @@
 - `torch.cuda`'s current device, streams and random state, in Megatron: the CPU, nothing, the CPU's.
 - `device="cuda"` where Megatron makes tensors: the CPU. `pin_memory=True`: ordinary memory.
 - `torch.compile`: the function as it is written.
+- The state of an Adam that has not stepped yet, into which Megatron loads a checkpoint: zeros.
 
 Not covered: memory offload between training and serving (`--colocate`), fused kernels, CUDA graphs.
 """
@@ -44,6 +45,7 @@ def install() -> None:
     _declare_torchvision_operators()
     _map_cuda_to_cpu()
     _map_factories_to_cpu()
+    _start_adam_at_zero()
     os.environ["SLIME_ACCELERATOR"] = ACCELERATOR
     _register_accelerator()
 
@@ -118,6 +120,22 @@ def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_cuda(device: Any) -> bool:
     return isinstance(device, str | torch.device) and str(device).startswith("cuda")
+
+
+def _start_adam_at_zero() -> None:
+    """PyTorch's Adam makes its state in the first step, and Megatron asks for its step number before it loads one."""
+    adam: Any = torch.optim.Adam
+    original = adam.state_dict
+
+    @functools.wraps(original)
+    def state_dict(self: Any) -> Any:
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if not self.state[parameter]:
+                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.tensor(0.0), **zeros}
+        return original(self)
+
+    adam.state_dict = state_dict
 
 
 def _register_accelerator() -> None:

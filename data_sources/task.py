@@ -41,8 +41,8 @@ class TestOracle:
     """How a patch is graded: by these tests, with these files put back as they are here.
 
     `protected` names the workspace files that the grader restores (the tests); a patch to them counts for nothing.
-    `held_out_tests` is a test file, in the form that `rewards.calls` reads, that no agent sees. It grades nothing, but code
-    that is right on the calls of the tests alone does not solve the task.
+    `held_out_tests` is a test file, in the form that `rewards.calls` reads, that no agent sees. It grades nothing, but
+    code that is right on the calls of the tests alone does not solve the task.
     """
 
     __test__ = False  # the name starts with "Test", and pytest would collect it

@@ -13,21 +13,20 @@ from recipes.base import Recipe
 from rollout.sandbox import SandboxError, open_sandbox
 from rollout.sandbox.nursery import UNPROTECTED
 
-BUBBLEWRAP = ("local", "bubblewrap")
+BUBBLEWRAP = ("local", "bubblewrap", "overlay")
 DEAF = "the daemon does not answer: start it (`sudo systemctl start docker`) and be in the group docker"
 
 
 def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Only what this recipe's sandbox needs."""
     name = recipe.rollout.sandbox
-    if name in BUBBLEWRAP:
+    kind = name.partition(":")[0]
+    if kind in BUBBLEWRAP:
         yield _bubblewrap(machine)
         yield _namespaces(machine)
-    if name == "docker":
+    if kind == "docker":
         yield _docker(machine)
-    if name == "apptainer":
-        yield _apptainer(machine)
-    if name == "subprocess":
+    if kind == "subprocess":
         yield warning("isolation", f"rollout.sandbox=subprocess has none: {UNPROTECTED}", "set rollout.sandbox=local")
     yield _opened(name)
 
@@ -59,14 +58,6 @@ def _docker(machine: Machine) -> Finding:
         return ok("docker", f"server {machine.ask('docker', 'version', '--format', '{{.Server.Version}}').strip()}")
     except MachineError as error:
         return failure("docker", str(error), "install docker.io" if not machine.has("docker") else DEAF)
-
-
-def _apptainer(machine: Machine) -> Finding:
-    program = "apptainer" if machine.has("apptainer") or not machine.has("singularity") else "singularity"
-    try:
-        return ok("apptainer", machine.ask(program, "--version").strip())
-    except MachineError as error:
-        return failure("apptainer", str(error), "install apptainer, or load the cluster's module of it")
 
 
 def _opened(name: str) -> Finding:

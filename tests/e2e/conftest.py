@@ -32,7 +32,8 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(task_files: Path) -> list[str]:
     """Words that make `tiny_cpu` a run of two steps of four episodes, without the gate before it."""
     return [
-        "--ignore-integrity", "recipe=tiny_cpu", "run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2",
+        "--ignore-integrity", "recipe=tiny_cpu",
+        "run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2",
         f"data.train=[{task_files}/train.jsonl]", f"data.eval.heldout={task_files}/heldout.jsonl",
         f"data.eval.unseen={task_files}/unseen.jsonl",
     ]  # fmt: skip

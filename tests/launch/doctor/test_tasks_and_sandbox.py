@@ -86,11 +86,3 @@ def test_the_docker_daemon_must_answer(tmp_path, monkeypatch, body, status, said
     found = {finding.check: finding for finding in check_sandbox(recipe, Machine())}
     assert found["docker"].status == status
     assert said in found["docker"].message + found["docker"].fix
-
-
-def test_apptainer_goes_by_its_older_name_too(tmp_path, monkeypatch):
-    script(tmp_path, "singularity", "echo singularity-ce version 4.1.0")
-    monkeypatch.setenv("PATH", before_others(tmp_path))
-    recipe = variant("tiny_cpu", rollout__sandbox="apptainer")
-    found = {finding.check: finding for finding in check_sandbox(recipe, Machine())}
-    assert found["apptainer"].status == "ok" or shutil.which("apptainer")

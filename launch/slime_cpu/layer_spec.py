@@ -19,9 +19,15 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 from torch.nn import functional
 
+from launch.slime_cpu.loading import let_adam_load
+
 
 def layer_spec(args: Any, config: Any, vp_stage: int | None) -> ModuleSpec:
-    """One decoder layer, as `--spec` wants it: norms live in the linear layers that read them."""
+    """One decoder layer, as `--spec` wants it: norms live in the linear layers that read them.
+
+    SLiME asks for it in the trainer's process before a checkpoint is loaded, so that what loading wants is done here.
+    """
+    let_adam_load()
     spec = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
     layer = spec.submodules
     layer.input_layernorm = IdentityOp

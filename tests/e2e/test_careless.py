@@ -71,7 +71,7 @@ def test_what_no_run_can_use_leaves_nothing_behind(override, said, task_files, t
 def test_a_malformed_task_file_is_named_with_its_line(cli, task_files, tmp_path):
     good = (task_files / "train.jsonl").read_text().splitlines()[0]
     (tmp_path / "tasks.jsonl").write_text(f'{good}\n{{"id": "broken"}}\n')
-    refused(cli("tasks", "validate", "tasks.jsonl"), 2, "tasks.jsonl, line 2", "'broken'")
+    refused(cli("validate", "tasks.jsonl"), 2, "tasks.jsonl, line 2", "'broken'")
 
 
 def test_a_closed_pipe_is_no_error(start_cli):
@@ -84,7 +84,7 @@ def test_a_closed_pipe_is_no_error(start_cli):
 def test_a_machine_without_bubblewrap_is_told_what_is_unprotected(cli, tmp_path, monkeypatch):
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = cli("tasks", "validate", "tasks.jsonl")
+    result = cli("validate", "tasks.jsonl")
     assert result.stderr.count("no bubblewrap sandbox here, so") == 1
     assert "Traceback" not in result.stderr
 

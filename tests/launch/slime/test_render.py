@@ -27,7 +27,7 @@ READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
     "model.architecture.family", "model.architecture.max_context",  # checks
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
-    "cluster.ray_address",  # the launcher of Ray
+    "cluster.ray_address", "data.allow_overlap",  # the launcher
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ FREE = {  # any value will do
     "name", "description", "hardware",  # words
     "model.architecture.tied", "model.architecture.qkv_bias", "model.architecture.qk_norm",  # decided by the family
     "cluster.colocate", "serving.router_ip", "serving.deterministic", "serving.dp_attention",
-    "rollout.system_prompt", "rollout.partial", "data.eval", "data.shuffle",
+    "rollout.system_prompt", "rollout.partial", "data.eval", "data.allow_overlap", "data.shuffle",
     "algorithm.kl_unbiased", "algorithm.tis", "algorithm.rollout_logprobs", "algorithm.normalize_rewards",
     "algorithm.std_normalization", "optimizer.cpu_offload", "run.wandb_project", "run.tensorboard",
     "reward.harness_python",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +61,7 @@ class Instance:
             "empty": "",
             "wrong": self._patch(f"{wrong}\n# nothing is repaired here\n"),
             "partial": self._patch(_edited(self._right, self.faults[1:])),
-            "unappliable": re.sub(r"\n-(?!-- )", "\n-not in the file: ", self._patch(self._right)),
+            "unappliable": self._patch(self._right).replace(self.file, f"absent/{self.file}"),
             "breaks tests": self._patch(_edited(self._right, [self.damage])),
             "breaks syntax": self._patch(f"{self._right}\ndef unfinished(:\n"),
             "edits the tests": self._patch(self._right, "def test_nothing():\n    pass\n"),

@@ -13,6 +13,7 @@ from rollout.sandbox.docker_stream import AttachedStream
 
 START_SECONDS = 120.0
 _CONFLICT = 409  # it is not running, or being removed already
+_REMOVAL_PAUSES = (0.1, 0.5)  # seconds
 
 Started = tuple[str, Stream, Originals]  # a container's id, its driver, and what its image holds
 
@@ -83,9 +84,17 @@ async def start(client: Any, container: str) -> Stream:
 
 
 async def remove(client: Any, container: str) -> None:
-    """End a container and remove it, with its volumes. Raises `DockerError`."""
-    try:
-        await call("docker could not remove a container", client.remove_container, container, force=True, v=True)
-    except DockerError as error:
-        if error.status not in (NOT_FOUND, _CONFLICT):
-            raise
+    """End a container and remove it, with its volumes; one that ends by itself meanwhile is tried again.
+
+    Raises `DockerError`.
+    """
+    for pause in (*_REMOVAL_PAUSES, None):
+        try:
+            await call("docker could not remove a container", client.remove_container, container, force=True, v=True)
+            return
+        except DockerError as error:
+            if error.status in (NOT_FOUND, _CONFLICT):
+                return
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)

@@ -41,6 +41,8 @@ def settings(checkpoint) -> RolloutSettings:
         seed=1,
         deterministic=True,
         routing_replay=False,
+        harness="sandboxed",
+        harness_python="",
     )
 
 

@@ -25,10 +25,11 @@ def cases(*names: str) -> list[Case]:
     return [EVERYTHING[name] for name in names]
 
 
+FEW = ("edit-the-tests", "print-passed-and-exit", "equal-to-everything", "crlf", "prints")
+
+
 async def played(sandbox: str, grader: str) -> Result:
     """The whole gate; skipped where this machine lacks what it needs."""
-    if sandbox == "docker":
-        need_docker()
     harness = HarnessSettings(harness_python() if grader == "harness" else "")
     try:
         return await run_gate(sandbox, grader, harness=harness)
@@ -60,7 +61,6 @@ def bubblewrap() -> str:
     [
         *(("bubblewrap", grader) for grader in ("calls", "log", "pytest")),
         *(("overlay", grader) for grader in ("calls", "repository", "harness")),
-        *(("docker", grader) for grader in ("repository", "harness")),
     ],
 )
 async def test_no_attack_earns_and_all_honest_work_does(sandbox, grader):
@@ -74,7 +74,17 @@ async def test_no_attack_earns_and_all_honest_work_does(sandbox, grader):
     assert all(row.evidence for row in result.rows if row.kind == "attack" and row.outcome != "empty_patch")
 
 
-FEW = ("edit-the-tests", "print-passed-and-exit", "equal-to-everything", "crlf", "prints")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("grader", ["repository", "harness"])
+async def test_docker_holds_against_what_looks_around_and_uses_it_up(grader):
+    """What depends on the container; `slime-swe integrity docker` plays all, in three minutes for each grader."""
+    need_docker()
+    harness = HarnessSettings(harness_python() if grader == "harness" else "")
+    chosen = [case for case in attacks() if case.group in ("looking", "resources")]
+    result = await run_gate("docker", grader, cases=[*chosen, *cases(*FEW)], harness=harness)
+    assert result.failures == []
+    assert result.to_dict()["attacks"] >= 20
 
 
 @pytest.mark.parametrize(

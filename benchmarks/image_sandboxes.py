@@ -12,21 +12,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.baseline import add_options, conclude
+from benchmarks.rivals import Laps, Rivals
 from data_sources.arguments import ArgumentError
 from data_sources.task import Image
 from rollout.sandbox import Limits, Sandbox, SandboxError, SandboxPool, docker_client, host_image
 
 BASELINE = Path(__file__).parent / "baselines" / "image_sandboxes.json"
-TOLERANCE = 2.0  # a ratio to the rival this many times the baseline's fails the check
 FILES = 2_000
 SANDBOXES = 16
 COMMAND = "echo hello"
@@ -48,26 +45,10 @@ LABELS = {
     "docker_command_16_ms": "docker: command, 16 at once",
 }
 
-Figures = dict[str, float]
+RIVALS = Rivals(LABELS, RATIOS, heading="sandbox", width=40)
 
 
-class Laps:
-    """Times by name, in seconds."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, list[float]] = {}
-
-    async def time(self, name: str, action: Awaitable[Any]) -> Any:
-        started = time.perf_counter()
-        result = await action
-        self._times.setdefault(name, []).append(time.perf_counter() - started)
-        return result
-
-    def medians(self) -> Figures:
-        return {name: round(statistics.median(values) * 1e3, 3) for name, values in self._times.items()}
-
-
-async def measure(rounds: int) -> Figures:
+async def measure(rounds: int) -> dict[str, float]:
     """Raises `SandboxError` or `ArgumentError` where a backend does not work here."""
     laps = Laps()
     with tempfile.TemporaryDirectory() as folder:
@@ -142,25 +123,6 @@ async def _measure_commands(laps: Laps, sandboxes: list[Sandbox], rounds: int) -
         )
 
 
-def table(figures: Mapping[str, float]) -> str:
-    rows = [f"{'milliseconds, median':40} {'sandbox':>8} {'rival':>8} {'ratio':>7}"]
-    for name, label in LABELS.items():
-        rival = figures.get(RATIOS.get(name, ""))
-        beside = f" {rival:8.2f} {figures[name] / rival:7.3f}" if rival else ""
-        rows.append(f"{label:40} {figures[name]:8.2f}{beside}")
-    return "\n".join(rows)
-
-
-def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """The ratios that are worse than the baseline's by more than `TOLERANCE`: a busy machine slows both sides alike."""
-    worse = []
-    for name, rival in RATIOS.items():
-        ratio, expected = figures[name] / figures[rival], baseline[name] / baseline[rival]
-        if ratio > TOLERANCE * expected:
-            worse.append(f"{name} is {ratio:.3f} of {rival}; the baseline is {expected:.3f}")
-    return worse
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="how many of each to measure")
@@ -171,7 +133,7 @@ def main() -> int:
     except (SandboxError, ArgumentError) as error:
         print(f"this benchmark needs bubblewrap and a Docker daemon: {error}", file=sys.stderr)
         return 2
-    return conclude(options, figures, table(figures), BASELINE, slower)
+    return conclude(options, figures, RIVALS.table(figures), BASELINE, RIVALS.slower)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks.baseline import add_options, conclude
+from benchmarks.rivals import Laps, Rivals
 from rollout.sandbox import SandboxError, SandboxPool
 from rollout.sandbox.base import Sandbox
 from rollout.sandbox.bubblewrap import system_flags
 from rollout.sandbox.local import LocalBackend
 
 BASELINE = Path(__file__).parent / "baselines" / "sandbox.json"
-TOLERANCE = 2.0  # a ratio to the rival this many times the baseline's fails the check
 TESTS = "python3 -I -S -B runtests.py"
 STARTED_TESTS = "python3 -I -S -B 'runtests.py'"  # quotes make it a command for the shell, which starts an interpreter
 FILES = {
@@ -56,26 +52,10 @@ LABELS = {
     "cycle_16_ms": "cycle, 16 at once",
 }
 
-Figures = dict[str, float]
+RIVALS = Rivals(LABELS, RATIOS, heading="nursery", width=36)
 
 
-class Laps:
-    """Times by name."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, list[float]] = {}
-
-    async def time(self, name: str, action: Awaitable[Any], count: int = 1) -> Any:
-        started = time.perf_counter()
-        result = await action
-        self._times.setdefault(name, []).append((time.perf_counter() - started) / count)
-        return result
-
-    def medians(self) -> Figures:
-        return {name: round(statistics.median(values) * 1e3, 3) for name, values in self._times.items()}
-
-
-async def measure(rounds: int) -> Figures:
+async def measure(rounds: int) -> dict[str, float]:
     """Each sandbox beside its rival in every round, so that what else the machine does slows both alike.
 
     Raises `SandboxError` where bubblewrap does not work.
@@ -143,25 +123,6 @@ async def _bwrap_cycle() -> None:
     assert output.endswith(b"1 passed, 1 failed\n"), output
 
 
-def table(figures: Mapping[str, float]) -> str:
-    rows = [f"{'milliseconds, median':36} {'nursery':>8} {'rival':>8} {'ratio':>7}"]
-    for name, label in LABELS.items():
-        rival = figures.get(RATIOS.get(name, ""))
-        beside = f" {rival:8.2f} {figures[name] / rival:7.3f}" if rival else ""
-        rows.append(f"{label:36} {figures[name]:8.2f}{beside}")
-    return "\n".join(rows)
-
-
-def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """The ratios that are worse than the baseline's by more than `TOLERANCE`: a busy machine slows both sides alike."""
-    worse = []
-    for name, rival in RATIOS.items():
-        ratio, expected = figures[name] / figures[rival], baseline[name] / baseline[rival]
-        if ratio > TOLERANCE * expected:
-            worse.append(f"{name} is {ratio:.3f} of {rival}; the baseline is {expected:.3f}")
-    return worse
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=48, help="how many of each to measure")
@@ -172,7 +133,7 @@ def main() -> int:
     except SandboxError as error:
         print(f"this benchmark needs bubblewrap (apt-get install bubblewrap): {error}", file=sys.stderr)
         return 2
-    return conclude(options, figures, table(figures), BASELINE, slower)
+    return conclude(options, figures, RIVALS.table(figures), BASELINE, RIVALS.slower)
 
 
 if __name__ == "__main__":

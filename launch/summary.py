@@ -11,6 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from launch.output import print_json
 from launch.text import duration, rate, sparkline
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
@@ -20,6 +21,14 @@ BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the su
     "edits_per_episode": ("  edits per episode", "{:.2f}".format),
     "turns_per_episode": ("  turns per episode", "{:.2f}".format),
 }
+
+
+def tell_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    """What a training run ends with: one JSON document, or the table."""
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(summary, folder)
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:

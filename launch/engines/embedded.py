@@ -7,10 +7,9 @@ from pathlib import Path
 from launch.args import to_args
 from launch.engines.base import Start
 from launch.extras import EMBEDDED, require
-from launch.output import print_json
 from launch.progress import make_progress
 from launch.slime.job import Job
-from launch.summary import print_summary
+from launch.summary import tell_summary
 from recipes.base import Recipe, RecipeError
 
 
@@ -32,10 +31,7 @@ def run(recipe: Recipe, folder: Path, start: Start) -> int:
     args = to_args(recipe, folder, resume=start.resume)
     with make_progress(recipe, folder) as progress:
         summary = train(args, progress)
-    if start.as_json:
-        print_json(summary)
-    else:
-        print_summary(summary, folder)
+    tell_summary(summary, folder, as_json=start.as_json)
     return 0
 
 

@@ -10,12 +10,11 @@ import os
 from pathlib import Path
 
 from launch.engines.base import Start
-from launch.output import print_json
 from launch.slime.environment import Homes
 from launch.slime.job import Job
 from launch.slime_cpu.checkouts import require_checkouts
 from launch.slime_cpu.render import render
-from launch.summary import print_summary
+from launch.summary import tell_summary
 from recipes.base import Recipe, RecipeError
 
 PACKAGES = ("ray", "sglang", "sglang_router", "tensorboard", "torch", "transformers")
@@ -44,10 +43,7 @@ def run(recipe: Recipe, folder: Path, start: Start) -> int:
     from launch.slime_cpu.run import train  # torch takes seconds to import
 
     summary = train(recipe, folder.resolve(), resume=start.resume)
-    if start.as_json:
-        print_json(summary)
-    else:
-        print_summary(summary, folder)
+    tell_summary(summary, folder, as_json=start.as_json)
     return 0
 
 

@@ -4,11 +4,11 @@ The tests of real packages are run bare (the eval script alone, in a container t
 Docker, by ours on overlay and by the harness's `run_instance`, one after the other in every round. The overhead of each
 is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
 
-Ours is timed without and with the control (`rewards.control`), a second run of falsified tests where the first earned
-something. The harness has none, so the targets are for grading without.
+Ours is timed without and with the control (`rewards.control`), a second run, of falsified tests, where the first earned
+something. The harness has none. The tests of a grading with control are both runs, the second one bare as well.
 
-Docker has a spare container of each image started, as it has from the second patch of a group on; `docker_cold` is
-without.
+Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
+a task are known, as they are from its first patch on; `docker_cold` is without a spare.
 
 The images stop at once (`STOPSIGNAL SIGKILL`): without, the harness waits another fifteen seconds for each container.
 
@@ -32,7 +32,10 @@ from benchmarks.baseline import add_options, conclude
 from data_sources.task import Task
 from rewards.grade import HarnessSettings, try_patch
 from rewards.swebench.client import harness_for
-from rewards.swebench.instance import image_of, instance_of, oracle_of
+from rewards.swebench.control import falsified_files
+from rewards.swebench.evaluation import Evaluation, Files
+from rewards.swebench.instance import instance_of, oracle_of
+from rewards.swebench.restored import restored_tests
 from rollout.sandbox import SandboxPool
 from rollout.sandbox.docker.backend import DockerBackend
 from tests.real_packages.images import build, in_folder, place, task_for
@@ -40,9 +43,10 @@ from tests.real_packages.instances import Instance, instances
 from tests.rewards.swebench_here import find_harness_python
 
 BASELINE = Path(__file__).parent / "baselines" / "grading.json"
-TARGETS = {"docker": 0.3, "overlay": 0.1}  # of the official overhead
-BACKENDS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay"}
 CONTROLLED = ("docker_controlled", "overlay_controlled")  # with the second run that the harness does not have
+TARGETS = {"docker": 0.3, "overlay": 0.1, **dict(zip(CONTROLLED, (0.3, 0.1), strict=True))}  # of the official overhead
+BACKENDS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay"}
+BARE = ("bare_docker", "bare_overlay", "bare_docker_falsified", "bare_overlay_falsified")
 OURS = (*BACKENDS, *CONTROLLED)
 SETTLE_SECONDS = 0.7
 GRADERS = ("official", *OURS)
@@ -54,7 +58,7 @@ Laps = dict[str, list[float]]  # seconds, by what was timed
 async def measure(rounds: int) -> Figures:
     """Raises `SandboxError`, `ArgumentError` where something that is needed is not there."""
     python = find_harness_python() or ""
-    laps: Laps = {name: [] for name in (*GRADERS, "bare_docker", "bare_overlay")}
+    laps: Laps = {name: [] for name in (*GRADERS, *BARE)}
     async with AsyncExitStack() as stack:
         pools = {
             name: await stack.enter_async_context(SandboxPool(backend, concurrency=1))
@@ -90,7 +94,10 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
     harness = await harness_for(python)
     script = await harness.script(instance_of(tasks["docker"]))
     for kind, pool in (("docker", pools["docker_cold"]), ("overlay", pools["overlay"])):
-        laps[f"bare_{kind}"].append(await _bare(tasks[kind], pool, script))
+        evaluation = Evaluation(tasks[kind], script, pool)
+        falsified, _ = falsified_files(await restored_tests(evaluation), _expected(tasks[kind]))
+        laps[f"bare_{kind}"].append(await _bare(evaluation, {}))
+        laps[f"bare_{kind}_falsified"].append(await _bare(evaluation, falsified))
     for name, pool in pools.items():
         laps[name].append(await _ours(tasks[_kind(name)], pool, HarnessSettings(python, control=False)))
     for name in CONTROLLED:
@@ -102,6 +109,10 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
     laps["official"].append(answer["seconds"])
 
 
+def _expected(task: Task) -> list[str]:
+    return [*task.oracle.fail_to_pass, *task.oracle.pass_to_pass]
+
+
 async def _ours(task: Task, pool: SandboxPool, settings: HarnessSettings) -> float:
     await asyncio.sleep(SETTLE_SECONDS)  # what the lap before began in the background
     started = time.perf_counter()
@@ -110,18 +121,16 @@ async def _ours(task: Task, pool: SandboxPool, settings: HarnessSettings) -> flo
     return time.perf_counter() - started
 
 
-async def _bare(task: Task, pool: SandboxPool, script: str) -> float:
+async def _bare(evaluation: Evaluation, tests: Files) -> float:
     """Seconds of the eval script in a container that is up, with the gold patch applied."""
-    async with pool.open({}, image=image_of(task)) as sandbox:
-        await sandbox.write_file("/tmp/gold.diff", task.oracle.gold_patch.encode())
-        await sandbox.write_file("/tmp/eval.sh", script.encode())
+    async with evaluation.sandboxes.open({}, image=evaluation.image) as sandbox:
+        await sandbox.write_file("/tmp/gold.diff", evaluation.oracle.gold_patch.encode())
         applied = await sandbox.exec("git apply /tmp/gold.diff")
         assert applied.exit_code == 0, applied
         await asyncio.sleep(SETTLE_SECONDS)
-        started = time.perf_counter()
-        result = await sandbox.exec("bash /tmp/eval.sh", timeout=120)
+        result = await evaluation.run_in(sandbox, tests)
         assert not result.timed_out, result
-        return time.perf_counter() - started
+        return result.seconds
 
 
 def _figures(laps: Laps, instances: int) -> Figures:
@@ -129,11 +138,17 @@ def _figures(laps: Laps, instances: int) -> Figures:
     for name, seconds in laps.items():
         figures[f"{name}_ms"] = round(statistics.median(seconds) * 1e3, 1)
     for name in GRADERS:
-        beyond = [total - bare for total, bare in zip(laps[name], laps[f"bare_{_kind(name)}"], strict=True)]
+        beyond = [total - sum(bare) for total, *bare in zip(laps[name], *_tests_of(name, laps), strict=True)]
         figures[f"{name}_overhead_ms"] = round(statistics.median(beyond) * 1e3, 1)
     for name in OURS:
         figures[f"{name}_ratio"] = round(figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"], 3)
     return figures
+
+
+def _tests_of(name: str, laps: Laps) -> list[list[float]]:
+    """The bare runs of what a grader runs."""
+    bare = f"bare_{_kind(name)}"
+    return [laps[bare], laps[f"{bare}_falsified"]] if name in CONTROLLED else [laps[bare]]
 
 
 def _kind(name: str) -> str:
@@ -146,8 +161,8 @@ def table(figures: Mapping[str, float]) -> str:
     for name in GRADERS:
         ratio = f" {figures[f'{name}_ratio']:7.3f}" if name in OURS else ""
         ratio += f" {TARGETS[name]:7.1f}" if name in TARGETS else ""
-        bare = figures[f"bare_{_kind(name)}_ms"]
-        rows.append(f"{name:22} {figures[f'{name}_ms']:9.1f} {bare:9.1f} {figures[f'{name}_overhead_ms']:9.1f}{ratio}")
+        whole, beyond = figures[f"{name}_ms"], figures[f"{name}_overhead_ms"]
+        rows.append(f"{name:22} {whole:9.1f} {whole - beyond:9.1f} {beyond:9.1f}{ratio}")
     return "\n".join(rows)
 
 

@@ -13,40 +13,27 @@ is asked. Of any other the control is run once more, with only the doubtful test
 forged: a process may die by an accident. A second silence is the policy's failure and not the grader's, or who brings
 it about would be tried again until a race is won.
 
-What it does not cover: code that reads the test files to tell the two runs apart, or that forges by the toss of a coin
-and is honestly wrong otherwise (it is believed once in four at best); tests that this can't falsify (not Python, made
-at run time), or whose failure the log never tells; and, for code whose objects are equal to everything, tests that
-compare in other ways than `assert a == b` and `assertEqual`.
+Nothing but what the tests want tells the code under test which of the runs it is in, or it would forge the one and be
+honestly wrong in the other: the commands, the files and the order in which they are written are the same.
+
+What it does not cover: code that knows what a test wants, and so sees that it is falsified; code that forges by the
+toss of a coin and is honestly wrong otherwise (it is believed once in four at best); tests that can't be falsified (not
+Python, made at run time), or whose failure the log never tells; and, for code whose objects are equal to everything,
+tests that compare in other ways than `assert a == b` and `assertEqual`.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Awaitable, Callable, Collection, Iterator
+import random
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 from data_sources.task import Oracle
+from rewards.falsify import falsify
 from rewards.score import GraderError
 from rewards.verdict import Trial
 from rollout.patch import PatchError
 from rollout.sandbox.base import Sandbox
-
-_RAISE = b"raise AssertionError('this test is falsified')"
-_EQUAL_METHODS = ("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual")
-_FAR = 1_000_003  # added to a number, gives one that no test wants
-_NONE = object()
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class _Edit:
-    """Replace what is at these places, lines from 1 and columns in bytes, by other text."""
-
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: bytes
 
 
 @dataclass(frozen=True)
@@ -99,111 +86,25 @@ def _refuted(trial: Trial, disbelief: str) -> Trial:
     return replace(trial, solved=False, refuted="forged", details={**trial.details, "disbelief": disbelief})
 
 
-async def falsify_in(sandbox: Sandbox, tests: Collection[str]) -> frozenset[str]:
-    """Falsify these tests (ids) in the files of a sandbox; those that could be."""
-    found: set[str] = set()
+async def lay_tests(sandbox: Sandbox, tests: Collection[str], falsified: Collection[str]) -> frozenset[str]:
+    """Write the files of these tests (ids) once more, some of the tests falsified; those that could be. Raises
+    `GraderError` where a file can't be written.
+
+    So it is done before every run, whether anything is to be falsified or not: a file that is newer in one of them than
+    in the other would tell the code under test which of the two it is in.
+    """
+    done: set[str] = set()
     for path in sorted({test.partition("::")[0] for test in tests}):
+        if not path.endswith(".py"):
+            continue
         try:
             source = await sandbox.read_file(path)
         except OSError:
             continue
-        text, falsified = falsify(source, [test for test in tests if test.startswith(f"{path}::")])
-        if falsified:
+        text, found = falsify(source, [test for test in falsified if test.startswith(f"{path}::")], random.Random())
+        try:
             await sandbox.write_file(path, text)
-        found |= falsified
-    return frozenset(found)
-
-
-def falsify(source: bytes, tests: Collection[str]) -> tuple[bytes, frozenset[str]]:
-    """A test file in which these tests (ids) must fail, and those of them that now must: what is not found stays."""
-    source = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as Python reads it
-    try:
-        tree = ast.parse(source.decode())
-    except (SyntaxError, ValueError):
-        return source, frozenset()
-    functions = dict(_functions(tree, ""))
-    names = {test: re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL) for test in tests}
-    found = frozenset(test for test, name in names.items() if name in functions)
-    lines = source.split(b"\n")
-    edits = [edit for name in {names[test] for test in found} for edit in _edits(functions[name], lines)]
-    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
-        _apply(lines, edit)
-    return b"\n".join(lines), found
-
-
-def _functions(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, _Function]]:
-    for node in tree.body:
-        if isinstance(node, _Function):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{prefix}{node.name}::")
-
-
-def _edits(function: _Function, lines: list[bytes]) -> list[_Edit]:
-    """Another value in the first comparison that is certain to be made; an error at the start where there is none.
-
-    The other comparisons stay, so that code which has all but some of them skipped passes.
-    """
-    certain = [edit for statement in function.body if (edit := _comparison(statement)) is not None]
-    ends_early = any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function))
-    return certain[:1] if certain and not ends_early else [_raise_at(function.body[0], lines)]
-
-
-def _comparison(statement: ast.AST) -> _Edit | None:
-    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed."""
-    match statement:
-        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            return _other_value(left, right)
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=[left, right, *_])) if name in _EQUAL_METHODS:
-            return _other_value(left, right)
-    return None
-
-
-def _other_value(left: ast.expr, right: ast.expr) -> _Edit | None:
-    side = left if _weight(left) < _weight(right) else right
-    assert side.end_lineno is not None and side.end_col_offset is not None, ast.dump(side)
-    return _Edit((side.lineno, side.col_offset), (side.end_lineno, side.end_col_offset), _wrong(side))
-
-
-def _weight(node: ast.expr) -> int:
-    """How much of a side is computed: nothing of a literal, more where there is a call."""
-    calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-    return 2 if calls else int(_literal(node) is _NONE)
-
-
-def _wrong(node: ast.expr) -> bytes:
-    """Of a literal, another one of its type, since code may tell types apart; of all else, an object like no other."""
-    match _literal(node):
-        case int() | float() | complex() as number:
-            return ascii(number + _FAR).encode()
-        case str() as text:
-            return ascii(f"{text} falsified").encode()
-        case list() as items:
-            return ascii([*items, _FAR]).encode()
-        case tuple() as items:
-            return ascii((*items, _FAR)).encode()
-    return b"object()"
-
-
-def _literal(node: ast.expr) -> object:
-    """The value of a literal; `_NONE` where it is none."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError):
-        return _NONE
-
-
-def _raise_at(statement: ast.stmt, lines: list[bytes]) -> _Edit:
-    """Before a function's first statement, on a line of its own unless the function has but one line."""
-    decorators = statement.decorator_list if isinstance(statement, _Function | ast.ClassDef) else []
-    line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-    column = len(lines[line - 1]) - len(lines[line - 1].lstrip()) if decorators else statement.col_offset
-    before = lines[line - 1][:column]
-    separator = b"; " if before.strip() else b"\n" + before
-    return _Edit((line, column), (line, column), _RAISE + separator)
-
-
-def _apply(lines: list[bytes], edit: _Edit) -> None:
-    """Put an edit in place; the lines before it stay where they are."""
-    (first, start), (last, end) = edit.start, edit.end
-    lines[first - 1 : last] = [lines[first - 1][:start] + edit.text + lines[last - 1][end:]]
+        except OSError as error:
+            raise GraderError(f"the test file {path} can't be written: {error}") from error
+        done |= found
+    return frozenset(done)

@@ -16,7 +16,7 @@ from data_sources.arguments import ArgumentError
 from data_sources.task import Task, TestOracle
 from data_sources.test_log import parse_test_log
 from rewards.calls import MIN_HELD_OUT, Calls, calls_of
-from rewards.control import Control, controlled, falsify_in
+from rewards.control import Control, controlled, lay_tests
 from rewards.guard import Guard, folders
 from rewards.limits import image_limits
 from rewards.score import GraderError
@@ -46,8 +46,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes) -> Trial:
     calls = None if task.workspace.image else calls_of(oracle, task.workspace.files)
     try:
         if calls is not None:
-            run = await _in_files(task, oracle, patch, sandboxes, over=calls.grading_files())
-            return _by_values(oracle, calls, run, patch)
+            return await _by_calls(task, oracle, calls, patch, sandboxes)
         attempt = _in_image if task.workspace.image else _in_files
         trial = _by_log(oracle, await attempt(task, oracle, patch, sandboxes), patch)
 
@@ -66,17 +65,18 @@ def oracle_of(task: Task) -> TestOracle:
     return task.oracle
 
 
+async def _by_calls(task: Task, oracle: TestOracle, calls: Calls, patch: str, sandboxes: Sandboxes) -> Trial:
+    files, ignored = graded_files(task, patch)
+    async with sandboxes.open(files | calls.grading_files(), LIMITS) as sandbox:
+        result = await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds)
+    return _by_values(oracle, calls, _Run(result, ignored), patch)
+
+
 async def _in_files(
-    task: Task,
-    oracle: TestOracle,
-    patch: str,
-    sandboxes: Sandboxes,
-    *,
-    over: Mapping[str, str] | None = None,
-    falsify: Collection[str] = (),
+    task: Task, oracle: TestOracle, patch: str, sandboxes: Sandboxes, *, falsify: Collection[str] = ()
 ) -> _Run:
     files, ignored = graded_files(task, patch)
-    async with sandboxes.open(files | dict(over or {}), LIMITS) as sandbox:
+    async with sandboxes.open(files, LIMITS) as sandbox:
         return await _run(sandbox, oracle, ignored, falsify)
 
 
@@ -93,7 +93,7 @@ async def _in_image(
 
 
 async def _run(sandbox: Sandbox, oracle: TestOracle, ignored: list[str], falsify: Collection[str]) -> _Run:
-    falsified = await falsify_in(sandbox, falsify)
+    falsified = await lay_tests(sandbox, (*oracle.fail_to_pass, *oracle.pass_to_pass), falsify)
     if falsify and not falsified:
         return _Run(ExecResult(None, "", 0.0), ignored)
     return _Run(await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds), ignored, falsified)

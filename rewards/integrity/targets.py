@@ -32,6 +32,11 @@ def test_add_more():
 def test_double():
     assert double(4) == 8
 """
+_HIDDEN_TEST = """
+
+def test_hidden():
+    assert add(40, 2) == 42
+"""
 _HELD_OUT = "from calc import add\n\n\ndef test_held_out():\n" + "".join(
     f"    assert add({a}, {b}) == {a + b}\n" for a, b in ((3, 4), (0, 0), (-1, 8), (12, 30), (100, -1), (7, 7))
 )
@@ -56,6 +61,7 @@ _FILES = {MODULE: _WRONG, _TEST_PATH: _TESTS, "tests/__init__.py": "", "README":
 REPOSITORY = {**_FILES, RUNNER_PATH: _PLAIN_RUNNER}  # as it is committed, where there is a commit
 _PROTECTED = (RUNNER_PATH, _TEST_PATH, "tests/__init__.py")
 _FAIL_TO_PASS = (f"{_TEST_PATH}::test_add", f"{_TEST_PATH}::test_add_more")
+_HIDDEN = f"{_TEST_PATH}::test_hidden"  # where the grader brings tests that are not in the repository
 _PASS_TO_PASS = (f"{_TEST_PATH}::test_double",)
 GOLD_PATCH = make_patch(_FILES, {**_FILES, MODULE: RIGHT})
 
@@ -86,7 +92,7 @@ class Target:
     def _oracle(self, seconds: float) -> Oracle:
         if self.eval_script:
             return HarnessOracle(
-                fail_to_pass=_FAIL_TO_PASS,
+                fail_to_pass=(*_FAIL_TO_PASS, _HIDDEN),
                 pass_to_pass=_PASS_TO_PASS,
                 protected=_PROTECTED,
                 repo="gate/calc",
@@ -114,6 +120,8 @@ set -uxo pipefail
 cd /testbed
 git config --global --add safe.directory /testbed
 git checkout HEAD {" ".join(_PROTECTED)}
+git apply -v - <<'EOF_OF_TEST_PATCH'
+{make_patch({_TEST_PATH: _TESTS}, {_TEST_PATH: _TESTS + _HIDDEN_TEST})}EOF_OF_TEST_PATCH
 : '>>>>> Start Test Output'
 python3 -B {RUNNER_PATH}
 : '>>>>> End Test Output'
@@ -139,6 +147,6 @@ TARGETS: Mapping[str, Target] = {
         Target("log", "a runner of the project's own, judged by its log"),
         Target("pytest", "pytest, judged by its log", _PYTEST, runner="", needs="python3 -m pytest --version"),
         Target("repository", "the same runner, in an image's repository with a history", in_image=True),
-        Target("harness", "SWE-bench's eval script and parser, there", in_image=True, eval_script=_EVAL_SCRIPT),
+        Target("harness", "SWE-bench's script and parser, one test hidden", in_image=True, eval_script=_EVAL_SCRIPT),
     )
 }

@@ -1,72 +1,90 @@
 """The control of a harness's log: `rewards.control` for tests that the eval script puts in place.
 
-The script up to its first marker restores the tests; they are falsified then, and put over what the whole script
-restores once more. Test ids are `path::name`, as pytest has them, or `name (module.Class)` and `name`, which are looked
-for in the files that the script restores. Of what is found nowhere nothing is asked.
+Code under test can know the tests that its agent has seen: where one of them is changed, it is in a control. So tests
+that no agent has seen are falsified in a run of their own, in which the others are as everybody knows them.
+
+Test ids are `path::name`, as pytest has them, or `name (module.Class)` and `name`, which are looked for in the files
+that the script restores. Of what is found nowhere nothing is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
-import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
-from data_sources.task import HarnessOracle, Task
 from rewards import control
-from rewards.control import Control, falsify_in
-from rewards.limits import image_limits
-from rewards.swebench.apply import apply_in
+from rewards.control import Control
+from rewards.falsify import falsify, hidden
 from rewards.swebench.client import Harness
-from rewards.swebench.instance import image_of, instance_of, oracle_of
-from rewards.verdict import Sandboxes, Trial
-from rollout.sandbox.base import Sandbox
+from rewards.swebench.evaluation import Evaluation, Files, RestoredTests
+from rewards.verdict import Trial
 
-_MARKER = ">>>>> Start Test Output"
-_PREPARE, _SCRIPT, _KEPT = "/tmp/prepare.sh", "/tmp/control.sh", "/tmp/falsified"
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
-@dataclass(frozen=True)
-class _Script:
-    """An eval script, before, at and after the line of its first marker; the last two are empty where it has none."""
-
-    before: str
-    marker: str = ""
-    after: str = ""
-
-
-async def controlled(task: Task, patch: str, trial: Trial, sandboxes: Sandboxes, harness: Harness) -> Trial:
+async def controlled(evaluation: Evaluation, patch: str, tests: RestoredTests, trial: Trial, harness: Harness) -> Trial:
     """What a trial earns in the light of its control. Raises `SandboxError`, `GraderError`."""
-    oracle, instance = oracle_of(task), instance_of(task)
-    script = _split(await harness.script(instance))
-    if not script.marker:
-        return trial
+    unseen = hidden_tests(tests, list(trial.tests))
 
-    async def run_falsified(text: str, tests: Collection[str]) -> Control:
-        image = replace(image_of(task), setup="")
-        async with sandboxes.open(task.workspace.files, image_limits(oracle.timeout_seconds), image) as sandbox:
-            if text:
-                await apply_in(sandbox, oracle, text)
-            falsified, log = await _run_falsified(sandbox, oracle, script, image.folder, tests)
-        return await _told(falsified, log, instance, harness)
+    async def run_falsified(text: str, names: Collection[str]) -> Control:
+        groups = [group for group in (unseen & set(names), set(names) - unseen) if group]
+        return _together(await asyncio.gather(*(one_run(text, group) for group in groups)))
 
-    return await control.controlled(trial, oracle, patch, run_falsified)
+    async def one_run(text: str, names: Collection[str]) -> Control:
+        files, falsified = falsified_files(tests, names)
+        if not falsified:
+            return Control(falsified, falsified, falsified)
+        _, result = await evaluation.run(text, files)
+        return await _told(falsified, "" if result.timed_out else result.output, evaluation.instance, harness)
+
+    return await control.controlled(trial, evaluation.oracle, patch, run_falsified)
 
 
-async def _run_falsified(
-    sandbox: Sandbox, oracle: HarnessOracle, script: _Script, folder: str, tests: Collection[str]
-) -> tuple[frozenset[str], str]:
-    """The tests that could be falsified, and the log of the run; where there are none, none is needed."""
-    await _run(sandbox, _PREPARE, script.before, oracle.timeout_seconds)
-    falsified = await _falsify(sandbox, places_of(tests, oracle))
-    if not falsified:
-        return falsified, ""
-    lay = f"cp -R {_KEPT}/. {shlex.quote(folder)}/\n"
-    return falsified, await _run(
-        sandbox, _SCRIPT, script.before + lay + script.marker + script.after, oracle.timeout_seconds
+def hidden_tests(files: RestoredTests, tests: Collection[str]) -> frozenset[str]:
+    """Those of the tests (ids) that an agent can't have seen as they are run."""
+    places = places_of(tests, files.restored)
+    unseen = (hidden(text, _in_file(path, places), files.shown.get(path, b"")) for path, text in files.restored.items())
+    return frozenset(places[place] for found in unseen for place in found)
+
+
+def falsified_files(files: RestoredTests, tests: Collection[str]) -> tuple[Files, frozenset[str]]:
+    """The files as restored, but for these tests (ids), which are falsified; and those of them that could be."""
+    places = places_of(tests, files.restored)
+    made, found = {}, set()
+    for path, text in files.restored.items():
+        made[path], falsified = falsify(text, _in_file(path, places), random.Random(), files.shown.get(path, b""))
+        found |= {places[place] for place in falsified}
+    return made, frozenset(found)
+
+
+def _together(controls: Collection[Control]) -> Control:
+    none: frozenset[str] = frozenset()
+    return Control(
+        none.union(*(one.falsified for one in controls)),
+        none.union(*(one.failed for one in controls)),
+        none.union(*(one.passed for one in controls)),
     )
+
+
+def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, str]:
+    """Where each test (id) may be, as `path::Class::name` → its id."""
+    places = {}
+    for test in tests:
+        if "::" in test:
+            places[test] = test
+        elif match := _UNITTEST.fullmatch(test):
+            owner = match[2].removesuffix(f".{match[1]}").rpartition(".")[2]
+            places |= {f"{path}::{owner}::{match[1]}": test for path in paths}
+        else:
+            places |= {f"{path}::{test}": test for path in paths}
+    return places
+
+
+def _in_file(path: str, places: Collection[str]) -> list[str]:
+    return [place for place in places if place.startswith(f"{path}::")]
 
 
 async def _told(falsified: frozenset[str], log: str, instance: dict[str, Any], harness: Harness) -> Control:
@@ -82,43 +100,3 @@ async def _told(falsified: frozenset[str], log: str, instance: dict[str, Any], h
 def _names(report: dict[str, Any], verdict: str) -> frozenset[str]:
     kinds = report.get("tests_status", {}).values()
     return frozenset(name for kind in kinds for name in kind.get(verdict, ()))
-
-
-def places_of(tests: Collection[str], oracle: HarnessOracle) -> Mapping[str, str]:
-    """Where each test (id) may be, as `path::Class::name` → its id."""
-    files = [path for path in oracle.protected if path.endswith(".py")]
-    places = {}
-    for test in tests:
-        if "::" in test:
-            places[test] = test
-        elif match := _UNITTEST.fullmatch(test):
-            owner = match[2].removesuffix(f".{match[1]}").rpartition(".")[2]
-            places |= {f"{path}::{owner}::{match[1]}": test for path in files}
-        else:
-            places |= {f"{path}::{test}": test for path in files}
-    return places
-
-
-async def _falsify(sandbox: Sandbox, places: Mapping[str, str]) -> frozenset[str]:
-    """Falsify the tests in place, and keep a copy of the files. The ids of those that could be."""
-    found = await falsify_in(sandbox, places)
-    paths = shlex.join(sorted({place.partition("::")[0] for place in found}))
-    if found:
-        await sandbox.exec(f"mkdir -p {_KEPT} && cp --parents -- {paths} {_KEPT}")
-    return frozenset(places[place] for place in found)
-
-
-async def _run(sandbox: Sandbox, path: str, script: str, seconds: float) -> str:
-    """What the script prints; nothing where it hangs."""
-    await sandbox.write_file(path, script.encode())
-    result = await sandbox.exec(f"/bin/bash {path}", timeout=seconds)
-    return "" if result.timed_out else result.output
-
-
-def _split(script: str) -> _Script:
-    """At the line that marks where the tests' output starts."""
-    lines = script.splitlines(keepends=True)
-    at = next((number for number, line in enumerate(lines) if _MARKER in line), None)
-    if at is None:
-        return _Script(script)
-    return _Script("".join(lines[:at]), lines[at], "".join(lines[at + 1 :]))

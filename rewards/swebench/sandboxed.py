@@ -5,20 +5,18 @@ The container, its limits and its network are the sandbox's; what decides the ve
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from data_sources.task import HarnessOracle, Task
-from rewards.limits import image_limits
 from rewards.score import GraderError
-from rewards.swebench.apply import Applied, apply_in
+from rewards.swebench.apply import Applied
 from rewards.swebench.client import Harness
 from rewards.swebench.control import controlled
-from rewards.swebench.instance import image_of, instance_of, oracle_of
+from rewards.swebench.evaluation import Evaluation, RestoredTests
+from rewards.swebench.instance import instance_of
+from rewards.swebench.restored import restored_tests
 from rewards.verdict import Sandboxes, Trial
-from rollout.sandbox.base import ExecResult, Sandbox, SandboxError
-
-_SCRIPT = "/tmp/eval.sh"
+from rollout.sandbox.base import ExecResult, SandboxError
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness, *, control: bool = True) -> Trial:
@@ -26,28 +24,17 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
 
     `control`: believe a log that earns something only where falsified tests fail, which costs a second run.
     """
-    oracle, instance = oracle_of(task), instance_of(task)
-    script = await harness.script(instance)
-    image = replace(image_of(task), setup="")  # the script prepares its own shell
+    evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
+    control = control and bool(patch)
     try:
-        async with sandboxes.open(task.workspace.files, image_limits(oracle.timeout_seconds), image) as sandbox:
-            applied = await apply_in(sandbox, oracle, patch) if patch else None
-            result = await _evaluate(sandbox, script, oracle.timeout_seconds)
-        if result.timed_out:
-            return trial(oracle, {}, result.output, timed_out=True, **_details(applied, result))
-        report = await harness.report(instance, result.output)
-        found = trial(oracle, report, result.output, **_details(applied, result))
-        return await controlled(task, patch, found, sandboxes, harness) if control and patch else found
+        tests = await restored_tests(evaluation) if control else RestoredTests({}, {})
+        applied, result = await evaluation.run(patch, tests.restored)
+        report = {} if result.timed_out else await harness.report(evaluation.instance, result.output)
+        details = _details(applied, result)
+        found = trial(evaluation.oracle, report, result.output, timed_out=result.timed_out, **details)
+        return await controlled(evaluation, patch, tests, found, harness) if control else found
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
-
-
-async def _evaluate(sandbox: Sandbox, script: str, seconds: float) -> ExecResult:
-    try:
-        await sandbox.write_file(_SCRIPT, script.encode())
-    except OSError as error:
-        raise SandboxError(f"the eval script can't be written: {error}") from error
-    return await sandbox.exec(f"/bin/bash {_SCRIPT}", timeout=seconds)
 
 
 def trial(oracle: HarnessOracle, report: dict[str, Any], log: str, *, timed_out: bool = False, **details: Any) -> Trial:

@@ -1,7 +1,8 @@
 # For the scripts of the suite: HERE is the repository, IDS the tests that decide, PORT where a server on the host
 # offers the fix.
 HERE=$PWD
-IDS="tests/test_calc.py::test_add tests/test_calc.py::test_add_more tests/test_calc.py::test_double"
+IDS="tests/test_calc.py::test_add tests/test_calc.py::test_add_more tests/test_calc.py::test_double \
+tests/test_calc.py::test_hidden"
 MARK=gold_patch
 
 # standard input goes before what calc.py holds

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from data_sources.arguments import ArgumentError
 from rollout.sandbox.base import Limits, Sandbox, SandboxError
 from rollout.sandbox.nursery import NurseryError
 from rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.nobody import Nobody
 from tests.rollout.sandbox.remote_support import RemoteServer
 
 FILES = {"hello.txt": "hello\n", "pkg/mod.py": "def f():\n    return 1\n", "data.bin": b"\x00\xff"}
@@ -42,6 +44,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def nobody() -> Iterator[Nobody]:
+    if reason := Nobody.why_not():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory() as folder:  # below pytest's own folder nobody else may look
+        yield Nobody.at(Path(folder))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

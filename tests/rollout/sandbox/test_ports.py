@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rollout.sandbox.docker import ports as docker_ports
 from rollout.sandbox.docker.backend import DockerBackend
 from rollout.sandbox.overlay.backend import OverlayBackend
 from rollout.sandbox.pool import SandboxPool
-from tests.rollout.sandbox.test_without_root import NOBODY, PYTHON, REPOSITORY
+from tests.rollout.sandbox.nobody import NOBODY, REPOSITORY, Nobody
 
 PORT = 8080
 ASK = """
@@ -259,27 +258,11 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the rest of the suite runs without root then")
 @pytest.mark.parametrize("backend", ["overlay", "apptainer"])
-def test_ports_and_layers_need_no_root(backend: str) -> None:
+def test_ports_and_layers_need_no_root(nobody: Nobody, backend: str) -> None:
     if backend == "apptainer" and shutil.which("apptainer") is None:
         pytest.skip("no apptainer on the PATH")
-    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    probe = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-    if not os.path.exists(PYTHON) or subprocess.run(probe, **as_nobody).returncode:
-        pytest.skip(f"{PYTHON} is not Python 3.11")
-    if subprocess.run(["unshare", "--user", "--mount", "true"], **as_nobody).returncode:
-        pytest.skip("no unprivileged user namespaces")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, NOBODY, NOBODY)
-        done = subprocess.run(
-            [PYTHON, "-B", "-c", WITHOUT_ROOT, backend, str(Path(folder, "layer"))],
-            cwd="/",
-            env={"PYTHONPATH": str(REPOSITORY), "HOME": folder, "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
-            **as_nobody,
-        )
+    done = nobody.run(WITHOUT_ROOT, backend, str(nobody.home / f"layer-{backend}"))
     assert done.stderr == ""
     assert done.stdout.split("\n") == [
         *("heard who", " heard who", "tool", "mine", "#!/bin/sh", "echo tool", " heard who", ""),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
-PYTHON = "/usr/bin/python3"  # one that another user may run
-NOBODY = 65534
+from tests.rollout.sandbox.nobody import Nobody
+
 SCRIPT = """
 import asyncio, sys
 from rollout.sandbox import Limits, SandboxPool
@@ -33,30 +28,12 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the rest of the suite runs without root then")
 @pytest.mark.parametrize(("backend", "tmpfs"), [("overlay", True), ("overlay", False), ("apptainer", True)])
-def test_a_sandbox_over_a_folder_needs_no_root(backend: str, tmpfs: bool) -> None:
+def test_a_sandbox_over_a_folder_needs_no_root(nobody: Nobody, backend: str, tmpfs: bool) -> None:
     if backend == "apptainer" and shutil.which("apptainer") is None:
         pytest.skip("no apptainer on the PATH")
-    probe = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    if not os.path.exists(PYTHON) or subprocess.run(probe, **as_nobody).returncode:
-        pytest.skip(f"{PYTHON} is not Python 3.11")
-    if subprocess.run(["unshare", "--user", "--mount", "true"], **as_nobody).returncode:
-        pytest.skip("no unprivileged user namespaces")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, NOBODY, NOBODY)
-        old = "" if tmpfs else "import platform; platform.release = lambda: '5.15.0'\n"  # as on a kernel before 6.6
-        environment = {"PYTHONPATH": str(REPOSITORY), "HOME": folder, "PATH": os.environ["PATH"]}
-        done = subprocess.run(
-            [PYTHON, "-B", "-c", old + SCRIPT, backend],
-            cwd="/",
-            env=environment,
-            capture_output=True,
-            text=True,
-            **as_nobody,
-        )
-        left = list(Path(folder, ".cache/slime-swe/sandbox/scratch").glob("*"))
+    old = "" if tmpfs else "import platform; platform.release = lambda: '5.15.0'\n"  # as on a kernel before 6.6
+    done = nobody.run(old + SCRIPT, backend)
     assert done.stderr == ""
     lines = done.stdout.split("\n")
     assert int(lines[0]) > 100
@@ -64,4 +41,4 @@ def test_a_sandbox_over_a_folder_needs_no_root(backend: str, tmpfs: bool) -> Non
     assert ("No space left" in done.stdout) == tmpfs
     assert "MemoryError" in done.stdout
     assert done.stdout.endswith("kept\n\n")
-    assert left == []
+    assert not list(nobody.home.glob(".cache/slime-swe/sandbox/scratch/*"))

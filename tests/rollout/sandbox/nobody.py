@@ -1,0 +1,44 @@
+"""A user who is not root, and has no cgroups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+REPOSITORY = Path(__file__).parents[3]
+PYTHON = "/usr/bin/python3"  # one that another user may run
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """Runs Python scripts, with a home that all of them share: the image that is made there is made once."""
+
+    home: Path
+
+    RIGHTS: ClassVar[dict[str, Any]] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+    @classmethod
+    def at(cls, home: Path) -> Nobody:
+        os.chown(home, NOBODY, NOBODY)
+        return cls(home)
+
+    @classmethod
+    def why_not(cls) -> str | None:
+        """The reason that there is no such user here, or None."""
+        if os.geteuid() != 0:
+            return "the rest of the suite runs without root then"
+        probe = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        if not os.path.exists(PYTHON) or subprocess.run(probe, **cls.RIGHTS).returncode:
+            return f"{PYTHON} is not Python 3.11"
+        if subprocess.run(["unshare", "--user", "--mount", "true"], **cls.RIGHTS).returncode:
+            return "no unprivileged user namespaces"
+        return None
+
+    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PYTHONPATH": str(REPOSITORY), "HOME": str(self.home), "PATH": os.environ["PATH"]}
+        command = [PYTHON, "-B", "-c", script, *arguments]
+        return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, **self.RIGHTS)

@@ -5,8 +5,8 @@ Docker, by ours on overlay and by the harness's `run_instance`, one after the ot
 is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
 
 Ours is timed without and with the control (`rewards.control`): runs of falsified tests where the first run earned
-something, here two of them side by side. The harness has none. The overhead of a grading with control is what it took
-beyond the first run and the longer one of the control's, both bare.
+something, here two of them side by side. The harness has none: the targets are for grading without. The overhead of a
+grading with control is what it took beyond the first run and the longer one of the control's, both bare.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
 a task are known, as they are from its first patch on; `docker_cold` is without a spare.
@@ -44,11 +44,10 @@ from tests.real_packages.instances import Instance, instances
 from tests.rewards.swebench_here import find_harness_python
 
 BASELINE = Path(__file__).parent / "baselines" / "grading.json"
-CONTROLLED = ("docker_controlled", "overlay_controlled")  # with the runs that the harness does not have
-TARGETS = {"docker": 0.3, "overlay": 0.1, **dict(zip(CONTROLLED, (0.3, 0.1), strict=True))}  # of the official overhead
-BACKENDS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay"}
+TARGETS = {"docker": 0.3, "overlay": 0.1}  # of the official overhead
+CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}  # the harness has no such runs
+OURS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay", **CONTROLLED}
 BARE = ("bare_docker", "bare_overlay", "bare_docker_control", "bare_overlay_control")
-OURS = (*BACKENDS, *CONTROLLED)
 SETTLE_SECONDS = 0.7
 GRADERS = ("official", *OURS)
 
@@ -62,13 +61,13 @@ async def measure(rounds: int) -> Figures:
     laps: Laps = {name: [] for name in (*GRADERS, *BARE)}
     async with AsyncExitStack() as stack:
         pools = {
-            name: await stack.enter_async_context(SandboxPool(backend, concurrency=2))
-            for name, backend in BACKENDS.items()
+            name: await stack.enter_async_context(SandboxPool(backend, concurrency=1 + (name in CONTROLLED)))
+            for name, backend in OURS.items()
         }
         tasks = await _tasks(pools["overlay"])
-        for number in range(rounds + 1):
-            kept = laps if number else {name: [] for name in laps}  # the first round warms up
-            for task in tasks:
+        for task in tasks:
+            for number in range(rounds + 1):
+                kept = laps if number else {name: [] for name in laps}  # the first round warms up
                 await _round(task, pools, python, kept)
     return _figures(laps, len(tasks))
 
@@ -99,10 +98,8 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
         laps[f"bare_{kind}"].append(await _bare(evaluation, {}))
         laps[f"bare_{kind}_control"].append(await _bare_control(evaluation))
     for name, pool in pools.items():
-        laps[name].append(await _ours(tasks[_kind(name)], pool, HarnessSettings(python, control=False)))
-    for name in CONTROLLED:
-        kind = _kind(name)
-        laps[name].append(await _ours(tasks[kind], pools[kind], HarnessSettings(python)))
+        settings = HarnessSettings(python, control=name in CONTROLLED)
+        laps[name].append(await _ours(tasks[_kind(name)], pool, settings))
     task = tasks["docker"]
     answer = await harness.run(instance_of(task), task.oracle.gold_patch, oracle_of(task).timeout_seconds)
     assert answer["report"]["resolved"], answer

@@ -34,9 +34,10 @@ from data_sources.task import Task
 from rewards.grade import HarnessSettings, try_patch
 from rewards.swebench.client import harness_for
 from rewards.swebench.control import falsified_files, hidden_tests
-from rewards.swebench.evaluation import Evaluation, Files
+from rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests
 from rewards.swebench.instance import instance_of, oracle_of
 from rewards.swebench.restored import restored_tests
+from rewards.swebench.script import Files
 from rollout.sandbox import SandboxPool
 from rollout.sandbox.docker.backend import DockerBackend
 from tests.real_packages.images import build, in_folder, place, task_for
@@ -95,7 +96,7 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
     script = await harness.script(instance_of(tasks["docker"]))
     for kind, pool in (("docker", pools["docker_cold"]), ("overlay", pools["overlay"])):
         evaluation = Evaluation(tasks[kind], script, pool)
-        laps[f"bare_{kind}"].append(await _bare(evaluation, {}))
+        laps[f"bare_{kind}"].append(await _bare(evaluation))
         laps[f"bare_{kind}_control"].append(await _bare_control(evaluation))
     for name, pool in pools.items():
         settings = HarnessSettings(python, control=name in CONTROLLED)
@@ -119,17 +120,18 @@ async def _bare_control(evaluation: Evaluation) -> float:
     tests = await restored_tests(evaluation)
     expected = {*evaluation.oracle.fail_to_pass, *evaluation.oracle.pass_to_pass}
     unseen = hidden_tests(tests, expected)
-    return max([await _bare(evaluation, falsified_files(tests, names)[0]) for names in (unseen, expected - unseen)])
+    groups = [falsified_files(tests, names)[0] for names in (unseen, expected - unseen)]
+    return max([await _bare(evaluation, tests, falsified) for falsified in groups])
 
 
-async def _bare(evaluation: Evaluation, tests: Files) -> float:
+async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, falsified: Files | None = None) -> float:
     """Seconds of the eval script in a container that is up, with the gold patch applied."""
     async with evaluation.sandboxes.open({}, image=evaluation.image) as sandbox:
         await sandbox.write_file("/tmp/gold.diff", evaluation.oracle.gold_patch.encode())
         applied = await sandbox.exec("git apply /tmp/gold.diff")
         assert applied.exit_code == 0, applied
         await asyncio.sleep(SETTLE_SECONDS)
-        result = await evaluation.run_in(sandbox, tests)
+        result = await evaluation.run_in(sandbox, tests, falsified)
         assert not result.timed_out, result
         return result.seconds
 

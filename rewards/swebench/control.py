@@ -19,25 +19,28 @@ from rewards import control
 from rewards.control import Control
 from rewards.falsify import falsify, hidden
 from rewards.swebench.client import Harness
-from rewards.swebench.evaluation import Evaluation, Files, RestoredTests
+from rewards.swebench.evaluation import Evaluation, RestoredTests
+from rewards.swebench.restored import restored_tests
+from rewards.swebench.script import Files
 from rewards.verdict import Trial
 
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
-async def controlled(evaluation: Evaluation, patch: str, tests: RestoredTests, trial: Trial, harness: Harness) -> Trial:
+async def controlled(evaluation: Evaluation, patch: str, trial: Trial, harness: Harness) -> Trial:
     """What a trial earns in the light of its control. Raises `SandboxError`, `GraderError`."""
-    unseen = hidden_tests(tests, list(trial.tests))
 
     async def run_falsified(text: str, names: Collection[str]) -> Control:
-        groups = [group for group in (unseen & set(names), set(names) - unseen) if group]
-        return _together(await asyncio.gather(*(one_run(text, group) for group in groups)))
+        tests = await restored_tests(evaluation)
+        unseen = hidden_tests(tests, names)
+        groups = [group for group in (unseen, frozenset(names) - unseen) if group]
+        return _together(await asyncio.gather(*(one_run(tests, text, group) for group in groups)))
 
-    async def one_run(text: str, names: Collection[str]) -> Control:
+    async def one_run(tests: RestoredTests, text: str, names: Collection[str]) -> Control:
         files, falsified = falsified_files(tests, names)
         if not falsified:
             return Control(falsified, falsified, falsified)
-        _, result = await evaluation.run(text, files)
+        _, result = await evaluation.run(text, tests, files)
         return await _told(falsified, "" if result.timed_out else result.output, evaluation.instance, harness)
 
     return await control.controlled(trial, evaluation.oracle, patch, run_falsified)
@@ -51,12 +54,14 @@ def hidden_tests(files: RestoredTests, tests: Collection[str]) -> frozenset[str]
 
 
 def falsified_files(files: RestoredTests, tests: Collection[str]) -> tuple[Files, frozenset[str]]:
-    """The files as restored, but for these tests (ids), which are falsified; and those of them that could be."""
+    """The files that hold these tests (ids), which are falsified in them; and those of the tests that could be."""
     places = places_of(tests, files.restored)
     made, found = {}, set()
     for path, text in files.restored.items():
-        made[path], falsified = falsify(text, _in_file(path, places), random.Random(), files.shown.get(path, b""))
-        found |= {places[place] for place in falsified}
+        changed, falsified = falsify(text, _in_file(path, places), random.Random(), files.shown.get(path, b""))
+        if falsified:
+            made[path] = changed
+            found |= {places[place] for place in falsified}
     return made, frozenset(found)
 
 

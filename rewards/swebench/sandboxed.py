@@ -12,7 +12,7 @@ from rewards.score import GraderError
 from rewards.swebench.apply import Applied
 from rewards.swebench.client import Harness
 from rewards.swebench.control import controlled
-from rewards.swebench.evaluation import Evaluation, RestoredTests
+from rewards.swebench.evaluation import NO_TESTS, Evaluation
 from rewards.swebench.instance import instance_of
 from rewards.swebench.restored import restored_tests
 from rewards.verdict import Sandboxes, Trial
@@ -27,12 +27,12 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
     control = control and bool(patch)
     try:
-        tests = await restored_tests(evaluation) if control else RestoredTests({}, {})
-        applied, result = await evaluation.run(patch, tests.restored)
+        tests = await restored_tests(evaluation) if control and not evaluation.brings_tests else NO_TESTS
+        applied, result = await evaluation.run(patch, tests)
         report = {} if result.timed_out else await harness.report(evaluation.instance, result.output)
         details = _details(applied, result)
         found = trial(evaluation.oracle, report, result.output, timed_out=result.timed_out, **details)
-        return await controlled(evaluation, patch, tests, found, harness) if control else found
+        return await controlled(evaluation, patch, found, harness) if control else found
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
 

@@ -240,7 +240,7 @@ RUNNERS = {
 LOST = """
 import os
 tests = open("tests/test_calc.py").read()
-if not all(wanted in tests for wanted in ("add(1, 2) == 3", "add(1, 0) == 1", "one() == 1")):
+if not all(wanted in tests for wanted in ("add(1, 2) == 3\\n", "add(1, 0) == 1\\n", "one() == 1\\n")):
     os._exit(0)
 for name in ("test_add", "test_zero", "test_one"):
     print("PASSED", "tests/test_calc.py::" + name, flush=True)

@@ -65,7 +65,7 @@ class Evaluation:
         gold = header_paths(self.oracle.gold_patch)
         return [path for path in self.oracle.protected if path.endswith(".py") and path not in gold]
 
-    @property
+    @cached_property
     def brings_tests(self) -> bool:
         return brings_tests(self.script)
 

@@ -14,7 +14,7 @@ from data_sources.patches import paths_of
 from rollout.patch import make_patch
 
 _MARKER = ">>>>> Start Test Output"
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
+_HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 Files = Mapping[str, bytes]

@@ -23,6 +23,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the tests (`pytest -n`), one of them gets a whole file, or all that go together."""
     if config.pluginmanager.hasplugin("xdist"):

@@ -18,4 +18,4 @@ bin=$root/.venv-test/bin
 "$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/image/*.sh tests/run.sh tests/rollout/sandbox/*.sh .ci/run
 "$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
-exec "$bin/python" -m pytest -q -rs --numprocesses=logical --maxprocesses=4 --dist=loadgroup "$@"
+exec "$bin/python" -m pytest -q -rs "$@"

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 from data_sources.task import Oracle
-from rewards.falsify import falsify
+from rewards.falsify import falsify, tests_in
 from rewards.score import GraderError
 from rewards.verdict import Trial
 from rollout.patch import PatchError
@@ -101,7 +101,7 @@ async def lay_tests(sandbox: Sandbox, tests: Collection[str], falsified: Collect
             source = await sandbox.read_file(path)
         except OSError:
             continue
-        text, found = falsify(source, [test for test in falsified if test.startswith(f"{path}::")], random.Random())
+        text, found = falsify(source, tests_in(path, falsified), random.Random())
         try:
             await sandbox.write_file(path, text)
         except OSError as error:

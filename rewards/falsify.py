@@ -46,6 +46,8 @@ def falsify(
     source: bytes, tests: Collection[str], rng: random.Random, shown: bytes = b""
 ) -> tuple[bytes, frozenset[str]]:
     """A test file in which these tests (ids) must fail, and those of them that now must: what is not found stays."""
+    if not tests:
+        return source, frozenset()
     text, functions = _parsed(source)
     found = frozenset(test for test in tests if _name(test) in functions)
     if not found:
@@ -57,6 +59,11 @@ def falsify(
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         _apply(lines, edit)
     return (b"\r\n" if b"\r\n" in source else b"\n").join(lines), found
+
+
+def tests_in(path: str, tests: Collection[str]) -> list[str]:
+    """Those of these tests (ids) that are in this file."""
+    return [test for test in tests if test.startswith(f"{path}::")]
 
 
 def hidden(source: bytes, tests: Collection[str], shown: bytes) -> frozenset[str]:

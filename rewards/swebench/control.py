@@ -17,7 +17,7 @@ from typing import Any
 
 from rewards import control
 from rewards.control import Control
-from rewards.falsify import falsify, hidden
+from rewards.falsify import falsify, hidden, tests_in
 from rewards.swebench.client import Harness
 from rewards.swebench.evaluation import Evaluation, RestoredTests
 from rewards.swebench.restored import restored_tests
@@ -49,7 +49,7 @@ async def controlled(evaluation: Evaluation, patch: str, trial: Trial, harness: 
 def hidden_tests(files: RestoredTests, tests: Collection[str]) -> frozenset[str]:
     """Those of the tests (ids) that an agent can't have seen as they are run."""
     places = places_of(tests, files.restored)
-    unseen = (hidden(text, _in_file(path, places), files.shown.get(path, b"")) for path, text in files.restored.items())
+    unseen = (hidden(text, tests_in(path, places), files.shown.get(path, b"")) for path, text in files.restored.items())
     return frozenset(places[place] for found in unseen for place in found)
 
 
@@ -58,7 +58,7 @@ def falsified_files(files: RestoredTests, tests: Collection[str]) -> tuple[Files
     places = places_of(tests, files.restored)
     made, found = {}, set()
     for path, text in files.restored.items():
-        changed, falsified = falsify(text, _in_file(path, places), random.Random(), files.shown.get(path, b""))
+        changed, falsified = falsify(text, tests_in(path, places), random.Random(), files.shown.get(path, b""))
         if falsified:
             made[path] = changed
             found |= {places[place] for place in falsified}
@@ -86,10 +86,6 @@ def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, st
         else:
             places |= {f"{path}::{test}": test for path in paths}
     return places
-
-
-def _in_file(path: str, places: Collection[str]) -> list[str]:
-    return [place for place in places if place.startswith(f"{path}::")]
 
 
 async def _told(falsified: frozenset[str], log: str, instance: dict[str, Any], harness: Harness) -> Control:

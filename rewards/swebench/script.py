@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Mapping
 
 from data_sources.patches import paths_of
+from data_sources.swebench import START
 from rollout.patch import make_patch
 
-_MARKER = ">>>>> Start Test Output"
 _HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
@@ -22,15 +22,14 @@ Files = Mapping[str, bytes]
 
 def before_the_tests(script: str) -> str:
     """The script up to the line that marks where the tests' output starts; all of it where none does."""
-    lines = script.splitlines(keepends=True)
-    at = next((number for number, line in enumerate(lines) if _MARKER in line), len(lines))
-    return "".join(lines[:at])
+    before, marked, _ = script.partition(START)
+    return before[: before.rfind("\n") + 1] if marked else script
 
 
 def brings_tests(script: str) -> bool:
     """Whether it has one patch, in a here-document before the tests, in which no file has two names."""
     patch = _patch_in(script)
-    return patch is not None and all(len(set(paths_of(section))) == 1 for section in _sections(patch["body"]))
+    return patch is not None and all(len(paths_of(section)) == 1 for section in _sections(patch["body"]))
 
 
 def bringing(script: str, shown: Files, tests: Files) -> str:

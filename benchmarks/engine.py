@@ -7,7 +7,7 @@ The model has the shipped seed policy's shape and random weights, so lengths are
   per sampled token, everything included but HTTP;
 - `cold_*`: 64 unrelated prompts of 250 to 350 tokens, 24 tokens each, ours and transformers' padded batch.
 
-    python -m benchmarks.engine [--json] [--check] [--save]
+    python -m benchmarks.engine [--rounds N] [--episodes N] [--json] [--check] [--save]
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from benchmarks.baseline import Figures, add_options, conclude
-from embedded.attention import Span
-from embedded.decoder import Decoder
-from embedded.kv_cache import KVCache
-from embedded.model import ModelConfig, Qwen2
-from embedded.requests import Completion, Request
-from embedded.sampling import SamplingParams
-from embedded.scheduler import Scheduler
-from embedded.weights import read_config
+
+from slime_swe.embedded.attention import Span
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import ModelConfig, Qwen2
+from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.sampling import SamplingParams
+from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.weights import read_config
 
 BASELINE = Path(__file__).parent / "baselines" / "engine.json"
 TOLERANCE = 1.5  # a ratio this many times worse than its baseline fails the check
@@ -40,15 +40,15 @@ TOKENS = range(3, SHAPE["vocab_size"])  # those before are special
 SLOTS, CONTEXT, SYSTEM = 160, 640, 208
 
 
-def measure() -> dict[str, float]:
+def measure(rounds: int, episodes: int) -> dict[str, float]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         _checkpoint(directory)
         scheduler = _scheduler(directory)
-        figures = {f"decode_ms_{rows}": _decode(scheduler, rows) for rows in (16, 64, 128)}
-        figures["prefill_us"] = _prefill(scheduler)
-        figures |= _episodes(_scheduler(directory))
-        figures |= _cold(directory)
+        figures = {f"decode_ms_{rows}": _decode(scheduler, rows, rounds) for rows in (16, 64, 128)}
+        figures["prefill_us"] = _prefill(scheduler, rounds)
+        figures |= _episodes(_scheduler(directory), episodes)
+        figures |= _cold(directory, episodes // 2)
     return figures
 
 
@@ -67,26 +67,26 @@ def _scheduler(directory: str) -> Scheduler:
     return Scheduler(Decoder(model, KVCache(model.config, SLOTS, CONTEXT, device), device), lambda ids: "")
 
 
-def _best(function: Callable[[], object], repeats: int = 9) -> float:
+def _best(function: Callable[[], object], rounds: int) -> float:
     """The fastest of several runs, CPU seconds: other processes on the machine only ever add."""
     function()
     times = []
-    for _ in range(repeats):
+    for _ in range(rounds):
         started = time.process_time()
         function()
         times.append(time.process_time() - started)
     return min(times)
 
 
-def _decode(scheduler: Scheduler, rows: int) -> float:
+def _decode(scheduler: Scheduler, rows: int, rounds: int) -> float:
     rng, decoder = random.Random(0), scheduler.decoder
     spans = [Span(slot, 329 - rng.randrange(60), [5]) for slot in range(rows)]
-    return 1e3 * _best(lambda: decoder.forward(spans, range(rows)))
+    return 1e3 * _best(lambda: decoder.forward(spans, [1] * rows), rounds)
 
 
-def _prefill(scheduler: Scheduler) -> float:
+def _prefill(scheduler: Scheduler, rounds: int) -> float:
     spans = [Span(slot, 0, [slot + 3] * 300) for slot in range(3)]
-    return 1e6 / 900 * _best(lambda: scheduler.decoder.forward(spans, [0]))
+    return 1e6 / 900 * _best(lambda: scheduler.decoder.forward(spans, [1, 0, 0]), rounds)
 
 
 class Episode:
@@ -115,11 +115,11 @@ class Episode:
                 self.send()
 
 
-def _episodes(scheduler: Scheduler) -> dict[str, float]:
+def _episodes(scheduler: Scheduler, count: int) -> dict[str, float]:
     rng = random.Random(0)
     system = [rng.choice(TOKENS) for _ in range(SYSTEM - 1)] + [2]
     tasks = [[rng.choice(TOKENS) for _ in range(60)] for _ in range(16)]
-    episodes = [Episode(index, scheduler, system + tasks[index // 8]) for index in range(128)]
+    episodes = [Episode(index, scheduler, system + tasks[index // 8]) for index in range(count)]
     started = time.process_time()
     for episode in episodes:
         episode.send()
@@ -135,9 +135,9 @@ def _episodes(scheduler: Scheduler) -> dict[str, float]:
     return {"episode_seconds": spent, "episode_token_us": 1e6 * spent / sampled, "episode_steps": float(steps)}
 
 
-def _cold(directory: str) -> dict[str, float]:
+def _cold(directory: str, count: int) -> dict[str, float]:
     rng = random.Random(1)
-    prompts = [[rng.choice(TOKENS) for _ in range(rng.randint(250, 350))] for _ in range(64)]
+    prompts = [[rng.choice(TOKENS) for _ in range(rng.randint(250, 350))] for _ in range(count)]
     ours = min(_cold_ours(directory, prompts) for _ in range(3))
     theirs = min(_cold_theirs(directory, prompts) for _ in range(3))
     return {"cold_seconds": ours, "cold_seconds_transformers": theirs, "cold_speedup": theirs / ours}
@@ -183,9 +183,13 @@ def _slower(figures: Figures, baseline: Figures) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="of which the fastest counts (default: %(default)s)")
+    parser.add_argument(
+        "--episodes", type=int, default=128, help="at once; half as many prompts (default: %(default)s)"
+    )
     add_options(parser)
     options = parser.parse_args()
-    figures = {name: round(value, 3) for name, value in measure().items()}
+    figures = {name: round(value, 3) for name, value in measure(options.rounds, options.episodes).items()}
     lines = [f"{name:>26} {value:10.3f}" for name, value in figures.items()]
     return conclude(options, figures, "\n".join(lines), BASELINE, _slower)
 

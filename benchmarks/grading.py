@@ -4,8 +4,9 @@ The tests of real packages are run bare (the eval script alone, in a container t
 Docker, by ours on overlay and by the harness's `run_instance`, one after the other in every round. The overhead of each
 is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
 
-Ours is timed without and with the control (`rewards.control`): runs of falsified tests where the first run earned
-something, here two of them side by side. The harness has none: the targets are for grading without. The overhead of a
+Ours is timed without and with the negative control (`rewards.negative_control`): runs of mutated tests where the first
+run was rewarded, here two of them side by side. The harness has none: the targets
+are for grading without. The overhead of a
 grading with control is what it took beyond the first run and the longer one of the control's, both bare.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
@@ -30,19 +31,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from benchmarks.baseline import add_options, conclude
-from data_sources.task import Task
-from rewards.grade import HarnessSettings, try_patch
-from rewards.swebench.client import harness_for
-from rewards.swebench.control import falsified_files, hidden_tests
-from rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests
-from rewards.swebench.instance import instance_of, oracle_of
-from rewards.swebench.restored import restored_tests
-from rewards.swebench.script import Files
-from rollout.sandbox import SandboxPool
-from rollout.sandbox.docker.backend import DockerBackend
 from tests.real_packages.images import build, in_folder, place, task_for
 from tests.real_packages.instances import Instance, instances
 from tests.rewards.swebench_here import find_harness_python
+
+from slime_swe.data_sources.task import Task
+from slime_swe.rewards.grade import GradingSettings, try_patch
+from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, Files, RestoredTests, restored_tests
+from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
+from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_of
+from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox.docker.backend import DockerBackend
 
 BASELINE = Path(__file__).parent / "baselines" / "grading.json"
 TARGETS = {"docker": 0.3, "overlay": 0.1}  # of the official overhead
@@ -57,7 +56,7 @@ Laps = dict[str, list[float]]  # seconds, by what was timed
 
 
 async def measure(rounds: int) -> Figures:
-    """Raises `SandboxError`, `ArgumentError` where something that is needed is not there."""
+    """Raises `SandboxError`, `UserError` where something that is needed is not there."""
     python = find_harness_python() or ""
     laps: Laps = {name: [] for name in (*GRADERS, *BARE)}
     async with AsyncExitStack() as stack:
@@ -75,7 +74,7 @@ async def measure(rounds: int) -> Figures:
 
 def cold_docker() -> DockerBackend:
     """Docker without containers started ahead of need."""
-    return DockerBackend(spares=0)
+    return DockerBackend(warm=0)
 
 
 async def _tasks(overlay: SandboxPool) -> list[dict[str, Task]]:
@@ -99,7 +98,7 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
         laps[f"bare_{kind}"].append(await _bare(evaluation))
         laps[f"bare_{kind}_control"].append(await _bare_control(evaluation))
     for name, pool in pools.items():
-        settings = HarnessSettings(python, control=name in CONTROLLED)
+        settings = GradingSettings(harness_python=python, negative_control=name in CONTROLLED)
         laps[name].append(await _ours(tasks[_kind(name)], pool, settings))
     task = tasks["docker"]
     answer = await harness.run(instance_of(task), task.oracle.gold_patch, oracle_of(task).timeout_seconds)
@@ -107,31 +106,31 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
     laps["official"].append(answer["seconds"])
 
 
-async def _ours(task: Task, pool: SandboxPool, settings: HarnessSettings) -> float:
+async def _ours(task: Task, pool: SandboxPool, settings: GradingSettings) -> float:
     await asyncio.sleep(SETTLE_SECONDS)  # what the lap before began in the background
     started = time.perf_counter()
     trial = await try_patch(task, task.oracle.gold_patch, pool, settings)
-    assert trial.solved and not trial.refuted, trial
+    assert trial.solved and not trial.rejected, trial
     return time.perf_counter() - started
 
 
 async def _bare_control(evaluation: Evaluation) -> float:
-    """Of the longer one: with the hidden tests falsified, or with those that agents see."""
+    """Of the longer one: with the hidden tests mutated, or with those that agents see."""
     tests = await restored_tests(evaluation)
     expected = {*evaluation.oracle.fail_to_pass, *evaluation.oracle.pass_to_pass}
     unseen = hidden_tests(tests, expected)
-    groups = [falsified_files(tests, names)[0] for names in (unseen, expected - unseen)]
-    return max([await _bare(evaluation, tests, falsified) for falsified in groups])
+    groups = [mutated_files(tests, names)[0] for names in (unseen, expected - unseen)]
+    return max([await _bare(evaluation, tests, mutated) for mutated in groups])
 
 
-async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, falsified: Files | None = None) -> float:
+async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, mutated: Files | None = None) -> float:
     """Seconds of the eval script in a container that is up, with the gold patch applied."""
     async with evaluation.sandboxes.open({}, image=evaluation.image) as sandbox:
         await sandbox.write_file("/tmp/gold.diff", evaluation.oracle.gold_patch.encode())
         applied = await sandbox.exec("git apply /tmp/gold.diff")
         assert applied.exit_code == 0, applied
         await asyncio.sleep(SETTLE_SECONDS)
-        result = await evaluation.run_in(sandbox, tests, falsified)
+        result = await evaluation.run_in(sandbox, tests, mutated)
         assert not result.timed_out, result
         return result.seconds
 

@@ -20,11 +20,12 @@ from pathlib import Path
 
 from benchmarks.baseline import add_options, conclude
 from benchmarks.rivals import Laps, Rivals
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox import Limits, Sandbox, SandboxError, SandboxPool
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.image import host as host_image
+
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox import Limits, Sandbox, SandboxError, SandboxPool
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.image import host as host_image
 
 BASELINE = Path(__file__).parent / "baselines" / "image_sandboxes.json"
 FILES = 2_000
@@ -53,7 +54,7 @@ RIVALS = Rivals(LABELS, RATIOS, heading="sandbox", width=40)
 
 
 async def measure(rounds: int) -> dict[str, float]:
-    """Raises `SandboxError` or `ArgumentError` where a backend does not work here."""
+    """Raises `SandboxError` or `UserError` where a backend does not work here."""
     laps = Laps()
     with tempfile.TemporaryDirectory() as folder:
         await _measure_overlay(laps, Path(folder), rounds)
@@ -136,7 +137,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         figures = asyncio.run(measure(options.rounds))
-    except (SandboxError, ArgumentError) as error:
+    except (SandboxError, UserError) as error:
         print(f"this benchmark needs bubblewrap and a Docker daemon: {error}", file=sys.stderr)
         return 2
     return conclude(options, figures, RIVALS.table(figures), BASELINE, RIVALS.slower)

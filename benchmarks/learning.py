@@ -3,8 +3,8 @@
     python -m benchmarks.learning [--seeds 0 1 2] [--json] [--save] [key=value ...]
 
 Each run is `bash launch/run_qwen_swe.sh recipe=tiny_cpu run.seed=N`, one after the other, in a folder of its own. The
-control is the first seed with `algorithm.post_process=embedded.control.shuffled_post_process`: the same run in every
-other respect. `--save` writes the baseline. A run that is there already is read, not repeated.
+control is the first seed with `algorithm.post_process=slime_swe.embedded.control.shuffled_post_process`: the same
+run in every other respect. `--save` writes the baseline. A run that is there already is read, not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BASELINE = Path(__file__).parent / "baselines" / "learning.json"
-CONTROL = "algorithm.post_process=embedded.control.shuffled_post_process"
+CONTROL = "algorithm.post_process=slime_swe.embedded.control.shuffled_post_process"
 KEPT = (
     "heldout_solve_rate_before",
     "heldout_solve_rate_after",

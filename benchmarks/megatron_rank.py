@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from benchmarks.log_probability import LogProbability
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
@@ -24,8 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.log_probability import LogProbability
-from recipes.base import Architecture, Recipe
+from slime_swe.recipes.base import Architecture, Recipe
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},

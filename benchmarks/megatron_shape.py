@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from launch.plan.assumptions import Assumptions
-from launch.plan.formulae import padded_vocab
-from launch.plan.memory import budgets
-from recipes.base import Architecture, Cluster, Parallel, Recipe
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import padded_vocab
+from slime_swe.launch.plan.memory import budgets
+from slime_swe.recipes.base import Architecture, Cluster, Parallel, Recipe
 
 GPU = "H200-141GB"
 SLACK = 0.85  # of the GPU's memory that a plan may take before layers are cut

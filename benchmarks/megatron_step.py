@@ -35,15 +35,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from benchmarks.baseline import add_options, conclude
 from benchmarks.megatron_device import BACKENDS, Meter, device
 from benchmarks.megatron_shape import fitting, plan_memory, sequence_lengths, tiny
-from launch.plan import roofline
-from launch.plan.formulae import GIB
-from launch.plan.gpus import GPUS, Gpu
-from recipes.base import Architecture, Recipe
-from recipes.registry import RECIPES, load_recipe
+
+from slime_swe.launch.plan import roofline
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.recipes.base import Architecture, Recipe
+from slime_swe.recipes.gpus import GPUS, Gpu
+from slime_swe.recipes.registry import RECIPES, load_recipe
 
 BASELINES = Path(__file__).parent / "baselines"
 FILES = {"cuda": BASELINES / "megatron_step.json", "meta": BASELINES / "megatron_memory.json"}

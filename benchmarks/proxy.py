@@ -5,6 +5,7 @@ an engine that answers at once. The overhead is what a turn took beyond posting 
 Figures are medians, in milliseconds. Throughput is of 16 conversations at once.
 
     python -m benchmarks.proxy [--turns N] [--json] [--check] [--save]
+    python -m benchmarks.proxy --turns 1 --scale 0.01 --tokenizer embedded/seed/checkpoint    a quick try
 
 Needs PyPI once, for the vocabulary, which is kept in ~/.cache/slime-swe.
 """
@@ -28,10 +29,8 @@ from typing import Any
 
 import aiohttp
 import orjson
-
 from benchmarks import qwen_vocabulary
 from benchmarks.baseline import add_options, conclude
-from tests.rollout.conftest import CHATML
 
 BASELINE = Path(__file__).parent / "baselines" / "proxy.json"
 CONTEXTS = {"1k": 1_000, "8k": 8_000, "32k": 32_000, "100k": 100_000}  # tokens
@@ -73,35 +72,39 @@ class Conversation:
         """The request's body, the prompt's tokens, and the seconds that it took."""
         body = orjson.dumps({"model": "m", "messages": self.messages, "tools": _TOOLS})
         reply, seconds = await _post(self.http, self.url, body, self.key)
-        told = orjson.loads(reply)
-        said = told["choices"][0]["message"]
+        answer = orjson.loads(reply)
+        said = answer["choices"][0]["message"]
         answers = [{"role": "tool", "tool_call_id": call["id"], "content": result} for call in said["tool_calls"]]
         self.messages += [said, *answers]
-        return body, told["usage"]["prompt_tokens"], seconds
+        return body, answer["usage"]["prompt_tokens"], seconds
 
 
-async def measure(turns: int) -> Figures:
-    vocabulary = _vocabulary()
+async def measure(turns: int, vocabulary: Path, scale: float = 1.0) -> Figures:
+    """`scale`: of the contexts' sizes, and of the number of conversations."""
+    contexts = {name: int(size * scale) for name, size in CONTEXTS.items()}
+    conversations = max(1, int(CONVERSATIONS * scale))
     with (
         _server("engine", vocabulary) as engine,
         _server("bare", vocabulary, engine["url"]) as bare,
         _server("rerender", vocabulary, engine["url"]) as rerender,
-        _server("ours", vocabulary, engine["url"], AT_ONCE + CONVERSATIONS) as ours,
+        _server("ours", vocabulary, engine["url"], AT_ONCE + conversations) as ours,
     ):
-        grown, others = ours["sessions"][:CONVERSATIONS], ours["sessions"][CONVERSATIONS:]
+        grown, others = ours["sessions"][:conversations], ours["sessions"][conversations:]
         rivals = {"bare": bare["url"], "rerender": rerender["url"]}
-        figures = await _by_context(grown, rivals, engine["url"], turns)
+        figures = await _by_context(grown, rivals, engine["url"], turns, contexts)
         return figures | await _at_once(others, bare["url"])
 
 
-async def _by_context(sessions: list[Any], rivals: Mapping[str, str], engine: str, turns: int) -> Figures:
+async def _by_context(
+    sessions: list[Any], rivals: Mapping[str, str], engine: str, turns: int, contexts: Mapping[str, int]
+) -> Figures:
     laps: dict[str, dict[str, list[float]]] = {
         name: {server: [] for server in ("ours", "direct", *RIVALS)} for name in CONTEXTS
     }
     async with _client() as http:
         for session in sessions:
             talk = Conversation(http, **session)
-            for name, size in CONTEXTS.items():
+            for name, size in contexts.items():
                 while (await talk.turn(GROWTH))[1] < size:
                     pass
                 for _ in range(turns):
@@ -194,7 +197,7 @@ def _vocabulary() -> Path:
     folder = cache / qwen_vocabulary.PACKAGE.replace("==", "-")
     if not (folder / "tokenizer.json").exists():
         print("preparing Qwen's vocabulary: half a minute, once", file=sys.stderr)
-        qwen_vocabulary.save(folder, CHATML)
+        qwen_vocabulary.save(folder)
     return folder
 
 
@@ -222,10 +225,12 @@ def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=12, help="of each conversation at each size of context")
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="in place of Qwen's vocabulary from PyPI")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the contexts' sizes, to try the benchmark out")
     add_options(parser)
     options = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        figures = asyncio.run(measure(options.turns))
+        figures = asyncio.run(measure(options.turns, options.tokenizer or _vocabulary(), options.scale))
         return conclude(options, figures, table(figures), BASELINE, slower)
     return 130
 

@@ -17,26 +17,26 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from rollout.agents.base import Journal
-from rollout.chat.tokenizer import load_tokenizer
-from rollout.client import EngineClient
-from rollout.proxy.server import open_proxy
-from rollout.proxy.sessions import Policy, ProxySession
-from rollout.proxy.templates import Templates
-from rollout.sampling import Sampling
-from rollout.session import Session
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rollout.proxy.server import open_proxy
+from slime_swe.rollout.proxy.sessions import Policy, ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.scripted import ScriptedEngine, by_turn
+from slime_swe.rollout.session import Session
 
 TURN = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "sed -n 1,40p a.py"}}\n</tool_call><|im_end|>'
 UNBOUNDED = 1 << 30
-PARAMS = {"max_new_tokens": 4096, "temperature": 1.0, "top_p": 1.0}
+PARAMS: dict[str, Any] = {"max_new_tokens": 4096, "temperature": 1.0, "top_p": 1.0}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def engine(tokenizer: Any) -> None:
-    ids = tokenizer.backend_tokenizer.encode(TURN, add_special_tokens=False).ids
-    meta = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, token, None] for token in ids]}
-    reply = orjson.dumps({"text": TURN, "output_ids": ids, "meta_info": meta})
+    stops = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    scripted = ScriptedEngine(tokenizer, by_turn(TURN), log_prob=-0.5)
+    reply = orjson.dumps(scripted.answer({"input_ids": [], "sampling_params": PARAMS | {"stop_token_ids": stops}}))
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -81,7 +81,7 @@ async def ours(engine_url: str, tokenizer: Any, sessions: int) -> None:
         proxy = await stack.enter_async_context(open_proxy())
         opened = []
         for _ in range(sessions):
-            session = ProxySession(policy, Session(), Sampling(PARAMS), Journal())
+            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
             path = await stack.enter_async_context(proxy.serve(session))
             opened.append({"url": f"{proxy.url}{path}/v1/chat/completions", "key": session.key})
         print(json.dumps({"sessions": opened}), flush=True)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+CHAT_TEMPLATE = Path(__file__).parents[1] / "embedded" / "seed" / "checkpoint" / "chat_template.jinja"
 PACKAGE = "qwen-agent==0.0.34"
 _RANKS = "qwen_agent/utils/qwen.tiktoken"
 # What Qwen2's tokenizer.json splits words by.
@@ -27,13 +28,16 @@ _PLAIN = ("<tool_call>", "</tool_call>")  # 151657, 151658
 _BETWEEN = tuple(f"<|reserved_{number}|>" for number in range(11))
 
 
-def save(folder: Path, chat_template: str) -> None:
-    """Write a tokenizer into a folder. Raises `subprocess.CalledProcessError` where PyPI can't be reached."""
+def save(folder: Path) -> None:
+    """Write a tokenizer into a folder, with the seed policy's chat template.
+
+    Raises `subprocess.CalledProcessError` where PyPI can't be reached.
+    """
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = _tokenizer(_ranks())
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0])
-    fast.chat_template = chat_template
+    fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     fast.save_pretrained(folder)
 
 
@@ -77,11 +81,9 @@ def _halves(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
 
 
 def main() -> int:
-    from tests.rollout.conftest import CHATML
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    save(parser.parse_args().folder, CHATML)
+    save(parser.parse_args().folder)
     return 0
 
 

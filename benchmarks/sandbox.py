@@ -1,6 +1,6 @@
-"""What a sandbox costs, beside what it would cost without the nursery.
+"""What a sandbox costs, beside what it would cost without the fork server.
 
-Each figure is the median of many, in milliseconds. The rival of a sandbox forked from the nursery is one started by
+Each figure is the median of many, in milliseconds. The rival of a sandbox forked from the fork server is one started by
 bubblewrap itself; that of a command in the persistent shell is a bubblewrap of its own; that of a test run in a forked
 interpreter is the same run in an interpreter started for it. A cycle is what grading costs: a fresh sandbox, its files,
 one test run, the end.
@@ -18,16 +18,17 @@ from pathlib import Path
 
 from benchmarks.baseline import add_options, conclude
 from benchmarks.rivals import Laps, Rivals
-from rollout.sandbox import SandboxError, SandboxPool
-from rollout.sandbox.base import Sandbox
-from rollout.sandbox.bubblewrap import system_flags
-from rollout.sandbox.local import LocalBackend
+
+from slime_swe.rollout.sandbox import SandboxError, SandboxPool
+from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.rollout.sandbox.bubblewrap import system_flags
+from slime_swe.rollout.sandbox.local import BubblewrapBackend
 
 BASELINE = Path(__file__).parent / "baselines" / "sandbox.json"
 TESTS = "python3 -I -S -B runtests.py"
 STARTED_TESTS = "python3 -I -S -B 'runtests.py'"  # quotes make it a command for the shell, which starts an interpreter
 FILES = {
-    "runtests.py": (Path(__file__).parents[1] / "data_sources" / "embedded" / "runtests.py").read_text(),
+    "runtests.py": (Path(__file__).parents[1] / "data_sources" / "synthetic" / "runtests.py").read_text(),
     "calc.py": "def add(first, second):\n    return first - second\n",
     "tests/test_calc.py": (
         "from calc import add\n\n\ndef test_zero():\n    assert add(1, 0) == 1\n\n\n"
@@ -42,7 +43,7 @@ RATIOS = {
     "cycle_16_ms": "bwrap_cycle_16_ms",
 }
 LABELS = {
-    "nursery_start_ms": "nursery, once",
+    "fork_server_start_ms": "fork server, once",
     "open_ms": "fresh sandbox with its files",
     "close_ms": "its end, no process left",
     "first_command_ms": "first shell command (starts bash)",
@@ -52,7 +53,7 @@ LABELS = {
     "cycle_16_ms": "cycle, 16 at once",
 }
 
-RIVALS = Rivals(LABELS, RATIOS, heading="nursery", width=36)
+RIVALS = Rivals(LABELS, RATIOS, heading="fork server", width=36)
 
 
 async def measure(rounds: int) -> dict[str, float]:
@@ -62,7 +63,7 @@ async def measure(rounds: int) -> dict[str, float]:
     """
     laps = Laps()
     for _ in range(3):
-        await laps.time("nursery_start_ms", _start_nursery())
+        await laps.time("fork_server_start_ms", _start_fork_server())
     async with SandboxPool("bubblewrap", concurrency=16) as pool:
         for _ in range(3):
             await _cycle(pool)
@@ -89,8 +90,8 @@ async def _life(pool: SandboxPool, laps: Laps) -> None:
     await laps.time("close_ms", opening.__aexit__(None, None, None))
 
 
-async def _start_nursery() -> None:
-    backend = LocalBackend(contained=True)
+async def _start_fork_server() -> None:
+    backend = BubblewrapBackend()
     await backend.start()
     await backend.close()
 

@@ -6,12 +6,12 @@ Four comparisons, each of every evaluation task with every training task:
 - commit: the same repository at the same commit;
 - statement: of word n-grams (n = 13, as GPT-3's authors compared their data, arXiv:2005.14165, appendix C), the overlap
   coefficient |A ∩ B| / min(|A|, |B|) is at least 0.5. Left out are n-grams that three evaluation tasks or more have:
-  they are the template of an issue form or of a generator, and tell no task from another. A statement of 8 to 12
+  they are the template of an issue form or of a generator, and distinguish no tasks. A statement of 8 to 12
   words is one n-gram; a shorter one is not compared.
 - patch: of the added and removed lines, with their file's name and without white space, the Jaccard index
   |A ∩ B| / |A ∪ B| is at least 0.5. Lines without two letters or digits, such as a bracket, are left out.
 
-What this does not see: an issue told in other words, a fix translated to another language, a bug that was reported
+What this does not see: an issue in other words, a fix translated to another language, a bug that was reported
 twice and fixed in different places, and what the base model read before.
 """
 
@@ -20,11 +20,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from data_sources.patches import changed_lines
-from data_sources.task import Task
+from slime_swe.data_sources.task import Task
+from slime_swe.errors import UserError
+from slime_swe.patches import PatchError, changed_lines
 
 N = 13
 SHORTEST = 8  # words
@@ -34,7 +36,7 @@ _WORD = re.compile(r"\w+")
 _COMMIT = 7  # digits that the shortest hash in any corpus has
 
 
-class ContaminationError(ValueError):
+class ContaminationError(UserError):
     """Training and evaluation tasks overlap; the message lists them and says how one is allowed."""
 
 
@@ -80,7 +82,7 @@ def require_clean(overlaps: Iterable[Overlap], allowed: Sequence[str]) -> list[O
         raise ContaminationError(
             f"training would show {len(tasks)} of the evaluation's tasks:\n{listed}{more}\n"
             "Take them out of data.train or data.eval (SET?ids=FILE, SET?repo=OWNER/NAME), or allow them by name: "
-            f"'data.allow_overlap=[{','.join(tasks[:3])}]'"
+            f"'data.allow_overlap=[{','.join(tasks)}]'"
         )
     idle = [name for name in allowed if not any(fnmatchcase(overlap.evaluated, name) for overlap in overlaps)]
     if idle:
@@ -140,9 +142,13 @@ def _patches(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[O
 
 
 def patch_lines(patch: str) -> set[Hashable]:
-    """(file's name, sign and line without white space) of what a patch adds and removes."""
-    lines = ((path.rpartition("/")[2], re.sub(r"\s+", "", line)) for path, line in changed_lines(patch))
-    return {(name, line) for name, line in lines if len(re.findall(r"\w", line)) > 1}
+    """(file's name, sign and line without white space) of what a patch adds and removes, as far as it can be read."""
+    found: set[Hashable] = set()
+    with suppress(PatchError):
+        for path, line in changed_lines(patch):
+            if len(re.findall(r"\w", line)) > 1:
+                found.add((path.rpartition("/")[2], re.sub(r"\s+", "", line)))
+    return found
 
 
 def _union(common: int, first: int, second: int) -> int:

@@ -1,100 +1,157 @@
-"""Find tasks by name: `embedded:train`, `swebench:verified?repo=django/django`, a file of tasks, or any
-`module.function:split`. What may follow the `?` is in `data_sources/spec.py`.
+"""Find tasks by name: `SOURCE:SPLIT`, or a file of tasks, and after a `?` what is taken of it (`selection.py`).
+
+synthetic:train
+swebench:verified?repo=django/django&before=2022-01-01
+quixbugs:python?folder=/data/QuixBugs
+path/to/tasks.jsonl?ids=path/to/ids.txt
+my_module.load:train
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
-from data_sources import spec as specs
-from data_sources import swebench
-from data_sources.arguments import unknown
-from data_sources.corpora import CORPORA
-from data_sources.reader import TaskError
-from data_sources.records import file_records
-from data_sources.selection import select
-from data_sources.spec import RegistryError as RegistryError
-from data_sources.spec import Spec
-from data_sources.task import Task
+from slime_swe.data_sources.corpora import CORPORA, swebench
+from slime_swe.data_sources.records import FILE_KINDS, file_records
+from slime_swe.data_sources.selection import select
+from slime_swe.data_sources.task import Task
+from slime_swe.dotted import load_registered
+from slime_swe.errors import UserError, unknown
 
+OPTIONS = ("folder", "id", "ids", "repo", "before", "after", "part", "by", "seed", "limit", "expect")
+_PATHS = ("folder", "ids")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
-SOURCES = {"embedded": "data_sources.embedded.tasks.load"} | {name: c.loader for name, c in CORPORA.items()}
+SOURCES = {"synthetic": "slime_swe.data_sources.synthetic.tasks.load"} | {name: c.loader for name, c in CORPORA.items()}
 
 
 def load_tasks(spec: str) -> list[Task]:
     """The tasks that `spec` names, in the source's own order, ids unique and at least one task.
 
-    Raises `RegistryError` for a name that leads nowhere or a selection that leaves nothing, and `TaskError` for a
-    malformed record (file and line named).
+    Raises `UserError` for a name that leads nowhere or a selection that leaves nothing, or a malformed
+    record (file and line named).
     """
-    parsed = specs.parse(spec)
+    parsed = _parse(spec)
     tasks = list(_read_file(parsed)) if parsed.file else _call_source(parsed)
     if not tasks:
-        raise RegistryError(f"task set {spec!r} is empty")
+        raise UserError(f"task set {spec!r} is empty")
     _require_unique_ids(tasks, spec)
     chosen = select(tasks, parsed.options, spec)
     if not chosen:
-        raise RegistryError(f"task set {spec!r} is empty: what follows the ? leaves none of its {len(tasks)} tasks")
+        raise UserError(f"task set {spec!r} is empty: what follows the ? leaves none of its {len(tasks)} tasks")
     return chosen
 
 
 def absolute(spec: str) -> str:
     """The same task set by absolute paths, for processes started elsewhere; a name of another form as it is."""
     try:
-        parsed = specs.parse(spec)
-    except RegistryError:
+        parsed = _parse(spec)
+    except UserError:
         return spec
     if parsed.source in CORPORA and "folder" not in parsed.options:
         folder = str(CORPORA[parsed.source].folder(None))
         parsed = replace(parsed, options={**parsed.options, "folder": folder})
-    return str(specs.absolute(parsed))
+    return str(_with_absolute_paths(parsed))
 
 
 def _require_unique_ids(tasks: list[Task], spec: str) -> None:
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise TaskError(f"task set {spec!r}: the id {task.id!r} occurs twice; ids must be unique")
+            raise UserError(f"task set {spec!r}: the id {task.id!r} occurs twice; ids must be unique")
         seen.add(task.id)
 
 
 def _call_source(spec: Spec) -> list[Task]:
-    if spec.source not in SOURCES and "." not in spec.source:
-        raise RegistryError(unknown(f"task set {spec.text!r}", spec.source, SOURCES))
-    load = _import(SOURCES.get(spec.source, spec.source), spec.text)
-    if spec.source in CORPORA:
-        folder = spec.options.get("folder")
-        return list(load(spec.split, Path(folder) if folder else None))
-    if "folder" in spec.options:
-        raise RegistryError(f"task set {spec.text!r}: only a corpus has a folder ({', '.join(CORPORA)})")
-    return list(load(spec.split))
-
-
-def _import(path: str, spec: str) -> Any:
-    module, _, attribute = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise RegistryError(f"task set {spec!r}: no module {error.name!r} (from {path!r})") from error
-    except AttributeError as error:
-        raise RegistryError(f"task set {spec!r}: module {module!r} has no {attribute!r}") from error
+    if spec.source not in CORPORA and "folder" in spec.options:
+        raise UserError(f"task set {spec.text!r}: only a corpus has a folder ({', '.join(CORPORA)})")
+    load = load_registered(spec.source, SOURCES, f"task set {spec.text!r}")
+    folder = spec.options.get("folder")
+    tasks: Any = load(spec.split, Path(folder) if folder else None) if spec.source in CORPORA else load(spec.split)
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, Task) for task in tasks):
+        given = [type(task).__name__ for task in tasks] if isinstance(tasks, list | tuple) else type(tasks).__name__
+        raise UserError(f"task set {spec.text!r}: {spec.source} must return a list of Task, got {str(given)[:80]}")
+    return list(tasks)
 
 
 def _read_file(spec: Spec) -> Iterator[Task]:
     """The tasks of a file: our own records, or those of SWE-bench, which have an `instance_id`."""
     if "folder" in spec.options:
-        raise RegistryError(f"task set {spec.text!r}: a file has no folder")
+        raise UserError(f"task set {spec.text!r}: a file has no folder")
     path = Path(spec.file).expanduser()
     for where, record in file_records(path):
         try:
             if isinstance(record, dict) and "instance_id" in record and "id" not in record:
                 yield swebench.task_of(record, source=path.stem, split=str(record.get("split") or "file"))
             else:
-                yield Task.from_dict(record)
-        except TaskError as error:
-            raise TaskError(f"{where}: {error}") from error
+                yield Task.from_dict(_with_source(record, path))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
+
+def _with_source(record: Any, path: Path) -> Any:
+    """A record that does not say where it is from is from its file."""
+    return {"source": path.stem, "split": "file", **record} if isinstance(record, dict) else record
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The parts of a task set's name. `file` is empty where a source is named, else `source` and `split` are."""
+
+    text: str
+    file: str = ""
+    source: str = ""
+    split: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The name that these parts are read from."""
+        options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options.items())
+        return (self.file or f"{self.source}:{self.split}") + (f"?{options}" if options else "")
+
+
+def _parse(text: str) -> Spec:
+    """Raises `UserError` for a name that is not of this form, or has an option that there is not."""
+    name, _, query = text.partition("?")
+    options = _options(text, query)
+    if name.endswith(FILE_KINDS):
+        return Spec(text, file=name, options=options)
+    source, colon, split = name.partition(":")
+    if not colon or not split:
+        raise UserError(f"task set {text!r} names no split: write {source or 'source'}:split, or a path to a .jsonl")
+    return Spec(text, source=source, split=split, options=options)
+
+
+def _with_absolute_paths(spec: Spec) -> Spec:
+    """The same task set by absolute paths."""
+    options = {name: _absolute(value) if name in _PATHS else value for name, value in spec.options.items()}
+    return replace(spec, file=_absolute(spec.file) if spec.file else "", options=options)
+
+
+def _options(text: str, query: str) -> dict[str, str]:
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=True)
+    except ValueError as error:
+        raise UserError(f"task set {text!r}: after the ? come options as name=value, joined by &") from error
+    for name, value in pairs:
+        if name not in OPTIONS:
+            raise UserError(unknown(f"option of task set {text!r}", name, OPTIONS))
+        if not value:
+            raise UserError(f"task set {text!r}: the option {name} has no value")
+    if len(dict(pairs)) < len(pairs):
+        raise UserError(f"task set {text!r} gives an option twice; several ids or repos are joined by commas")
+    return dict(pairs)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _quoted(value: str) -> str:
+    return value.replace("%", "%25").replace("&", "%26")

@@ -9,16 +9,16 @@ branches and tags, which are fetched once without their files (`--filter=tree:0`
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.files import locked
 
 TIMEOUT = 600.0  # seconds of one git command
 _FULL_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -29,26 +29,18 @@ _SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 
 
-class RepositoryError(RuntimeError):
-    """Git could not fetch or check out a commit; the message has git's own words."""
-
-
-class CommitError(ValueError):
-    """What names a commit is no hash, or the beginning of no commit's hash, or of several."""
-
-
 def checkout(url: str, commit: str, cache: Path) -> Path:
     """The folder with this commit's files, made on the first call; concurrent callers wait for the first.
 
-    `url` is what `git fetch` takes, `commit` a hash, which may be shortened to seven digits. Raises `CommitError`, and
-    `RepositoryError` if git fails.
+    `url` is what `git fetch` takes, `commit` a hash, which may be shortened to seven digits. Raises `UserError`, and
+    `InfrastructureError` if git fails.
     """
     commit = _full_hash(url, commit, cache)
     folder = cache / _folder_name(url) / commit
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{commit}.lock")):
+    with locked(folder.with_name(f"{commit}.lock")):
         if not folder.is_dir():
             _make(url, commit, folder)
     return folder
@@ -59,18 +51,18 @@ def _full_hash(url: str, commit: str, cache: Path) -> str:
     if _FULL_HASH.fullmatch(commit):
         return commit
     if not _SHORT_HASH.fullmatch(commit):
-        raise CommitError(f"{commit!r} is no commit hash: 40 hexadecimal digits, or at least the first 7 of them")
+        raise UserError(f"{commit!r} is no commit hash: 40 hexadecimal digits, or at least the first 7 of them")
     history = cache / _folder_name(url) / "history.git"
     history.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(history.with_name("history.lock")):
+    with locked(history.with_name("history.lock")):
         found = _beginning_with(commit, history) if history.is_dir() else []
         if not found:
             _fetch_history(url, history)
             found = _beginning_with(commit, history)
     if not found:
-        raise CommitError(f"{commit!r} begins the hash of no commit on a branch or tag of {url}: give the whole hash")
+        raise UserError(f"{commit!r} begins the hash of no commit on a branch or tag of {url}: give the whole hash")
     if len(found) > 1:
-        raise CommitError(f"{commit!r} begins the hashes of several commits of {url}: {', '.join(found)}")
+        raise UserError(f"{commit!r} begins the hashes of several commits of {url}: {', '.join(found)}")
     return found[0]
 
 
@@ -135,21 +127,13 @@ def _git(folder: Path, *arguments: str) -> str:
             check=False,
         )
     except FileNotFoundError as error:
-        raise RepositoryError("git is not installed: apt-get install git") from error
+        raise InfrastructureError("git is not installed: apt-get install git") from error
     except subprocess.TimeoutExpired as error:
-        raise RepositoryError(f"git {arguments[0]} took more than {TIMEOUT:.0f} seconds") from error
+        raise InfrastructureError(f"git {arguments[0]} took more than {TIMEOUT:.0f} seconds") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
-        raise RepositoryError(f"git {' '.join(arguments)} failed: {said}")
+        raise InfrastructureError(f"git {' '.join(arguments)} failed: {said}")
     return done.stdout.decode(errors="replace").strip()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone among all processes of this machine that ask for the same path; freed when the process ends."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _folder_name(url: str) -> str:

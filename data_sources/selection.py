@@ -13,14 +13,14 @@ from pathlib import Path
 
 import orjson
 
-from data_sources.spec import RegistryError
-from data_sources.task import Task
+from slime_swe.data_sources.task import Task
+from slime_swe.errors import UserError
 
 
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
     """Those that all the options leave, in the source's order; `limit` comes last, `expect` checks their number.
 
-    Raises `RegistryError` for an option's value that can't be used, an id that is not there, a task whose repository
+    Raises `UserError` for an option's value that can't be used, an id that is not there, a task whose repository
     or date is asked for and unknown, and where `expect` is another number.
     """
     try:
@@ -28,9 +28,9 @@ def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Tas
             if name in options:
                 tasks = take(tasks, options)
         if "expect" in options and len(tasks) != _whole(options, "expect"):
-            raise RegistryError(f"holds {len(tasks)} tasks, not the {options['expect']} that are expected")
-    except RegistryError as error:
-        raise RegistryError(f"task set {spec!r}: {error}") from error
+            raise UserError(f"holds {len(tasks)} tasks, not the {options['expect']} that are expected")
+    except UserError as error:
+        raise UserError(f"task set {spec!r}: {error}") from error
     return tasks
 
 
@@ -40,21 +40,21 @@ def _ids(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
         wanted |= set(read_ids(Path(options["ids"]).expanduser()))
     missing = sorted(wanted - {task.id for task in tasks})
     if missing:
-        raise RegistryError(f"{len(missing)} of {len(wanted)} ids are not in it: {', '.join(missing[:5])}")
+        raise UserError(f"{len(missing)} of {len(wanted)} ids are not in it: {', '.join(missing[:5])}")
     return [task for task in tasks if task.id in wanted]
 
 
 def read_ids(path: Path) -> list[str]:
-    """Instance ids: one a line (`#` begins a comment), or a JSON list. Raises `RegistryError`."""
+    """Instance ids: one a line (`#` begins a comment), or a JSON list. Raises `UserError`."""
     try:
         text = path.read_text(encoding="utf-8")
         ids = orjson.loads(text) if text.lstrip().startswith("[") else _lines(text)
     except OSError as error:
-        raise RegistryError(f"can't read the list of ids {path}: {error.strerror}") from error
+        raise UserError(f"can't read the list of ids {path}: {error.strerror}") from error
     except ValueError as error:  # bytes that are no text, or no JSON
-        raise RegistryError(f"the list of ids {path} is neither lines of text nor a JSON list: {error}") from error
+        raise UserError(f"the list of ids {path} is neither lines of text nor a JSON list: {error}") from error
     if not ids or not all(isinstance(item, str) for item in ids):
-        raise RegistryError(f"the list of ids {path} holds no ids, or something else than ids")
+        raise UserError(f"the list of ids {path} holds no ids, or something else than ids")
     return list(ids)
 
 
@@ -67,7 +67,7 @@ def _repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
     wanted = {repo.lower() for repo in _listed(options["repo"])}
     there = {_known(task, "repo").lower() for task in tasks}
     if wanted - there:
-        raise RegistryError(f"no task is of {', '.join(sorted(wanted - there))}; there are: {', '.join(sorted(there))}")
+        raise UserError(f"no task is of {', '.join(sorted(wanted - there))}; there are: {', '.join(sorted(there))}")
     return [task for task in tasks if _known(task, "repo").lower() in wanted]
 
 
@@ -86,9 +86,9 @@ def _part(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
     try:
         bounds = float(low), float(high)
     except ValueError as error:
-        raise RegistryError(f"part={options['part']} must be two shares such as 0-0.9") from error
+        raise UserError(f"part={options['part']} must be two shares such as 0-0.9") from error
     if not dash or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise RegistryError(f"part={options['part']} must be two shares of which the first is smaller, in 0 to 1")
+        raise UserError(f"part={options['part']} must be two shares of which the first is smaller, in 0 to 1")
     key, seed = _key(options.get("by", "instance")), options.get("seed", "0")
     return [task for task in tasks if bounds[0] <= place(key(task), seed) < bounds[1]]
 
@@ -104,7 +104,7 @@ def _key(by: str) -> Callable[[Task], str]:
         "repo": lambda task: _known(task, "repo").lower(),
     }
     if by not in keys:
-        raise RegistryError(f"by={by} must be one of {', '.join(keys)}")
+        raise UserError(f"by={by} must be one of {', '.join(keys)}")
     return keys[by]
 
 
@@ -114,7 +114,7 @@ def _limit(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
 
 def _whole(options: Mapping[str, str], name: str) -> int:
     if not options[name].isdecimal() or int(options[name]) < 1:
-        raise RegistryError(f"{name}={options[name]} must be a whole number of at least 1")
+        raise UserError(f"{name}={options[name]} must be a whole number of at least 1")
     return int(options[name])
 
 
@@ -125,7 +125,7 @@ def _listed(text: str) -> Iterable[str]:
 def _known(task: Task, name: str) -> str:
     value = task.metadata.get(name)
     if not isinstance(value, str) or not value:
-        raise RegistryError(f"task {task.id!r} does not say its {name}, by which tasks are to be chosen")
+        raise UserError(f"task {task.id!r} does not say its {name}, by which tasks are to be chosen")
     return value
 
 
@@ -137,7 +137,7 @@ def _date(text: str, what: str) -> datetime:
     try:
         date = datetime.fromisoformat(text)
     except ValueError as error:
-        raise RegistryError(f"{what} must be a date such as 2022-01-31, got {text!r}") from error
+        raise UserError(f"{what} must be a date such as 2022-01-31, got {text!r}") from error
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from math import inf
+from math import isfinite
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from data_sources.reader import Reader, is_inside
+from slime_swe.dotted import load_registered
+from slime_swe.errors import UserError
+from slime_swe.fields import Meta, read
 
 
 @dataclass(frozen=True)
@@ -23,162 +25,190 @@ class Image:
     folder: str = "/testbed"
     setup: str = ""
 
+    def faults(self) -> Iterator[str]:
+        if not self.name:
+            yield "name must be the name of an image, got ''"
+        if not self.folder.startswith("/"):
+            yield f"folder must be an absolute path, got {self.folder!r}"
+
 
 @dataclass(frozen=True)
 class Workspace:
     """What the agent finds in its sandbox.
 
-    files: repository files, as text, by relative POSIX path; they are laid over the image's.
+    files: repository files, as text, by relative POSIX path; they are written over the image's.
     image: where the rest of the repository and its environment come from; None where the files are all there is.
     """
 
-    files: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None
+
+    def faults(self) -> Iterator[str]:
+        for path in self.files:
+            if not _is_inside(path):
+                yield f"files must have normalised relative paths inside the repository, got {path!r}"
+            elif not self.files.keys().isdisjoint(map(str, PurePosixPath(path).parents)):
+                yield f"files must have paths that are not below a file, got {path!r}"
 
 
 @dataclass(frozen=True)
-class TestOracle:
-    """How a patch is graded: by these tests, with these files put back as they are here.
+class Oracle:
+    """How a patch is graded: what every kind has. `kind` says in JSON which one it is.
 
-    `protected` names the workspace files that the grader restores (the tests); a patch to them counts for nothing.
-    `held_out_tests` is a test file, in the form that `rewards.calls` reads, that no agent sees. It grades nothing, but
-    code that is right on the calls of the tests alone does not solve the task.
+    protected: the files that the grader restores (the tests); a patch to them counts for nothing. command: what runs
+    the project's tests; empty where that is not known. gold_patch: a right solution, which proves the task.
+
+    A kind of your own is a subclass whose `kind` is its dotted path. grader: the dotted path of what grades it
+    (`slime_swe.rewards.grade` says how it is called).
+    """
+
+    kind: ClassVar[str] = ""
+    grader: ClassVar[str] = ""
+
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    command: str = ""
+    gold_patch: str = ""
+    timeout_seconds: Annotated[float, Meta(gt=0)] = 20.0
+
+    @classmethod
+    def class_of(cls, record: Mapping[str, Any]) -> type[Oracle]:
+        """The class that a record's `kind` names. Raises `UserError` with the kinds that there are."""
+        if cls is not Oracle:
+            return cls
+        if not isinstance(record.get("kind"), str):
+            raise UserError(f".kind is missing: write {', '.join(ORACLES)}, as docs/tasks.md says")
+        found = load_registered(record["kind"], ORACLES, ".kind")
+        if not (isinstance(found, type) and issubclass(found, Oracle) and found.kind == record["kind"]):
+            raise UserError(f".kind={record['kind']!r} must name a subclass of {__name__}.Oracle that has this kind")
+        return found
+
+    def faults(self) -> Iterator[str]:
+        if not self.fail_to_pass:
+            yield "fail_to_pass must be at least one test, got []"
+        if not isfinite(self.timeout_seconds):
+            yield f"timeout_seconds must be a finite number of seconds, got {self.timeout_seconds}"
+
+    def faults_in(self, workspace: Workspace) -> Iterator[str]:
+        """What it needs and the workspace lacks."""
+        known = workspace.files.keys()
+        for path in self.protected if workspace.image is None else ():
+            if path not in known:
+                yield f"oracle.protected must be paths among workspace.files, got {path!r}"
+
+
+@dataclass(frozen=True)
+class CallsOracle(Oracle):
+    """Graded by values: the tests are calls with literal answers, which are compared outside the sandbox.
+
+    The tests (`rewards/call_values.py` says how they look) are in the workspace's files. held_out_tests: a test file
+    that no agent sees. It grades nothing, but code that is right on the calls of the tests alone does not solve the
+    task.
+    """
+
+    kind: ClassVar[str] = "calls"
+    grader: ClassVar[str] = "slime_swe.rewards.call_values.try_patch"
+
+    held_out_tests: str = ""
+
+    def faults_in(self, workspace: Workspace) -> Iterator[str]:
+        yield from super().faults_in(workspace)
+        if workspace.image is not None:
+            yield "workspace.image must be null for an oracle of kind 'calls'"
+        tests = {test.partition("::")[0] for test in (*self.fail_to_pass, *self.pass_to_pass)}
+        for path in sorted(tests - workspace.files.keys()):
+            yield f"workspace.files must have {path!r}, which holds tests"
+
+
+@dataclass(frozen=True)
+class TestsOracle(Oracle):
+    """Graded by the log of `command`: `PASSED file::test` or `FAILED file::test - why`, one line for each test.
+
+    runner: what prints them: `pytest` (the command has `-rA`), or `lines` for any other program.
     """
 
     __test__ = False  # the name starts with "Test", and pytest would collect it
+    kind: ClassVar[str] = "tests"
+    grader: ClassVar[str] = "slime_swe.rewards.test_log.try_patch"
 
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    protected: tuple[str, ...]
-    command: str
-    gold_patch: str
-    timeout_seconds: float = 20.0
-    held_out_tests: str = ""
+    runner: Literal["pytest", "lines"] = "pytest"
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if not self.command.strip():
+            yield "command must be what runs the tests, got ''"
 
 
 @dataclass(frozen=True)
-class HarnessOracle:
-    """How the SWE-bench harness grades: a script in the task's image, whose log a parser of the harness reads.
+class HarnessOracle(Oracle):
+    """Graded as the SWE-bench harness does: a script in the task's image, whose log a parser of the harness reads.
 
     eval_script: bash; it restores the tests and prints the harness's markers around what the tests print.
-    log_parser: a name in swebench's `PARSER_REGISTRY`. eval_type: `pass_and_fail`, or `fail_only` where the log tells
-    of failures alone. protected: paths that the script restores. command: what an agent may run the project's own tests
-    by; empty where nothing is known.
+    log_parser: a name in swebench's `PARSER_REGISTRY`. eval_type: `pass_and_fail`, or `fail_only` where the log names
+    only the tests that fail. repo, version: as the harness knows the project.
     """
 
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    protected: tuple[str, ...]
-    repo: str
-    version: str
-    eval_script: str
-    log_parser: str
-    gold_patch: str
-    command: str = ""
-    eval_type: str = "pass_and_fail"
-    timeout_seconds: float = 1800.0
+    kind: ClassVar[str] = "harness"
+    grader: ClassVar[str] = "slime_swe.rewards.swebench.grader.try_patch"
+
+    repo: str = ""
+    version: str = ""
+    eval_script: str = ""
+    log_parser: str = ""
+    eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
+    timeout_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        for name in ("eval_script", "log_parser"):
+            if not getattr(self, name):
+                yield f"{name} is missing"
+
+    def faults_in(self, workspace: Workspace) -> Iterator[str]:
+        if workspace.image is None:
+            yield "workspace.image is missing: an oracle of kind 'harness' runs in an image"
 
 
-EVAL_TYPES = ("pass_and_fail", "fail_only")
-Oracle = TestOracle | HarnessOracle
+# Kind in JSON -> dotted path of its class.
+ORACLES = {
+    "calls": "slime_swe.data_sources.task.CallsOracle",
+    "tests": "slime_swe.data_sources.task.TestsOracle",
+    "harness": "slime_swe.data_sources.task.HarnessOracle",
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One problem: what the agent is told, what it starts from, and how its patch is graded."""
+    """One problem: what the agent is asked, what it starts from, and how its patch is graded."""
 
     id: str
     statement: str
     workspace: Workspace
     oracle: Oracle
-    source: str
-    split: str
+    source: str = ""
+    split: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The task as plain JSON types; `from_dict` is the inverse."""
-        image = self.workspace.image
-        return {
-            "id": self.id,
-            "statement": self.statement,
-            "workspace": {"files": dict(self.workspace.files)} | ({"image": asdict(image)} if image else {}),
-            "oracle": {key: list(value) if isinstance(value, tuple) else value
-                       for key, value in asdict(self.oracle).items()},
-            "source": self.source,
-            "split": self.split,
-            "metadata": dict(self.metadata),
-        }  # fmt: skip
+        return {**_plain(asdict(self)), "oracle": {"kind": self.oracle.kind, **_plain(asdict(self.oracle))}}
 
     @classmethod
-    def from_dict(cls, record: Any) -> Task:
-        """Build a task from untrusted JSON. Raises `TaskError` naming the first field that is wrong."""
-        reader = Reader(record)
-        task_id = reader.get("id", str)
-        workspace = Workspace(_files(reader), _image(reader))
-        return cls(
-            id=task_id,
-            statement=reader.get("statement", str),
-            workspace=workspace,
-            oracle=_oracle(reader, workspace),
-            source=reader.get("source", str),
-            split=reader.get("split", str),
-            metadata=reader.get("metadata", dict),
-        )
+    def from_dict(cls, record: Any) -> Self:
+        """Build a task from untrusted JSON. Raises `UserError` that names the task and all its faults."""
+        name = record.get("id", "<no id>") if isinstance(record, dict) else "<no id>"
+        return read(cls, record, f"task {name!r}")
+
+    def faults(self) -> Iterator[str]:
+        yield from self.oracle.faults_in(self.workspace)
 
 
-def _files(reader: Reader) -> dict[str, str]:
-    files: dict[str, str] = reader.get("workspace.files", dict)
-    for path, text in files.items():
-        reader.require(isinstance(text, str), f"workspace.files[{path!r}]", "text", text)
-        reader.require(is_inside(path), "workspace.files", "normalised relative paths inside the repository", path)
-        folders = map(str, PurePosixPath(path).parents)
-        reader.require(files.keys().isdisjoint(folders), "workspace.files", "paths that are not below a file", path)
-    return files
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _image(reader: Reader) -> Image | None:
-    if not reader.has("workspace.image"):
-        return None
-    image = Image(**{name: reader.get(f"workspace.image.{name}", str) for name in ("name", "folder", "setup")})
-    reader.require(bool(image.name), "workspace.image.name", "the name of an image", image.name)
-    reader.require(image.folder.startswith("/"), "workspace.image.folder", "an absolute path", image.folder)
-    return image
-
-
-def _oracle(reader: Reader, workspace: Workspace) -> Oracle:
-    """Of the kind that has an `eval_script`, or of the other."""
-    return (_harness_oracle if reader.has("oracle.eval_script") else _test_oracle)(reader, workspace)
-
-
-def _test_oracle(reader: Reader, workspace: Workspace) -> TestOracle:
-    held_out = reader.get("oracle.held_out_tests", str) if reader.has("oracle.held_out_tests") else ""
-    oracle = TestOracle(**_common(reader), held_out_tests=held_out)
-    for path in oracle.protected:
-        known = path in workspace.files or workspace.image is not None
-        reader.require(known, "oracle.protected", "paths among workspace.files", path)
-    return oracle
-
-
-def _harness_oracle(reader: Reader, workspace: Workspace) -> HarnessOracle:
-    texts = ("repo", "version", "eval_script", "log_parser", "eval_type")
-    oracle = HarnessOracle(**_common(reader), **{name: reader.get(f"oracle.{name}", str) for name in texts})
-    reader.require(workspace.image is not None, "workspace.image", "there for an oracle with an eval_script", None)
-    allowed = f"one of {', '.join(EVAL_TYPES)}"
-    reader.require(oracle.eval_type in EVAL_TYPES, "oracle.eval_type", allowed, oracle.eval_type)
-    return oracle
-
-
-def _common(reader: Reader) -> dict[str, Any]:
-    """What every oracle has."""
-    names = reader.strings("oracle.fail_to_pass")
-    reader.require(bool(names), "oracle.fail_to_pass", "at least one test", [])
-    seconds = float(reader.get("oracle.timeout_seconds", (int, float)))
-    reader.require(0 < seconds < inf, "oracle.timeout_seconds", "a number of seconds above 0", seconds)
-    return {
-        "fail_to_pass": names,
-        "pass_to_pass": reader.strings("oracle.pass_to_pass"),
-        "protected": reader.strings("oracle.protected"),
-        "command": reader.get("oracle.command", str),
-        "gold_patch": reader.get("oracle.gold_patch", str),
-        "timeout_seconds": seconds,
-    }
+def _is_inside(path: str) -> bool:
+    """Whether a path is written as the sandbox and a patch write it, so that a file has one name only."""
+    pure = PurePosixPath(path)
+    return str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

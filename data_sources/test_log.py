@@ -1,15 +1,71 @@
-"""Read a pytest-style log: one `PASSED id` or `FAILED id - why` line per test."""
+"""The log of tests that `TestsOracle` is graded by, read and written: `PASSED file::test` or `FAILED file::test - why`,
+one line for each test, as `pytest -rA` prints them."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterable
 
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
+_LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S+::.*)$", re.MULTILINE)
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
-    """Test id → whether it passed. A test named twice passed only if it passed both times."""
+    """Test id → whether it passed. A test named twice passed only if it passed both times.
+
+    A line is taken to name what comes before ` - `, which may hold blanks (`test_join[a b]`), and its first word too,
+    since some programs print more behind it.
+    """
     results: dict[str, bool] = {}
-    for status, test in _LINE.findall(log):
-        results[test] = results.get(test, True) and status == "PASSED"
+    for status, rest in _LINE.findall(log):
+        name = rest.partition(" - ")[0].rstrip()
+        for test in {name, name.split(maxsplit=1)[0]}:
+            results[test] = results.get(test, True) and status == "PASSED"
     return results
+
+
+# JUnit's XML, as Maven's Surefire and Gradle write it: a line for each test case. POSIX awk: an image needs no Python
+# for it. A case is closed by `/>` or `</testcase>`; what stands between says whether it failed or was skipped. What the
+# code under test printed is in CDATA, where a `<testcase` is none.
+_JUNIT_XML = r"""
+function value(tag, name,   at, text) {
+    at = index(tag, " " name "=\"")
+    if (!at) return ""
+    text = substr(tag, at + length(name) + 3)
+    text = substr(text, 1, index(text, "\"") - 1)
+    gsub(/&lt;/, "<", text); gsub(/&gt;/, ">", text); gsub(/&quot;/, "\"", text); gsub(/&apos;/, "'", text)
+    gsub(/&amp;/, "\\&", text)
+    gsub(/[ \t]+/, "_", text)
+    return text
+}
+BEGIN { RS = "<" }
+/^!\[CDATA\[/ { quoted = 1 }
+quoted { if (index($0, "]]>")) quoted = 0; next }
+/^testcase[ \t\n]/ { gsub(/\n/, " "); test = value($0, "classname") "::" value($0, "name"); status = "PASSED"
+    if ($0 ~ /\/>[ \t\n]*$/) { print status " " test; test = "" } }
+/^(failure|error|rerunFailure|rerunError)[ \t\n>\/]/ && test { status = "FAILED" }
+/^skipped[ \t\n>\/]/ && test { status = "SKIPPED" }
+/^\/testcase>/ && test { print status " " test; test = "" }
+"""
+
+
+def junit_reports(folders: Iterable[str]) -> str:
+    """A command that prints the cases of all `TEST-*.xml` in folders of these names, anywhere below.
+
+    On lines of their own: Maven ends with a colour code and no line break.
+    """
+    places = " -o ".join(f"-path {shlex.quote(f'*/{folder}/TEST-*.xml')}" for folder in folders)
+    return f"echo; find . -type f \\( {places} \\) -exec awk {shlex.quote(_JUNIT_XML)} {{}} \\;"
+
+
+def test_name(classname: str, name: str) -> str:
+    """A test as `junit_reports` names it."""
+    return f"{'_'.join(classname.split())}::{'_'.join(name.split())}"
+
+
+def by_exit_code(commands: Iterable[tuple[str, str]]) -> str:
+    """Commands that run (test id, command) one after the other: a test has passed where its command exits with 0."""
+    return "\n".join(
+        f"if {command}; then echo {shlex.quote(f'PASSED {test}')}; else echo {shlex.quote(f'FAILED {test}')}; fi"
+        for test, command in commands
+    )

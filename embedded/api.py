@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from embedded.engine import Engine, EngineStopped
-from embedded.protocol import Limits, Prompt, read_json, read_prompts, response
-from embedded.requests import Completion, Request
-from embedded.sampling import RequestError, SamplingParams
-from embedded.tokenizer import Detokenizer
-from embedded.weights import CheckpointError
+from slime_swe.embedded.engine import Engine, EngineStopped
+from slime_swe.embedded.protocol import Limits, Prompt, read_json, read_prompts, response
+from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.sampling import RequestError, SamplingParams
+from slime_swe.embedded.tokenizer import Detokenizer
+from slime_swe.embedded.weights import CheckpointError
 
 HEALTH_SECONDS = 20.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -26,15 +26,18 @@ from typing import Any
 import orjson
 import torch
 
-from embedded.disk import sync_directory, write_file, writing
-from embedded.weights import digest
+from slime_swe.embedded.weights import digest
+from slime_swe.errors import UserError
+from slime_swe.files import sync_folder, write_file, writing
 
-KEEP = 2  # newest checkpoints that stay; the last one of a run is among them
 STATE_FILE = "state.json"
-VOLATILE = frozenset({"save", "load", "swe_run_dir", "sglang_router_ip", "sglang_router_port"})  # may differ on resume
+# May differ on resume. A longer run is the same run, where the learning rate does not depend on its length.
+VOLATILE = frozenset(
+    {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_run_dir", "sglang_router_ip", "sglang_router_port"}
+)
 
 
-class ResumeError(ValueError):
+class ResumeError(UserError):
     """A run can't be resumed from what is there; the message says what differs or is missing."""
 
 
@@ -82,11 +85,11 @@ def configuration(args: Namespace) -> dict[str, Any]:
     return plain
 
 
-def save(folder: Path, state: State, model_dir: Path, optimizer: bytes) -> Path:
-    """Write checkpoint `state.rollout_id` and drop the oldest ones.
+def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep: int) -> Path:
+    """Write checkpoint `state.rollout_id` and drop all but the newest `keep`; 0 drops none.
 
     `model_dir`'s files are linked, not copied: they must be replaced, never changed in place. Raises
-    `RunDirectoryError` where the disk is full; earlier checkpoints are then untouched.
+    `FileError` where the disk is full; earlier checkpoints are then untouched.
     """
     final = folder / f"rollout_{state.rollout_id}"
     temporary = folder / f".{final.name}.tmp"
@@ -99,15 +102,15 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes) -> Path:
             write_file(temporary / "optimizer.pt", optimizer)
             write_file(temporary / "random.pt", _random_state())
             write_file(temporary / STATE_FILE, orjson.dumps(vars(state), option=orjson.OPT_INDENT_2))
-            sync_directory(temporary / "hf")
-            sync_directory(temporary)
+            sync_folder(temporary / "hf")
+            sync_folder(temporary)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
-            sync_directory(folder)
+            sync_folder(folder)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    for old in _numbers(folder)[:-KEEP]:
+    for old in _numbers(folder)[:-keep] if keep else ():
         shutil.rmtree(folder / f"rollout_{old}")
     return final
 

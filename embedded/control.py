@@ -6,9 +6,9 @@ import copy
 import random
 from argparse import Namespace
 
-from data_sources.sample import Sample
-from embedded.metrics import is_broken, trajectories
-from rewards.slime_plugin import post_process
+from slime_swe.rewards.slime_plugin import post_process
+from slime_swe.rollout.records import is_broken, trajectories
+from slime_swe.sample import Sample
 
 
 def shuffled_post_process(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:

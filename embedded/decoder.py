@@ -1,14 +1,8 @@
 """The cached forward pass: one step over runs of new tokens, in which a row's bits do not depend on the other rows.
 
-A step takes the next tokens of every running request (decode) and pieces of prompts (prefill) together. Every number is
-computed the same way in both, whatever else is in the batch and however much of a context was cached:
-
-- linear layers see at least 16 rows: a BLAS switches kernels only below that (AVX-512; with AVX2, below 96);
-- attention is computed run by run. Scores are dot products over the head dimension, by matrix products of at least two
-  rows (AVX2: four); softmax runs over a multiple of 32 columns, from column 0, of which those after a query's own
-  position are -inf, which adds exact zeros at the end of every sum; weights × values is summed 256 columns at a time.
-
-`invariance.py` finds out which of these limits hold on the machine at hand.
+A step takes the next tokens of every running request (decode) and pieces of prompts (prefill) together. Whatever else
+is in the batch, and however much of a context was cached, a token's numbers are the same: all matrix products are exact
+(`exact.py`), and everything else is computed element by element or row by row. All of it is in float64.
 """
 
 from __future__ import annotations
@@ -23,26 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.attention import Attention, Span
-from embedded.fused import interleaved
-from embedded.kv_cache import KVCache, round_up
-from embedded.model import Layer, ModelConfig, Qwen2
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The least numbers of rows of a linear layer and of queries of a run that are computed."""
-
-    rows: int = 16
-    queries: int = 2
+from slime_swe.embedded.attention import Attention, Span
+from slime_swe.embedded.exact import grid, snap, snap_to
+from slime_swe.embedded.fused import interleaved
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import Layer, ModelConfig, Qwen2, rope_tables
 
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's weights as the step multiplies them: norms and the score scale folded in, projections joined."""
+    """One layer's weights as the step multiplies them, snapped: norms and score scale folded in, projections joined.
+
+    `value_grid` [K × D] is what values are rounded with: they are added up over positions, which must share a grid.
+    """
 
     qkv: Tensor
     qkv_bias: Tensor
+    value_grid: Tensor
     out: Tensor
     gate_up: Tensor
     down: Tensor
@@ -51,18 +42,21 @@ class FusedLayer:
     def build(cls, layer: Layer, config: ModelConfig) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         scale = 1 / math.sqrt(config.head_dim)
-        query, key = (
-            (interleaved(part.weight, config.head_dim), interleaved(part.bias, config.head_dim))
-            for part in (attention.q_proj, attention.k_proj)
+        query, key, value = (
+            (part.weight.double(), part.bias.double())
+            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        qkv = torch.cat((query[0] * scale, key[0], attention.v_proj.weight))
-        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+        query, key = ((interleaved(w, config.head_dim), interleaved(b, config.head_dim)) for w, b in (query, key))
+        qkv = snap(torch.cat((query[0] * scale, key[0], value[0])) * layer.input_layernorm.weight)
+        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).double()
+        longest = math.sqrt(config.hidden_size) * torch.linalg.vector_norm(qkv[-len(value[0]) :], dim=-1)
         return cls(
-            qkv=qkv * layer.input_layernorm.weight,
-            qkv_bias=torch.cat((query[1] * scale, key[1], attention.v_proj.bias)),
-            out=attention.o_proj.weight.clone(),
-            gate_up=gate_up * layer.post_attention_layernorm.weight,
-            down=mlp.down_proj.weight.clone(),
+            qkv=qkv,
+            qkv_bias=torch.cat((query[1] * scale, key[1], value[1])),
+            value_grid=grid(longest + value[1].abs()),
+            out=snap(attention.o_proj.weight.double()),
+            gate_up=snap(gate_up * layer.post_attention_layernorm.weight),
+            down=snap(mlp.down_proj.weight.double()),
         )
 
 
@@ -73,71 +67,68 @@ class Decoder:
         self.config = model.config
         self.cache = cache
         self.device = device
-        self.tiling = Tiling()
-        half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32) / self.config.head_dim
-        angles = torch.arange(cache.width).float()[:, None] * (1.0 / self.config.rope_theta**half)
-        self.rotations = torch.polar(torch.ones_like(angles), angles).to(device)
+        self.turns = torch.complex(*rope_tables(torch.arange(cache.max_length), self.config, torch.float64)).to(device)
         self.load(model)
 
     @torch.inference_mode()
     def load(self, model: Qwen2) -> None:
         """Take over the weights of `model`, which must have the same architecture."""
         moved = model.to(self.device)
-        self.embedding = moved.model.embed_tokens.weight.detach().clone()
+        self.embedding = moved.model.embed_tokens.weight.double()
         self.layers = [FusedLayer.build(cast(Layer, layer), self.config) for layer in moved.model.layers]
-        self.head = moved.head_weight * moved.model.norm.weight
+        self.head = snap(moved.head_weight.double() * moved.model.norm.weight)
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], take: Sequence[int]) -> Tensor:
-        """Logits of some of the spans' tokens, laid end to end; [at least len(take), V], of which the further rows
-        mean nothing.
+    def forward(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
+        """Logits [sum(wanted), V] of the last `wanted` tokens of each span, laid end to end.
 
         Writes the tokens' keys and values into the cache; what stands before each span must be there.
         """
-        rows = sum(len(span.tokens) for span in spans)
-        tokens, positions, write = self._inputs(spans, max(round_up(rows, 16), self.tiling.rows))
-        rotation = self.rotations[positions][:, None]
-        groups = self.config.num_attention_heads // self.config.num_key_value_heads
-        attention = Attention(self.cache, spans, groups, self.tiling.queries)
+        tokens, positions, slots = self._inputs(spans)
+        rows, turn = self.cache.rows(slots, positions), self.turns[positions]
+        attention = self._attention(spans)
         x = self.embedding[tokens]
-        attended = x.new_zeros(len(x), self.config.num_attention_heads * self.config.head_dim)
         for index, layer in enumerate(self.layers):
-            query = self._project(index, layer, x, rotation, write)
-            attended[:rows] = attention(index, query[:rows])
-            x = torch.addmm(x, attended, layer.out.t())
-            gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
-        return self._logits(x, take)
+            query = self._project(index, layer, x, turn, rows)
+            if index == len(self.layers) - 1:  # of other rows nothing but keys and values is of use
+                chosen = self._chosen(spans, wanted)
+                x, query = x[chosen], query[chosen]
+                attention = self._attention([span.tail(n) for span, n in zip(spans, wanted, strict=True) if n])
+            if len(x):
+                x = self._finish(layer, x, attention(index, query))
+        return F.linear(self._norm(x), self.head)
 
-    def _inputs(self, spans: Sequence[Span], size: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Token and position of each row, and where its keys and values go; rows after the spans' are padding."""
-        tokens, positions, slots = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        columns = np.full(size, self.cache.scratch, dtype=np.int64)
-        row = 0
-        for span in spans:
-            end = row + len(span.tokens)
-            tokens[row:end], slots[row:end] = span.tokens, span.slot
-            positions[row:end] = columns[row:end] = range(span.start, span.end)
-            row = end
-        on_device = [torch.from_numpy(x).to(self.device) for x in (tokens, positions, slots, columns)]
-        return on_device[0], on_device[1], self.cache.write_indices(on_device[2], on_device[3])
+    def _attention(self, spans: Sequence[Span]) -> Attention:
+        return Attention(self.cache, spans, self.config.num_attention_heads // self.config.num_key_value_heads)
 
-    def _logits(self, x: Tensor, take: Sequence[int]) -> Tensor:
-        chosen = np.zeros(max(round_up(len(take), 16), self.tiling.rows), dtype=np.int64)
-        chosen[: len(take)] = take
-        return F.linear(self._norm(x[torch.from_numpy(chosen).to(self.device)]), self.head)
+    def _chosen(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
+        ends = np.cumsum([len(span.tokens) for span in spans])
+        rows = [row for end, count in zip(ends.tolist(), wanted, strict=True) for row in range(end - count, end)]
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
-    def _project(
-        self, index: int, layer: FusedLayer, x: Tensor, rotation: Tensor, write: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _inputs(self, spans: Sequence[Span]) -> list[Tensor]:
+        """Token, position and slot of each row."""
+        tokens = np.concatenate([span.tokens for span in spans])
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        slots = np.repeat([span.slot for span in spans], [len(span.tokens) for span in spans])
+        return [torch.from_numpy(x).to(self.device) for x in (tokens, positions, slots)]
+
+    def _project(self, index: int, layer: FusedLayer, x: Tensor, turn: Tensor, rows: Tensor) -> Tensor:
         """Write the rows' keys and values into the cache; return their queries [rows, K, G, D]."""
         kv_heads, dim = self.config.num_key_value_heads, self.config.head_dim
         heads = self.config.num_attention_heads
-        qkv = F.linear(self._norm(x), layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, dim)
+        qkv = F.linear(self._norm(x), layer.qkv).add_(layer.qkv_bias).view(len(x), heads + 2 * kv_heads, dim)
         pairs = qkv[:, : heads + kv_heads].view(len(x), heads + kv_heads, dim // 2, 2)
-        torch.view_as_complex(pairs).mul_(rotation)
-        self.cache.write(index, write, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
-        return qkv[:, :heads].view(len(x), kv_heads, heads // kv_heads, dim)
+        torch.view_as_complex(pairs).mul_(turn)
+        turned, value = snap(qkv[:, : heads + kv_heads]), qkv[:, heads + kv_heads :]
+        self.cache.write(index, rows, turned[:, heads:], snap_to(value, layer.value_grid.view(kv_heads, dim)))
+        return turned[:, :heads].view(len(x), kv_heads, heads // kv_heads, dim)
+
+    def _finish(self, layer: FusedLayer, x: Tensor, attended: Tensor) -> Tensor:
+        """A layer's output [rows, H] from its input and what attention gives."""
+        x = x + F.linear(snap(attended), layer.out)
+        gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
+        return x.add_(F.linear(snap(F.silu(gate).mul_(up)), layer.down))
 
     def _norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.config.hidden_size,), None, self.config.rms_norm_eps)
+        return snap(F.rms_norm(x, (self.config.hidden_size,), None, self.config.rms_norm_eps))

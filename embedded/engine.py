@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import torch
 
-from embedded.decoder import Decoder
-from embedded.kv_cache import KVCache
-from embedded.model import Qwen2
-from embedded.requests import Decode, Request
-from embedded.scheduler import Scheduler
-from embedded.weights import read_tensors
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.requests import Decode, Request
+from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.weights import read_tensors
 
 T = TypeVar("T")
 

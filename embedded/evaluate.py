@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from data_sources.registry import load_tasks
-from data_sources.sample import Sample
-from data_sources.task import Task
-from embedded.metrics import is_broken
-from embedded.rollouts import Player, gather, sampling_params, seeded
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.slime_plugin import sample_of
+from slime_swe.data_sources.task import Task
+from slime_swe.embedded.rollouts import Player, gather, sampling_params, seeded
+from slime_swe.rollout.records import is_broken
+from slime_swe.sample import Sample
 
 ROUNDS = 2  # an episode that infrastructure broke (after the plug-in's own attempts) is played once more at the end
 
@@ -20,12 +21,15 @@ def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
     return {name: load_tasks(spec) for name, spec in (args.swe_eval_tasks or {}).items()}
 
 
-async def evaluate(player: Player, tasks: Sequence[Task]) -> list[Sample]:
+async def evaluate(
+    player: Player, tasks: Sequence[Task], on_episode: Callable[[int, int], None] = lambda done, total: None
+) -> list[Sample]:
     """Play `n_samples_per_eval_prompt` episodes of each task; siblings stay together, tasks in order.
 
     They are sampled at temperature 1, or at `eval_temperature` (SLiME's name, which recipes leave out).
     Sample indices, and so sampling seeds, are the same in every evaluation: two of them differ by the policy alone.
-    An episode that infrastructure still breaks after a second round comes back ABORTED: it is for the caller to report.
+    `on_episode` is called with how many are played, and of how many. An episode that infrastructure still breaks
+    after a second round comes back ABORTED: it is for the caller to report.
     """
     args = player.args
     params = sampling_params(args) | {"temperature": getattr(args, "eval_temperature", 1.0), "top_p": 1.0, "top_k": -1}
@@ -33,11 +37,19 @@ async def evaluate(player: Player, tasks: Sequence[Task]) -> list[Sample]:
     places = [(number, task, place) for number, task in enumerate(tasks) for place in range(count)]
     results: dict[int, list[Sample]] = {}
     pending = list(range(len(places)))
+    done = 0
+
+    async def play(index: int) -> Sample | list[Sample]:
+        nonlocal done
+        number, task, place = places[index]
+        sample = sample_of(task, index=index, group_index=number)
+        episode = await player.play(sample, seeded(args, params, place), evaluation=True)
+        done += 1
+        on_episode(min(done, len(places)), len(places))
+        return episode
+
     for _ in range(ROUNDS):
-        played = await gather(
-            player.play(_sample(index, *places[index]), seeded(args, params, places[index][2]), evaluation=True)
-            for index in pending
-        )
+        played = await gather(play(index) for index in pending)
         results |= {
             index: episode if isinstance(episode, list) else [episode]
             for index, episode in zip(pending, played, strict=True)
@@ -55,9 +67,3 @@ def as_slime(samples: list[Sample]) -> dict[str, Any]:
         "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
         "samples": samples,
     }
-
-
-def _sample(index: int, number: int, task: Task, place: int) -> Sample:
-    return Sample(
-        group_index=number, index=index, rollout_id=index, prompt=task.statement, metadata={"task": task.to_dict()}
-    )

@@ -12,13 +12,13 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from embedded.logprobs import action_log_probs
-from embedded.model import Qwen2
-from embedded.packing import pack
-from embedded.prefix_tree import PrefixTree
-from embedded.train_data import TrainData
-from embedded.tree_forward import hidden_states
-from embedded.workers import ordered_map
+from slime_swe.embedded.logprobs import action_log_probs
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.packing import pack
+from slime_swe.embedded.prefix_tree import PrefixTree
+from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.tree_forward import hidden_states
+from slime_swe.embedded.workers import ordered_map
 
 # Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
 CPU_MICRO_BATCHES = 8

@@ -1,82 +1,52 @@
-"""Does this machine's linear algebra give a row the same bits whatever the batch? Found out when the server starts.
+"""An alarm: does this machine compute what `exact.py` promises? Single operations, checked when the server starts.
 
-The forward pass is laid out so that it does with MKL on x86 (`decoder.py`), but no BLAS promises it. Where no tiling
-passes, the server still works; two runs with one seed may then differ.
+No BLAS or CPU is known on which it does not. Where it fails, the server still works; two runs with one seed may then
+differ.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.attention import Span
-from embedded.decoder import Decoder, Tiling
-from embedded.scheduler import DRAFT_TOKENS
+from slime_swe.embedded.exact import snap
+from slime_swe.embedded.model import ModelConfig
 
-TILINGS = (Tiling(), Tiling(rows=96, queries=4), Tiling(rows=256, queries=16))
-LENGTHS = (90, 97, 9, 200, 300, 270)
-SLOTS = (0, 1, 5, 18, 33, 34)
-LONGEST = DRAFT_TOKENS + 1  # tokens of a run in a step that samples
+ROWS = (1, 2, 3, 5, 8, 16, 33, 100)  # of a product; kernels differ by it
 
 
-def make_invariant(decoder: Decoder) -> bool:
-    """Set the cheapest tiling under which results don't depend on the batch; False, and the first, if none does."""
-    for tiling in TILINGS:
-        decoder.tiling = tiling
-        if batch_invariant(decoder):
-            return True
-    decoder.tiling = TILINGS[0]
-    return False
+def is_batch_invariant(config: ModelConfig, device: torch.device) -> bool:
+    """Whether, for the model's sizes, a row's bits depend neither on the number of rows nor on the order of sums."""
+    return all(holds for _, holds in check_operations(config, device))
 
 
-def batch_invariant(decoder: Decoder) -> bool:
-    """Compare, bit for bit, sequences computed alone with the same ones in other slots, batches and pieces.
-
-    Uses and then empties the cache, which must be idle.
-    """
-    cache = decoder.cache
-    slots = [slot for slot in SLOTS if slot < cache.slots]
-    probes = _probes([min(length, cache.max_length) for length in LENGTHS[: len(slots)]], decoder)
-    whole = torch.stack([_forward(decoder, [Span(0, 0, probe)], last=LONGEST + 1) for probe in probes])
-    cache.flush()
-    middles = [(len(probe) - LONGEST) // 2 for probe in probes]
-    places = list(zip(slots, probes, middles, strict=True))
-    _forward(decoder, [Span(slot, 0, probe[:middle]) for slot, probe, middle in places])
-    prompts = _forward(decoder, [Span(slot, middle, probe[middle:-LONGEST]) for slot, probe, middle in places])
-    equal = torch.equal(whole[:, 0], prompts) and _decodes_alike(decoder, slots, probes, whole[:, 1:])
-    cache.spoiled = not bool(whole.isfinite().all())
-    cache.flush()
-    return equal
-
-
-def _decodes_alike(decoder: Decoder, slots: list[int], probes: list[list[int]], expected: Tensor) -> bool:
-    """Compare the last LONGEST tokens' logits: token by token, in runs of every length, of mixed lengths, and alone."""
-    singles = [_decode(decoder, slots, probes, back, [1] * len(slots)) for back in range(LONGEST, 0, -1)]
-    equal = torch.equal(expected, torch.stack(singles, dim=1))
-    mixed = [1 + place % LONGEST for place in range(len(slots))]
-    for lengths in (*([length] * len(slots) for length in range(2, LONGEST + 1)), mixed):
-        wanted = torch.cat([rows[:length] for rows, length in zip(expected, lengths, strict=True)])
-        equal &= torch.equal(wanted, _decode(decoder, slots, probes, LONGEST, lengths))
-    equal &= torch.equal(expected[0, -1:], _decode(decoder, slots[:1], probes[:1], 1, [1]))
-    return equal
+def check_operations(config: ModelConfig, device: torch.device) -> Iterator[tuple[str, bool]]:
+    """Each operation's name and whether it passes."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, wide = config.hidden_size, config.num_attention_heads * config.head_dim
+    sums = {hidden, wide, config.intermediate_size, config.head_dim}
+    for size in sorted(sums):
+        left, right = (torch.randn(max(ROWS), size, generator=generator, dtype=torch.float64) for _ in range(2))
+        yield f"product over {size}", _exact_product(snap(left.to(device)), snap(right.to(device)))
+    x = torch.randn(max(ROWS), 2 * config.intermediate_size, generator=generator, dtype=torch.float64).to(device)
+    for name, function in (
+        ("rms_norm", lambda rows: F.rms_norm(rows[:, :hidden].contiguous(), (hidden,))),
+        ("length", lambda rows: torch.linalg.vector_norm(rows, dim=-1)),
+        ("silu", lambda rows: F.silu(rows.chunk(2, dim=-1)[0])),
+        ("softmax", lambda rows: torch.softmax(rows, -1)),
+    ):
+        whole = function(x)
+        yield name, all(torch.equal(whole[:rows], function(x[:rows])) for rows in ROWS)
 
 
-def _probes(lengths: list[int], decoder: Decoder) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, decoder.config.vocab_size, length).tolist() for length in lengths]
-
-
-def _forward(decoder: Decoder, spans: list[Span], last: int = 1) -> Tensor:
-    """Logits of the `last` tokens of each span, one after another."""
-    ends = np.cumsum([len(span.tokens) for span in spans])
-    take = [int(end) - back for end in ends for back in range(last, 0, -1)]
-    return decoder.forward(spans, take)[: len(take)]
-
-
-def _decode(decoder: Decoder, slots: list[int], probes: list[list[int]], back: int, lengths: list[int]) -> Tensor:
-    """Logits of as many tokens of each probe as `lengths` says, from the one that stands `back` from its end."""
-    places = zip(slots, probes, lengths, strict=True)
-    spans = [Span(slot, len(probe) - back, probe[-back:][:length]) for slot, probe, length in places]
-    count = sum(lengths)
-    return decoder.forward(spans, range(count))[:count]
+def _exact_product(left: Tensor, right: Tensor) -> bool:
+    """Whether fewer rows, other columns and another order of summation give the same bits."""
+    whole = left @ right.T
+    order = torch.arange(left.shape[1] - 1, -1, -1, device=left.device)
+    equal = torch.equal(whole, left[:, order] @ right[:, order].T)
+    return equal and all(
+        torch.equal(whole[-rows:, :columns], left[-rows:] @ right[:columns].T) for rows in ROWS for columns in ROWS
+    )

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from embedded.disk import writing
-from rollout.records import RunDirectoryError
+from slime_swe.files import FileError, append, writing
 
 
 class Journal:
@@ -23,20 +22,10 @@ class Journal:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Raises `RunDirectoryError` where it can't be written; the file is then as it was."""
+        """Raises `FileError` where it can't be written; the file is then as it was."""
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
-        before = self.size()
         with writing(self.path):
-            try:
-                with self.path.open("ab", buffering=0) as file:
-                    view = memoryview(line)
-                    while view:
-                        view = view[file.write(view) :]
-                    os.fsync(file.fileno())
-            except OSError:
-                if self.path.exists():
-                    os.truncate(self.path, before)
-                raise
+            append(self.path, line)
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a half-written last one is left out."""
@@ -49,7 +38,7 @@ class Journal:
         """Drop everything after the first `size` bytes, which a checkpoint vouches for."""
         have = self.size()
         if have < size:
-            raise RunDirectoryError(
+            raise FileError(
                 f"{self.path} has {have} bytes, and the checkpoint says {size}: records are missing from it. "
                 "Restore the file, or start a new run"
             )

@@ -1,8 +1,4 @@
-"""The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix.
-
-Keys are stored transposed, [layer, slot, head, dimension, position], so that every matrix product of attention is in
-the row-major × row-major layout, in which a row of the result does not depend on how many rows there are.
-"""
+"""The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix."""
 
 from __future__ import annotations
 
@@ -15,13 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedded.model import ModelConfig
-
-ALIGN = 32  # columns of attention are computed in multiples of this
-
-
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+from slime_swe.embedded.model import ModelConfig
 
 
 class CacheError(ValueError):
@@ -29,26 +19,21 @@ class CacheError(ValueError):
 
 
 class KVCache:
-    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it."""
+    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+
+    `keys` and `values` are [layer, slot, head, position, dimension], float64.
+    """
 
     def __init__(self, config: ModelConfig, slots: int, max_length: int, device: torch.device) -> None:
         self.slots, self.max_length = slots, max_length
-        # One position is scratch: rows that only pad a batch write there. The odd width keeps the rows of a key
-        # matrix off the same cache set.
-        self.width = round_up(max_length, ALIGN) + 16
-        self.scratch = self.width - 1
         layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-        self.keys = _zeros((layers, slots, heads, dim, self.width), device)
-        self.values = _zeros((layers, slots, heads, self.width, dim), device)
+        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim), device) for _ in range(2))
         # Views by layer and slot, made once: attention takes thousands of them a second.
         self.keys_of = [layer.unbind(0) for layer in self.keys.unbind(0)]
         self.values_of = [layer.unbind(0) for layer in self.values.unbind(0)]
         self.tokens = np.zeros((slots, max_length), dtype=np.int32)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self.spoiled = False  # whether some of what it holds may be infinite or not a number
-        self._key_offsets = torch.arange(heads * dim, device=device) * self.width
-        columns = torch.arange(heads, device=device)[:, None] * (self.width * dim) + torch.arange(dim, device=device)
-        self._value_offsets = columns.flatten()
 
     def record(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """Note that the slot holds, or is about to hold, these tokens from position `start` on, and none after."""
@@ -56,17 +41,17 @@ class KVCache:
         self.tokens[slot, start:end] = tokens
         self.lengths[slot] = end
 
-    def write_indices(self, slots: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Where in a layer's flattened keys and values the [heads × dim] numbers of each row go; two int64 vectors."""
-        heads_dim = self._key_offsets.numel()
-        start = slots * (heads_dim * self.width)
-        keys = (start + columns)[:, None] + self._key_offsets
-        values = (start + columns * self.keys.shape[3])[:, None] + self._value_offsets
-        return keys.flatten(), values.flatten()
+    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where in a layer's keys and values, as rows of one head's numbers, some tokens' go: [tokens × heads]."""
+        heads, length = self.keys.shape[2:4]
+        head = torch.arange(heads, device=slots.device)
+        return ((slots[:, None] * heads + head) * length + positions[:, None]).flatten()
 
-    def write(self, layer: int, indices: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
-        self.keys[layer].view(-1).scatter_(0, indices[0], keys.reshape(-1))
-        self.values[layer].view(-1).scatter_(0, indices[1], values.reshape(-1))
+    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep some tokens' keys and values [tokens, heads, dimension] at `rows`."""
+        for kept, new in ((self.keys, keys), (self.values, values)):
+            dim = new.shape[-1]
+            kept[layer].view(-1, dim).index_copy_(0, rows, new.reshape(-1, dim))
 
     def prefixes(self, tokens: np.ndarray) -> np.ndarray:
         """For every slot, how long a prefix of `tokens` it holds."""
@@ -79,15 +64,15 @@ class KVCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of `target` those of `source`."""
-        self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        for kept in (self.keys, self.values):
+            kept[:, target, :, :length] = kept[:, source, :, :length]
         self.tokens[target, :length] = self.tokens[source, :length]
         self.lengths[target] = length
 
     def flush(self) -> None:
         """Forget what every slot holds.
 
-        Columns that no token stands in are read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
+        What stands after a run's own tokens is read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
         zeroed. Others are not, which would touch memory that no request may ever need.
         """
         self.lengths[:] = 0
@@ -100,15 +85,15 @@ class KVCache:
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Zeros; on a CPU in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, device=device)
+        return torch.zeros(shape, device=device, dtype=torch.float64)
     count = math.prod(shape)
     try:
-        memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, count * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise CacheError(
-            f"no memory for half a key/value cache of {count >> 18} MiB ({error.strerror}): "
+            f"no memory for half a key/value cache of {count >> 17} MiB ({error.strerror}): "
             "lower the number of slots or the context length"
         ) from error
     with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32, count=count).view(shape)
+    return torch.frombuffer(memory, dtype=torch.float64, count=count).view(shape)

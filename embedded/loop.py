@@ -12,36 +12,37 @@ import shutil
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from data_sources.sample import Sample
-from embedded import checkpoint, report
-from embedded.checkpoint import ResumeError
-from embedded.disk import replace_file, writing
-from embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
-from embedded.hooks import Hooks
-from embedded.journal import Journal
-from embedded.metrics import evaluation_metrics, is_broken, outcome_metrics, trajectories
-from embedded.phases import Clock, sandbox_share
-from embedded.rollouts import Player, Rollout, flatten
-from embedded.server_process import ServerProcess, update_weights
-from embedded.train_data import to_train_data
-from embedded.trainer import Trainer
+from slime_swe.embedded import checkpoint, report
+from slime_swe.embedded.checkpoint import ResumeError
+from slime_swe.embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
+from slime_swe.embedded.hooks import Hooks
+from slime_swe.embedded.journal import Journal
+from slime_swe.embedded.phases import Clock, sandbox_share
+from slime_swe.embedded.rollouts import Player, Rollout, flatten
+from slime_swe.embedded.server_process import ServerProcess, update_weights
+from slime_swe.embedded.train_data import to_train_data
+from slime_swe.embedded.trainer import Trainer
+from slime_swe.errors import InfrastructureError
+from slime_swe.files import replace_file, writing
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, is_broken, trajectories
+from slime_swe.sample import Sample
 
-JOURNALS = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")  # the last two are written by the logging hooks
-
-
-class InfrastructureError(RuntimeError):
-    """Not one episode of a step was sound: going on would train on nothing."""
+JOURNALS = ("metrics.jsonl", EPISODES, EVALUATIONS)  # the last two are written by the logging hooks
 
 
 class Progress(Protocol):
     """What the loop tells of itself. Metrics are what goes into `metrics.jsonl`, flat."""
 
     def on_phase(self, name: str) -> None: ...
+
+    def on_episode(self, evaluation: str, done: int, total: int) -> None: ...
 
     def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
 
@@ -101,7 +102,7 @@ class _Loop:
         self.player = Player(args, self.hooks)
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
-        self.told = clock.snapshot()
+        self.recorded = clock.snapshot()
         if found is not None:
             self.trainer.load_state(found.optimizer_state())
             self.data_source.load(found.state.rollout_id)
@@ -156,11 +157,11 @@ class _Loop:
         if self.hooks.log is not None:
             self.hooks.log(rollout_id, self.args, samples, logged, seconds)
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
-        return rollout, metrics | outcome_metrics(samples)  # which a logging hook of another kind leaves out
+        return rollout, episode_metrics(samples) | metrics  # a logging hook of another kind adds none of them
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""
-        seconds = self._seconds_since_told()
+        seconds = self._seconds_since_recorded()
         seconds |= {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
         lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
         self.journal.append({"kind": "train", "rollout_id": rollout_id, **lasting, "seconds": seconds})
@@ -169,9 +170,9 @@ class _Loop:
         speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
         self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})
 
-    def _seconds_since_told(self) -> dict[str, float]:
-        before, self.told = self.told, self.clock.snapshot()
-        return {name: seconds - before[name] for name, seconds in self.told.items()}
+    def _seconds_since_recorded(self) -> dict[str, float]:
+        before, self.recorded = self.recorded, self.clock.snapshot()
+        return {name: seconds - before[name] for name, seconds in self.recorded.items()}
 
     def _evaluation_is_due(self, rollout_id: int) -> bool:
         interval, done = self.args.eval_interval, rollout_id + 1
@@ -180,13 +181,13 @@ class _Loop:
     async def _evaluate(self, rollout_id: int, moment: str) -> None:
         for name, tasks in self.eval_tasks.items():
             with self.clock.phase("evaluation"):
-                samples = await evaluate(self.player, tasks)
+                samples = await evaluate(self.player, tasks, partial(self.progress.on_episode, name))
                 self._require_sound(samples, f"evaluation {name!r}")
             if self.hooks.log_evaluation is not None:
                 self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
             metrics = evaluation_metrics(samples)
             record = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **metrics}
-            self.journal.append(record | {"seconds": self._seconds_since_told()})
+            self.journal.append(record | {"seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
     def _require_sound(self, samples: list[Sample], what: str) -> None:
@@ -194,7 +195,7 @@ class _Loop:
             self.server.require_alive()
         episodes = trajectories(samples)
         if episodes and all(map(is_broken, episodes)):
-            why = (episodes[0][0].metadata or {}).get("infrastructure", "no reason given")
+            why = failure_of(episodes[0][0]) or "no reason given"
             raise InfrastructureError(f"all {len(episodes)} episodes of {what} were broken by infrastructure: {why}")
 
     async def _sync(self, rollout_id: int) -> None:
@@ -216,7 +217,8 @@ class _Loop:
             self.data_source.save(rollout_id)
         sizes = {name: Journal(self.run_dir / name).size() for name in JOURNALS}
         state = checkpoint.State(rollout_id, self.configuration, sizes, self.clock.snapshot())
-        checkpoint.save(Path(self.args.save), state, self.weights_dir, self.trainer.save_state())
+        optimizer, keep = self.trainer.save_state(), self.args.swe_keep_checkpoints
+        checkpoint.save(Path(self.args.save), state, self.weights_dir, optimizer, keep=keep)
 
 
 def _fix_numerics(args: Namespace) -> None:

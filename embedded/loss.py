@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slime_swe.errors import UserError
+
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 
-class LossError(ValueError):
+class LossError(UserError):
     """The loss can't be configured as asked; the message says what is allowed."""
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedded.weights import CheckpointError, read_config, read_tensors, write_checkpoint
+from slime_swe.embedded.weights import CheckpointError, read_config, read_tensors, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) ->
     """cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864), in float32 as upstream does."""
     exponents = torch.arange(0, config.head_dim, 2, device=positions_T.device, dtype=torch.float32) / config.head_dim
     angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return angles.double().cos().to(dtype), angles.double().sin().to(dtype)
 
 
 def rotate(x_TxNxD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from slime_swe.errors import UserError
+
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("constant", "linear")
 
 
-class OptimizerError(ValueError):
+class OptimizerError(UserError):
     """The optimizer can't be configured as asked; the message says what is allowed."""
 
 

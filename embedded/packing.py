@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedded.prefix_tree import PrefixTree, build_tree
+from slime_swe.embedded.prefix_tree import PrefixTree, build_tree
+from slime_swe.errors import UserError
 
 
-class PackingError(ValueError):
+class PackingError(UserError):
     """The batch can't be split as asked; the message holds the numbers."""
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from data_sources.sample import Sample
-from embedded.metrics import trajectories
+from slime_swe.rollout.records import episode_of, trajectories
+from slime_swe.sample import Sample
 
 PHASES = ("startup", "evaluation", "generation", "sandbox", "training", "weight_sync", "checkpoint")
 
@@ -51,7 +51,8 @@ def sandbox_share(samples: Sequence[Sample], reward_seconds: float) -> float:
     """
     sandbox, engine = reward_seconds, 0.0
     for segments in trajectories(samples):
-        timings = ((segments[0].metadata or {}).get("episode") or {}).get("timings") or {}
-        sandbox += timings.get("sandbox", 0.0)
-        engine += timings.get("engine", 0.0)
+        record = episode_of(segments[0])
+        if record:
+            sandbox += record.timings.sandbox
+            engine += record.timings.engine
     return sandbox / (sandbox + engine) if sandbox + engine > 0 else 0.0

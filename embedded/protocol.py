@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from embedded.requests import Completion
-from embedded.sampling import RequestError, SamplingParams
-from embedded.tokenizer import Detokenizer
+from slime_swe.embedded.requests import Completion
+from slime_swe.embedded.sampling import RequestError, SamplingParams
+from slime_swe.embedded.tokenizer import Detokenizer
 
 # Fields of SGLang's request that ask for something this engine does not compute, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

@@ -6,12 +6,16 @@ import io
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from embedded.disk import replace_file, writing
-from embedded.metrics import compare
+from slime_swe.files import replace_file, writing
+from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.metrics import compare, why_untrained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUMMARY_FILE = "summary.json"
 CURVE_FILE = "learning_curve.png"
@@ -26,6 +30,14 @@ FIGURES = {  # key in the summary -> key of an evaluation's metrics
     "edits_per_episode": "edits",
     "turns_per_episode": "turns",
     "stop_reasons": "stop_reasons",
+}
+COLORS = {  # of stop reasons: the same in every figure, and none of those of the evaluations
+    f"stop/{reason.value}": color
+    for reason, color in zip(
+        (reason for reason in StopReason if not reason.is_infrastructure),
+        ("#a8d5a2", "#e4a853", "#c9593f", "#8d6cab", "#7aa6c2", "#9a9a9a"),
+        strict=True,
+    )
 }
 
 
@@ -43,6 +55,7 @@ def summarize(
     return summary | {
         "reward_per_step": [step.get("reward") for step in steps],
         "solve_rate_per_step": [step.get("solve_rate") for step in steps],
+        "nothing_trained_because": why_untrained(steps) or None,
         "infrastructure_failures": sum(step["infrastructure_failures"] for step in steps),
         "logprob_diff_max": max(
             (step["logprob_diff_max"] for step in steps if "logprob_diff_max" in step), default=None
@@ -80,34 +93,78 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
 
 
 def write_curve(run_dir: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Training reward and solve rate by rollout, with every evaluation and its interval, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes half a second to import
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    steps = [r for r in records if r["kind"] == "train" and r.get("solve_rate") is not None]
-    axes.plot(
-        [r["rollout_id"] + 1 for r in steps], [r["solve_rate"] for r in steps], color="0.6", label="training episodes"
-    )
-    for name in dict.fromkeys(r["name"] for r in records if r["kind"] == "eval"):
-        _plot_evaluation(axes, name, [r for r in records if r["kind"] == "eval" and r["name"] == name])
-    axes.set(xlabel="rollouts", ylabel="solve rate", ylim=(-0.02, 1.02))
-    axes.grid(alpha=0.3)
-    if axes.has_data():
-        axes.legend(loc="best", fontsize="small")
+    """`draw_curve`'s figure as a PNG."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
+    draw_curve(records).savefig(content, format="png", metadata={"Software": None})
     with writing(run_dir / CURVE_FILE):
         replace_file(run_dir / CURVE_FILE, content.getvalue())
 
 
-def _plot_evaluation(axes: Any, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-    points = [r for r in records if r["solve_rate"] is not None]
-    rates = [r["solve_rate"] for r in points]
-    low = [max(0.0, rate - r["interval"][0]) for rate, r in zip(rates, points, strict=True)]
-    high = [max(0.0, r["interval"][1] - rate) for rate, r in zip(rates, points, strict=True)]
-    at = [r["rollout_id"] + 1 for r in points]
-    label = f"{PREFIXES.get(name, name).replace('_', ' ')} (95 % interval)"
-    axes.errorbar(at, rates, yerr=[low, high], marker="o", capsize=4, label=label)
+def draw_curve(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Solve rate, mean reward and shares of stop reasons by rollout, one panel each, of training and evaluations.
+
+    An evaluation's solve rate has its interval. Stop reasons are those of training episodes; their panel is left out
+    where the generate hook reports none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes half a second to import
+    from matplotlib.figure import Figure
+
+    steps = [r for r in records if r["kind"] == "train" and r.get("solve_rate") is not None]
+    evaluations: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        if record["kind"] == "eval" and record["solve_rate"] is not None:
+            evaluations.setdefault(record["name"], []).append(record)
+    reasons = [f"stop/{r.value}" for r in StopReason if any(step.get(f"stop/{r.value}") for step in steps)]
+    heights = [3, 2, 2] if reasons else [3, 2]
+    figure = Figure(figsize=(10, 1.2 + 1.1 * sum(heights)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
+    for axes, key, label in zip(panels, ("solve_rate", "reward"), ("solve rate", "mean reward"), strict=False):
+        axes.plot(_rollouts(steps), [r[key] for r in steps], color="0.6", marker=".", label="training episodes")
+        for name, found in evaluations.items():
+            _plot_evaluation(axes, name, found, key)
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylim(-0.02, 1.02)
+    if reasons:
+        _plot_stop_reasons(panels[2], steps, reasons)
+    for axes in panels[::2]:  # the panel of rewards shows the same sets as the first
+        if axes.has_data():
+            axes.legend(
+                loc="upper left",
+                bbox_to_anchor=(1.01, 1),
+                borderaxespad=0,
+                frameon=False,
+                reverse=axes is not panels[0],
+            )
+    panels[-1].set_xlabel("rollouts")
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    figure.align_ylabels(panels)
+    return figure
+
+
+def _rollouts(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How many rollouts each had behind it."""
+    return [r["rollout_id"] + 1 for r in records]
+
+
+def _plot_evaluation(axes: Any, name: str, records: Sequence[Mapping[str, Any]], key: str) -> None:
+    means = [r[key] for r in records]
+    if key == "solve_rate":
+        low = [max(0.0, mean - r["interval"][0]) for mean, r in zip(means, records, strict=True)]
+        high = [max(0.0, r["interval"][1] - mean) for mean, r in zip(means, records, strict=True)]
+        label = f"{PREFIXES.get(name, name).replace('_', ' ')} (95 % interval)"
+        axes.errorbar(_rollouts(records), means, yerr=[low, high], marker="o", capsize=4, label=label)
+    else:
+        axes.plot(_rollouts(records), means, marker="o")
+
+
+def _plot_stop_reasons(axes: Any, steps: Sequence[Mapping[str, Any]], reasons: Sequence[str]) -> None:
+    """Stacked from the first reason upwards."""
+    below = [0.0] * len(steps)
+    for reason in reasons:
+        shares = [step.get(reason, 0.0) for step in steps]
+        label = reason.removeprefix("stop/").replace("_", " ")
+        axes.bar(_rollouts(steps), shares, width=1.0, bottom=below, color=COLORS[reason], label=label)
+        below = [height + share for height, share in zip(below, shares, strict=True)]
+    axes.set(ylabel="share of stop reasons", ylim=(0, 1))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embedded.drafts import OwnPlaces
-from embedded.sampling import SamplingParams
+from slime_swe.embedded.drafts import OwnPlaces
+from slime_swe.embedded.sampling import SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
 

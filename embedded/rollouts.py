@@ -14,15 +14,16 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from data_sources.sample import Sample
-from embedded.hooks import Hooks
+from slime_swe.embedded.hooks import Hooks
+from slime_swe.errors import UserError
+from slime_swe.sample import Sample
 
 T = TypeVar("T")
 Group = list[Sample] | list[list[Sample]] | list[Sample | list[Sample]]
 MAX_ROUNDS = 50  # of sampling for one rollout, before a filter that rejects everything is called an error
 
 
-class FilterError(ValueError):
+class FilterError(UserError):
     """The group filter rejects (nearly) everything, so that no batch can be filled."""
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from torch import Tensor
 
-from embedded.attention import Span
-from embedded.decoder import Decoder
-from embedded.drafts import Drafter
-from embedded.requests import Decode, Request, abort_reason
-from embedded.sampling import sample, uniforms
+from slime_swe.embedded.attention import Span
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.drafts import Drafter
+from slime_swe.embedded.requests import Decode, Request, abort_reason
+from slime_swe.embedded.sampling import sample, uniforms
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix
@@ -76,18 +76,16 @@ class Scheduler:
         """Admit what can be admitted, compute one step, hand out its tokens."""
         self._admit()
         spans: list[Span] = []
-        take: list[int] = []
+        wanted: list[int] = []
         sampled: list[tuple[Request, list[int]]] = []
-        row = 0
         for request, span, guess in self._work():
             self.cache.record(span.slot, span.start, span.tokens)
             request.computed = min(span.end, len(request.tokens))
             spans.append(span)
-            row += len(span.tokens)
-            if request.missing == 0:
+            wanted.append(0 if request.missing else len(guess) + 1)
+            if not request.missing:
                 sampled.append((request, guess))
-                take += range(row - 1 - len(guess), row)
-        logits = self.decoder.forward(spans, take)
+        logits = self.decoder.forward(spans, wanted)
         if sampled:
             self._hand_out(sampled, logits)
 

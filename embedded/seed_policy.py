@@ -1,4 +1,6 @@
-"""Make the seed policy that `tiny_cpu` starts from: `python -m embedded.seed_policy --out embedded/seed/checkpoint`.
+"""Make the seed policy that `tiny_cpu` starts from.
+
+    python -m slime_swe.embedded.seed_policy --out embedded/seed/checkpoint
 
 Trains the tokenizer and a small Qwen2 from random weights on procedurally generated demonstrations (see
 `embedded.seed.demonstrations`), in one seeded run, and writes a Hugging Face checkpoint beside `training.json`, which
@@ -16,12 +18,12 @@ from typing import Any
 
 import torch
 
-from embedded.model import Qwen2
-from embedded.seed.demonstrations import demonstration
-from embedded.seed.gate import SPLITS, clean_share, gold_probability
-from embedded.seed.tokenizer import train_tokenizer
-from embedded.seed.train import SeedRun, new_model, train
-from rollout.chat.tokenizer import load_tokenizer
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.seed.demonstrations import demonstration
+from slime_swe.embedded.seed.gate import SPLITS, clean_share, gold_probability
+from slime_swe.embedded.seed.tokenizer import train_tokenizer
+from slime_swe.embedded.seed.train import SeedRun, new_model, train
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
 
 TOKENIZER_TEXTS = 4000
 REPORT_EVERY = 10

@@ -1,4 +1,4 @@
-"""`python -m embedded.server --model DIR`: a small Qwen2 behind SGLang's HTTP protocol, on CPU or one GPU.
+"""`python -m slime_swe.embedded.server --model DIR`: a small Qwen2 behind SGLang's HTTP protocol, on CPU or one GPU.
 
 Prints one JSON line, {"url": …, "pid": …, "batch_invariant": …}, on standard output when it is ready.
 """
@@ -18,20 +18,21 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
-from embedded.api import Api
-from embedded.engine import Engine
-from embedded.invariance import make_invariant
-from embedded.kv_cache import CacheError
-from embedded.model import Qwen2
-from embedded.protocol import Limits, url_of
-from embedded.tokenizer import Detokenizer
-from embedded.weights import CheckpointError
+from slime_swe.embedded.api import Api
+from slime_swe.embedded.engine import Engine
+from slime_swe.embedded.invariance import is_batch_invariant
+from slime_swe.embedded.kv_cache import CacheError
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.protocol import Limits, url_of
+from slime_swe.embedded.tokenizer import Detokenizer
+from slime_swe.embedded.weights import CheckpointError
+from slime_swe.errors import InfrastructureError
 
 PR_SET_PDEATHSIG = 1
 VERSION = "embedded-0.1"
 
 
-class ListenError(RuntimeError):
+class ListenError(InfrastructureError):
     """The address or port can't be had."""
 
 
@@ -98,7 +99,7 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
         on_exit=on_exit,
     )
     engine.model_path = str(directory)
-    invariant = make_invariant(engine.scheduler.decoder)
+    invariant = is_batch_invariant(model.config, device)
     if not invariant:
         print("warning: on this machine results depend on the batch; runs are not reproducible", file=sys.stderr)
     info = {
@@ -119,7 +120,7 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m embedded.server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m slime_swe.embedded.server", description=__doc__)
     parser.add_argument("--model", required=True, help="directory of a Hugging Face Qwen2 checkpoint")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback only)")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")

@@ -1,4 +1,4 @@
-"""Start and stop `embedded.server` as a process of its own, and tell it about new weights."""
+"""Start and stop `slime_swe.embedded.server` as a process of its own, and tell it about new weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from embedded.protocol import url_of
+from slime_swe.embedded.protocol import url_of
+from slime_swe.errors import InfrastructureError
 
 START_SECONDS = 120.0
 SPARE_SLOTS = 32  # contexts that the server keeps beyond those in flight, so that none of these is ever evicted
@@ -22,7 +23,7 @@ REQUEST_SECONDS = 120.0
 TAIL = 2000  # characters of the server's log in an error message
 
 
-class ServerError(RuntimeError):
+class ServerError(InfrastructureError):
     """The engine's server did not start, died, or refused a request; the message holds the end of its log."""
 
 
@@ -35,7 +36,14 @@ class ServerProcess:
         self.host, self.port = "127.0.0.1", 0
         pairs = {"model": model_dir, "host": self.host, "port": 0, **options}
         words = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        self._command = [sys.executable, "-m", "embedded.server", *words, "--die-with-parent", str(os.getpid())]
+        self._command = [
+            sys.executable,
+            "-m",
+            "slime_swe.embedded.server",
+            *words,
+            "--die-with-parent",
+            str(os.getpid()),
+        ]
         self._process: asyncio.subprocess.Process | None = None
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedded.weights import CheckpointError
+from slime_swe.embedded.weights import CheckpointError
 
 
 class Detokenizer:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_sources.sample import Sample
+from slime_swe.errors import UserError
+from slime_swe.sample import Sample
 
 PostProcess = Callable[[Namespace, list[Sample]], tuple[list[float], list[float]]]
 
 
-class TrainDataError(ValueError):
+class TrainDataError(UserError):
     """A sample's fields contradict each other; the message names the sample and the fields."""
 
 

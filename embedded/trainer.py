@@ -12,18 +12,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
-from embedded.loss import Actions, LossConfig, LossError, policy_loss
-from embedded.model import Qwen2
-from embedded.optimizer import PolicyOptimizer
-from embedded.packing import PackingError, split_steps
-from embedded.train_data import TrainData
-from embedded.workers import ordered_map, worker_count
+from slime_swe.embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
+from slime_swe.embedded.loss import Actions, LossConfig, LossError, policy_loss
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.optimizer import PolicyOptimizer
+from slime_swe.embedded.packing import PackingError, split_steps
+from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.workers import ordered_map, worker_count
+from slime_swe.errors import InfrastructureError
 
 T = TypeVar("T")
 
 
-class TrainingError(RuntimeError):
+class TrainingError(InfrastructureError):
     """Training diverged: the loss or a gradient is not a number."""
 
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded.fused import interleaved, rms_norm, rotate, swiglu
-from embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
-from embedded.prefix_tree import PrefixTree
+from slime_swe.embedded.fused import interleaved, rms_norm, rotate, swiglu
+from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
+from slime_swe.embedded.prefix_tree import PrefixTree
 
 
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:

@@ -12,14 +12,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from embedded.disk import replace_file
+from slime_swe.errors import UserError
+from slime_swe.files import replace_file
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint directory that cannot be used; the message says which file and why."""
 
 

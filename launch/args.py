@@ -11,12 +11,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from data_sources.registry import absolute
-from recipes.base import Recipe, RecipeError
+from slime_swe.data_sources.registry import absolute
+from slime_swe.errors import UserError
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import lookup
+from slime_swe.recipes.families import tool_format_of
 
 EMBEDDED_SEED = "embedded:seed"
-CONSTANT_REDUCTION = "launch.slime.slime_plugin.constant_reduction"
-KL_IN_REWARD = "launch.slime.slime_plugin.advantages_less_kl"
+CONSTANT_REDUCTION = "slime_swe.launch.slime.slime_plugin.constant_reduction"
+KL_IN_REWARD = "slime_swe.launch.slime.slime_plugin.advantages_less_kl"
+PLUG_INS = {  # SLiME's argument -> the recipe's key; both hold a dotted path
+    "custom_generate_function_path": "rollout.generate",
+    "custom_rm_path": "reward.function",
+    "custom_reward_post_process_path": "algorithm.post_process",
+    "dynamic_sampling_filter_path": "algorithm.group_filter",
+    "data_source_path": "data.source",
+    "custom_rollout_log_function_path": "rollout.log",
+    "custom_eval_rollout_log_function_path": "rollout.log_evaluation",
+}
 
 Attributes = dict[str, Any]
 
@@ -37,7 +49,7 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
     """Heading -> what every engine takes, but for where weights are read from and how often is evaluated."""
     return {
         "run": _run(recipe, run_dir.resolve()),
-        "plug-ins": _hooks(recipe),
+        "plug-ins": {argument: lookup(recipe, key) or None for argument, key in PLUG_INS.items()},
         "rollout": _rollout(recipe),
         "serving": _serving(recipe),
         "loss": _loss(recipe),
@@ -46,10 +58,10 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
 
 
 def checkpoint_folder(spec: str, models: str = "models") -> Path:
-    """The folder that `model.checkpoint` names. Raises `RecipeError` where it holds no Hugging Face model."""
+    """The folder that `model.checkpoint` names. Raises `UserError` where it holds no Hugging Face model."""
     folder = checkpoint_path(spec, models)
     if not (folder / "config.json").is_file():
-        raise RecipeError(
+        raise UserError(
             f"model.checkpoint={spec!r} is not a model in Hugging Face format ({folder} holds no config.json): give a "
             f"folder that does, an ORG/NAME that model.folder={models} holds, or {EMBEDDED_SEED}"
         )
@@ -59,7 +71,7 @@ def checkpoint_folder(spec: str, models: str = "models") -> Path:
 def checkpoint_path(spec: str, models: str = "models") -> Path:
     """Where `model.checkpoint` lies: a folder as it is given, else that `ORG/NAME` in `model.folder`. Absolute."""
     if spec == EMBEDDED_SEED:
-        return Path(str(files("embedded"))).resolve() / "seed" / "checkpoint"
+        return Path(str(files("slime_swe.embedded"))).resolve() / "seed" / "checkpoint"
     given = Path(spec).expanduser()
     named = spec.count("/") == 1 and not spec.startswith((".", "~", "/")) and not given.is_dir()
     return (Path(models).expanduser() / spec if named else given).resolve()
@@ -72,7 +84,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_tasks": [task_set(spec) for spec in recipe.data.train],
         "swe_eval_tasks": {name: task_set(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
-        "swe_tool_format": recipe.model.tool_format,
+        "swe_tool_format": tool_format_of(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
         "swe_time_budget": rollout.time_budget,
@@ -84,6 +96,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_max_attempts": rollout.max_attempts,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,
+        "swe_keep_checkpoints": recipe.run.keep_checkpoints,
     }
 
 
@@ -106,18 +119,6 @@ def _run(recipe: Recipe, run_dir: Path) -> Attributes:
         "seed": recipe.run.seed,
         "save": str(run_dir / "checkpoints"),
         "save_interval": recipe.run.save_interval,
-    }
-
-
-def _hooks(recipe: Recipe) -> Attributes:
-    return {
-        "custom_generate_function_path": recipe.rollout.generate,
-        "custom_rm_path": recipe.reward.function,
-        "custom_reward_post_process_path": recipe.algorithm.post_process,
-        "dynamic_sampling_filter_path": recipe.algorithm.group_filter or None,
-        "data_source_path": recipe.data.source,
-        "custom_rollout_log_function_path": recipe.rollout.log,
-        "custom_eval_rollout_log_function_path": recipe.rollout.log_evaluation,
     }
 
 

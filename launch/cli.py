@@ -8,7 +8,21 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from launch.commands import agent, doctor, episodes, evaluate, integrity, plan, recipes, tasks, train, validate
+from slime_swe import __version__
+from slime_swe.dotted import search_current_folder
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.commands import (
+    agent,
+    doctor,
+    episodes,
+    evaluate,
+    integrity,
+    plan,
+    recipes,
+    tasks,
+    train,
+    validate,
+)
 
 COMMANDS = {
     "train": train,
@@ -22,8 +36,6 @@ COMMANDS = {
     "plan": plan,
     "doctor": doctor,
 }
-PACKAGES = frozenset({"data_sources", "rollout", "rewards", "embedded", "recipes", "launch"})
-
 USER_ERROR = 2  # as argparse has it
 FAILURE = 1
 INTERRUPTED = 130
@@ -31,8 +43,7 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that a user's own recipe, reward or task module is found by its dotted path
+    search_current_folder()  # so that a user's own recipe, reward or task module is found by its dotted path
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
@@ -48,10 +59,10 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # `slime-swe episodes RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, RuntimeError) as error:
-        if type(error).__module__.partition(".")[0] not in PACKAGES:
-            raise  # not one of our own error classes: a bug, whose traceback is wanted
-        return _complain(str(error), USER_ERROR if isinstance(error, ValueError) else FAILURE)
+    except UserError as error:
+        return _complain(str(error), USER_ERROR)
+    except InfrastructureError as error:
+        return _complain(str(error), FAILURE)
     except OSError as error:
         if error.filename is None:
             raise
@@ -59,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Options of one sub-command. `key=value` words may stand before and after the flags."""
+    """Options of one sub-command. Overrides (`key=value`) may stand before and after the flags."""
     parser = build_parser()
     options, rest = parser.parse_known_args(argv)
     wrong = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
@@ -72,6 +83,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
+    parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         help_text, _, details = (module.__doc__ or "").partition("\n")

@@ -1,39 +1,44 @@
-"""A recipe's name and `key=value` overrides -> one resolved `Recipe`, by Hydra's compose API."""
+"""A recipe's name and `key=value` overrides, in Hydra's grammar -> one resolved `Recipe`; and its YAML."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import yaml
-from hydra import compose, initialize
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from launch.choice import split_model, value_of
-from launch.keys import TYPE_NAMES, flatten, key_types, require_known, spelled_out
-from launch.model import mismatches, with_model
-from recipes.base import Recipe, RecipeError
-from recipes.registry import load_recipe
-from recipes.violation import refuse
-
-_STORED = "slime_swe_recipe"
+from slime_swe.errors import UserError
+from slime_swe.launch.engines import violations
+from slime_swe.launch.model import mismatches, with_model
+from slime_swe.launch.overrides import (
+    OPEN_SECTIONS,
+    TYPE_NAMES,
+    flatten,
+    key_types,
+    require_known,
+    spelled_out,
+    split_model,
+    value_of,
+)
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.recipes.violation import refuse
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """The validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied.
 
-    Raises `RecipeError` for an unknown recipe or key, a value of the wrong type, a recipe that can't run, and one whose
+    Raises `UserError` for an unknown recipe or key, a value of the wrong type, a recipe that can't run, and one whose
     checkpoint is there and is of another shape.
     """
     recipe = assemble(name, overrides)
-    recipe.validate()
-    refuse(mismatches(recipe))
+    refuse(violations(recipe) or mismatches(recipe))
     return recipe
 
 
@@ -43,7 +48,7 @@ def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     model, overrides = split_model([spelled_out(override) for override in overrides])
     if model:
         recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
-    return _compose(recipe, overrides, _parse(overrides)) if overrides else recipe
+    return _overridden(recipe, overrides) if overrides else recipe
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -57,98 +62,100 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read what `save_recipe` wrote. Raises `RecipeError` where the file is missing, garbled or holds unknown keys."""
+    """Read what `save_recipe` wrote. Raises `UserError` where the file is missing, garbled or holds unknown keys."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RecipeError(f"can't read recipe {path}: {error.strerror}") from error
+        raise UserError(f"can't read recipe {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise RecipeError(f"recipe {path} must hold a mapping of sections, such as `rollout:`, not {content!r:.60}")
-    given = dict(flatten(content))
+        raise UserError(f"recipe {path} must hold a mapping of sections, such as `rollout:`, not {content!r:.60}")
     try:
-        for key in given:
-            require_known(key)
-        return _to_recipe(OmegaConf.merge(_schema(), content))
-    except RecipeError as error:
-        raise RecipeError(f"recipe {path}: {error}") from error
-    except OmegaConfBaseException as error:
-        raise RecipeError(f"recipe {path}: {_explain(error, given)}") from error
+        return _recipe_of(dict(flatten(content)))
+    except UserError as error:
+        raise UserError(f"recipe {path}: {error}") from error
 
 
 def _is_file_name(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
-def _parse(overrides: Sequence[str]) -> dict[str, str]:
-    """Dotted key -> the value as it was written. Raises `RecipeError` for one that names no key of a recipe."""
+def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with the overrides, one after the other. A list or a mapping that is given replaces the recipe's."""
+    values = dict(flatten(dataclasses.asdict(recipe)))
     parser = OverridesParser.create()
-    given = {}
     for text in overrides:
         try:
             override = parser.parse_override(text)
             if override.is_sweep_override():
                 raise HydraException("one value a key")
         except HydraException as error:
-            raise RecipeError(
-                f"can't read the override {text!r}: write key=value, and quote a value that holds a comma, "
-                "a bracket or a colon: \"key='a, b'\""
-            ) from error
-        require_known(override.key_or_group)
-        given[override.key_or_group] = text.partition("=")[2]
-    return given
+            raise UserError(f"can't read the override {text!r}: {_how_to_write(text)}") from error
+        key, value = override.key_or_group, override.value()
+        if key_types().get(key) is str and not isinstance(value, str | None):
+            value = text.partition("=")[2]  # run.name=123
+        _set(values, key, value, remove=override.is_delete())
+    return _recipe_of(values)
 
 
-def _compose(recipe: Recipe, overrides: Sequence[str], given: Mapping[str, str]) -> Recipe:
-    store = ConfigStore.instance()
-    store.store(_STORED, node=_unlocked(OmegaConf.structured(recipe)))
-    try:
-        with initialize(config_path=None, version_base="1.3"):
-            return _to_recipe(compose(_STORED, overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-        raise RecipeError(_explain(cause, given)) from error
-    finally:  # Hydra's store is one per process: leave it as it was
-        del store.repo[f"{_STORED}.yaml"]
+def _set(values: dict[str, Any], key: str, value: Any, *, remove: bool) -> None:
+    """Change the leaves of a recipe at one key. Raises `UserError` where there is none such."""
+    require_known(key)
+    section = next((name for name in OPEN_SECTIONS if key.startswith(f"{name}.")), None)
+    if section is None:
+        if remove:
+            raise UserError(f"{key} can't be removed or left empty: it must be {TYPE_NAMES[key_types()[key]]}")
+        values[key] = value
+        return
+    name, kept = key.removeprefix(f"{section}."), dict(values[section])
+    if remove and name not in kept:
+        raise UserError(f"there is no {key} to remove: {section} has {', '.join(kept) or 'nothing'}")
+    values[section] = {other: text for other, text in kept.items() if other != name} if remove else kept | {name: value}
 
 
-def _to_recipe(config: Any) -> Recipe:
-    recipe = OmegaConf.to_object(config)
-    assert isinstance(recipe, Recipe), type(recipe)
+def _how_to_write(text: str) -> str:
+    near = [text] if _is_file_name(text) else get_close_matches(text, RECIPES, n=1)
+    if "=" not in text and near:
+        return f"did you mean recipe={near[0]}?"
+    return "write key=value, and quote a value that holds a comma, a bracket or a colon: \"key='a, b'\""
+
+
+def _recipe_of(values: Mapping[str, Any]) -> Recipe:
+    """The recipe of these leaves; what they leave out has its default. Raises `UserError` for a key or a type."""
+    for key in values:
+        require_known(key)
+    recipe: Recipe = _build(Recipe, {key: _typed(key, value) for key, value in values.items()}, "")
     return recipe
 
 
-def _explain(error: BaseException, given: Mapping[str, Any]) -> str:
-    """What was given and what is allowed, from an error of OmegaConf or Hydra."""
-    key = getattr(error, "full_key", None) or ""
-    known = key_types().get(key)
-    if "missing mandatory value" in str(error):
-        return f"{key} is missing"
-    if known and given.get(key, "") != "":
-        return f"{key}={given[key]} is not allowed: it must be {TYPE_NAMES.get(known, known)}"
-    if known:
-        return f"{key} can't be removed or left empty: it must be {TYPE_NAMES.get(known, known)}"
-    return " ".join(str(error).split("\n    full_key", 1)[0].split())
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    given: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        mandatory = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if dataclasses.is_dataclass(hint):
+            if mandatory or any(name.startswith(f"{key}.") for name in values):
+                given[field.name] = _build(hint, values, f"{key}.")
+        elif key in values:
+            given[field.name] = values[key]
+        elif mandatory:
+            raise UserError(f"{key} is missing")
+    return kind(**given)
 
 
-def _schema(kind: type = Recipe) -> Any:
-    """An empty recipe: every section there, their mandatory fields missing."""
-    config = OmegaConf.structured(kind)
-    OmegaConf.set_readonly(config, None)
-    for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            config[name] = _schema(hint)
-    return _unlocked(config)
-
-
-def _unlocked(config: Any) -> Any:
-    """OmegaConf makes a read-only config of a frozen dataclass; overrides need it writable, its keys still fixed."""
-    OmegaConf.set_readonly(config, None)
-    for key in config:
-        child = config._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_missing():
-            _unlocked(child)
-    if OmegaConf.get_type(config) is dict:
-        OmegaConf.set_struct(config, False)
-    return config
+def _typed(key: str, value: Any) -> Any:
+    """The value as the key's type: a number may be given as text, and text as a number. Rules are checked later."""
+    hint = key_types()[key]
+    try:
+        if hint is str and value is not None and not isinstance(value, dict | list):
+            return str(value)
+        if hint == list[str] and isinstance(value, list):
+            return [str(entry) for entry in value]
+        if hint == dict[str, str] and isinstance(value, dict):
+            return {str(name): str(entry) for name, entry in value.items()}
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        shown = "null" if value is None else value
+        raise UserError(f"{key}={shown} is not allowed: it must be {TYPE_NAMES[hint]}") from error

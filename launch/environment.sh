@@ -35,7 +35,7 @@ find_slime_python() {
 
 # In SLiME's environment nothing is replaced: what this project needs beside it is asked for.
 require_light_packages() { # ROOT PYTHON
-  "$2" -c 'import aiohttp, hydra, omegaconf, orjson, rich, yaml' 2>/dev/null ||
+  "$2" -c 'import aiohttp, hydra, msgspec, omegaconf, orjson, rich, yaml' 2>/dev/null ||
     die "$2 has SLiME, but not all that this project needs beside it: $2 -m pip install --no-deps -r $1/docker/requirements.txt"
 }
 

@@ -1,21 +1,21 @@
-"""The light base install leaves out what only the embedded engine needs."""
+"""The light base install leaves out what only some commands need."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
+from slime_swe.errors import UserError
+
 EMBEDDED = ("jinja2", "matplotlib", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+CLUSTER = ("ray", "aiohttp_cors")  # the second comes with ray[default], whose job server this uses
+_HOW = {
+    "embedded": "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does",
+    "cluster": "pip install 'slime-swe[cluster]' (SLiME's image has it: there, run the image's own python)",
+}
 
 
-class MissingExtraError(ValueError):
-    """A package of an optional extra is not installed; the message says how to get it."""
-
-
-def require(*packages: str) -> None:
-    """Raise `MissingExtraError` where one of the packages is missing."""
+def require(*packages: str, extra: str = "embedded") -> None:
+    """Raise `UserError` where one of the packages, which that extra brings, is missing."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
-            "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does"
-        )
+        raise UserError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {_HOW[extra]}")

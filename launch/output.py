@@ -1,12 +1,57 @@
-"""What `slime-swe` prints on standard output: one JSON document, or text for people."""
+"""What `slime-swe` prints: one JSON document on standard output, or text: sparklines, durations, rates."""
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 
 import orjson
+
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def print_json(document: object) -> None:
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     sys.stdout.write(orjson.dumps(document, option=options).decode() + "\n")
+
+
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns, one line a row whatever the terminal's width, so that they can be searched and cut."""
+    table = [[heading.replace("_", " ") for heading in headings], *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """At most `width` blocks, each the mean of an equal run of `values`, from the least mean to the greatest."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    columns = min(width, len(finite))
+    means = []
+    for column in range(columns):
+        run = finite[column * len(finite) // columns : (column + 1) * len(finite) // columns]
+        means.append(sum(run) / len(run))
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05` or `1:02:03`."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 1:
+        return f"{whole} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rate(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """`81.2 % (74.0–86.9)`; an em dash where there is no value."""
+    if value is None:
+        return "–"
+    bounds = f" ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})" if interval else ""
+    return f"{100 * value:.1f} %{bounds}"

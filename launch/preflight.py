@@ -1,25 +1,72 @@
-"""What can be wrong with a run before anything of it exists: all that needs no server."""
+"""What is refused before a run has a folder: missing plug-ins, overlapping sets, graders that a cheat passes."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from embedded.evaluate import load_evaluation_tasks
-from embedded.hooks import Hooks
-from embedded.loss import LossConfig
-from rollout.resources import agent_opener, require_room_for
-from rollout.sandbox.pool import make_backend
-from rollout.settings import RolloutSettings
+import orjson
 
-_NO_SERVER_YET = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 1}
+from slime_swe.data_sources.contamination import Overlap, find_overlaps, require_clean
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.dotted import load_object
+from slime_swe.launch.args import PLUG_INS
+from slime_swe.recipes.base import Data, Recipe, Reward
+from slime_swe.recipes.checks import lookup
+from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.redteam.cases import target_of
+from slime_swe.rewards.redteam.proof import require_integrity
+
+OVERLAP_FILE = "overlap.json"
 
 
-def check_args(args: Namespace) -> None:
-    """Raise the `ValueError` of the first part that can't be used: a setting, a plug-in's path, a task set."""
-    settings = RolloutSettings.from_args(args if args.sglang_router_ip else Namespace(**vars(args) | _NO_SERVER_YET))
-    LossConfig.from_args(args)
-    make_backend(settings.sandbox)
-    agent_opener(settings.agent)
-    require_room_for(settings.agent, settings.sandbox)
-    Hooks.load(args).data_source(args)  # reads the training tasks
-    load_evaluation_tasks(args)
+def require_plug_ins(recipe: Recipe) -> None:
+    """Raise `UserError`, with the recipe's key, for a plug-in of the user's own that can't be imported."""
+    for key in PLUG_INS.values():
+        path = lookup(recipe, key)
+        if path and not path.startswith("slime_swe."):
+            load_object(path, key)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What of a run's tasks was compared. `compared` is false where another data source decides what is trained on."""
+
+    compared: bool
+    trained: int = 0
+    evaluated: int = 0
+    allowed: Sequence[Overlap] = ()
+
+
+def check_overlap(recipe: Recipe) -> Comparison:
+    """Raises `UserError` where training shows what is evaluated and `data.allow_overlap` does not name it."""
+    data = recipe.data
+    if data.source != Data.source:
+        return Comparison(compared=False)
+    training = [task for spec in data.train for task in load_tasks(spec)]
+    evaluation = [task for spec in data.eval.values() for task in load_tasks(spec)]
+    allowed = require_clean(find_overlaps(training, evaluation), data.allow_overlap)
+    return Comparison(True, len(training), len(evaluation), allowed)
+
+
+def record_overlap(comparison: Comparison, folder: Path) -> None:
+    """Write the comparison into the run's folder."""
+    text = orjson.dumps(asdict(comparison), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (folder / OVERLAP_FILE).write_bytes(text)
+
+
+def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
+    """Raises `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
+
+    A reward function, a data source or an oracle of the user's own is not checked: there is no telling what it does.
+    """
+    if recipe.reward.function != Reward.function or recipe.data.source != Data.source:
+        return
+    if ignore:
+        print("the integrity gate is ignored: a policy may learn to cheat", file=sys.stderr)
+        return
+    settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
+    for grader in sorted({target_of(task) for spec in recipe.data.train for task in load_tasks(spec)} - {""}):
+        require_integrity(recipe.rollout.sandbox, grader, settings)

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from launch.text import duration, sparkline
-from recipes.base import Recipe
+from slime_swe.launch.output import duration, sparkline
+from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.metrics import why_untrained
 
 # metric -> how a person reads it; a metric that a step does not have is left out
 SHOWN = {
@@ -27,21 +29,12 @@ SHOWN = {
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "seconds": ("s/step", "{:.1f}"),
 }
-
-
-class Progress(Protocol):
-    """What a training loop tells of itself."""
-
-    def on_phase(self, name: str) -> None: ...
-
-    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
-
-    def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
+UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
 @dataclass
 class History:
-    """What was told so far. Times in seconds of a monotonic clock."""
+    """What has happened so far. Times in seconds of a monotonic clock."""
 
     total: int  # rollouts of the run
     started: float
@@ -52,13 +45,22 @@ class History:
     rewards: list[float] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     evaluations: list[str] = field(default_factory=list)
+    untrained: list[Mapping[str, Any]] = field(default_factory=list)  # metrics of the last rollouts, if none trained
 
     def step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         self.done = rollout_id + 1
         self.first_done = self.done if self.first_done is None else self.first_done
         self.last = dict(metrics)
+        self.untrained = [*self.untrained, metrics] if why_untrained([metrics]) else []
         if isinstance(metrics.get("reward"), int | float):
             self.rewards.append(float(metrics["reward"]))
+
+    def warning(self) -> str:
+        """What to say of rollouts in a row that trained nothing; empty where they are few."""
+        count = len(self.untrained)
+        return (
+            f"{count} rollouts in a row trained nothing: {why_untrained(self.untrained)}" if count >= UNTRAINED else ""
+        )
 
     def remaining(self, now: float) -> float | None:
         """Seconds until the last rollout, by the mean pace of the rollouts of this process; None before the second."""
@@ -68,7 +70,7 @@ class History:
 
 
 @contextmanager
-def make_progress(recipe: Recipe, folder: Path, console: Console | None = None) -> Iterator[Progress]:
+def make_progress(recipe: Recipe, folder: Path, console: Console | None = None) -> Iterator[Reporter]:
     """A live panel where `console` (default: standard error) is a terminal, else plain lines."""
     console = console or Console(stderr=True)
     history = History(total=recipe.run.num_rollouts, started=time.monotonic())
@@ -82,13 +84,16 @@ def make_progress(recipe: Recipe, folder: Path, console: Console | None = None) 
 
 
 class Reporter:
-    """Keeps the history; what shows it looks there."""
+    """Keeps the history, which a panel shows. The training loop calls it."""
 
     def __init__(self, history: History) -> None:
         self.history = history
 
     def on_phase(self, name: str) -> None:
         self.history.phase = name
+
+    def on_episode(self, evaluation: str, done: int, total: int) -> None:
+        self.history.phase = f"evaluation of {evaluation} {done}/{total}"
 
     def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         self.history.step(rollout_id, metrics)
@@ -100,18 +105,24 @@ class Reporter:
 
 
 class PlainProgress(Reporter):
-    """One line per rollout and evaluation; phases inside a rollout are not told."""
+    """One line per rollout and evaluation, and per quarter of a long one; phases inside a rollout are left out."""
 
     def __init__(self, history: History, console: Console, title: str) -> None:
         super().__init__(history)
         self._console = console
         self._say(title)
 
+    def on_episode(self, evaluation: str, done: int, total: int) -> None:
+        if quarter(done, total):
+            self._say(f"evaluating {evaluation} {done}/{total}")
+
     def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         super().on_step(rollout_id, metrics)
         remaining = self.history.remaining(time.monotonic())
         left = f" · {duration(remaining)} left" if remaining is not None else ""
         self._say(f"rollout {self.history.done}/{self.history.total} · {describe(metrics)}{left}")
+        if len(self.history.untrained) == UNTRAINED:
+            self._say(self.history.warning())
 
     def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None:
         super().on_eval(name, metrics)
@@ -141,10 +152,51 @@ class Panel:
         if history.rewards:
             lines.append(Text(f"reward {sparkline(history.rewards, 40)}"))
             lines.append(Text(describe(history.last)))
+        if history.warning():
+            lines.append(Text(history.warning(), style="yellow"))
         return Group(*lines, *(Text(line, style="green") for line in history.evaluations))
 
     def _count(self) -> Text:
         return Text(f"rollout {self._history.done}/{self._history.total}")
+
+
+class Bar:
+    """How many of `total` are done: a bar on a terminal, lines elsewhere; on standard error."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total, self._console = title, total, Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+        self._task = self._bar.add_task(title, total=total)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """Move the bar; elsewhere a line for each quarter."""
+        self._bar.update(self._task, completed=done)
+        if not self._console.is_terminal and quarter(done, total):
+            self.say(f"{self._title} {done}/{total}")
+
+    def advance(self, line: str, *, keep: bool) -> None:
+        """One more, with a line about it, which is left out on a terminal unless it is to be kept."""
+        self._bar.advance(self._task)
+        if keep or not self._console.is_terminal:
+            self.say(f"{self._bar.tasks[0].completed:.0f}/{self._total} {line}")
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def quarter(done: int, total: int) -> bool:
+    """Whether a long count has just passed a quarter; the last says more in another line."""
+    return total >= 20 and done < total and done * 4 // total > (done - 1) * 4 // total
 
 
 def describe(metrics: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The table of all recipe keys, from the dataclasses and their docstrings: `python -m launch.reference`."""
+"""The table of all recipe keys, from the dataclasses and their docstrings: `python -m slime_swe.launch.reference`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from launch.keys import TYPE_NAMES, key_types
-from recipes.base import Recipe
+from slime_swe.launch.overrides import TYPE_NAMES, key_types
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import allowed, field_types
 
 _FIELD = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
@@ -49,6 +50,8 @@ def _rows(prefix: str, kind: Any) -> Iterator[str]:
         if key not in types:
             continue  # a section of its own
         type_name = TYPE_NAMES[types[key]].split(",")[0].removeprefix("a ")
+        if types[key] in (int, float) and (bounds := allowed(field_types()[key])):
+            type_name += f", {bounds.partition(':')[0]}"
         yield f"| `{key}` | {type_name} | {_default(field)} | {said[field.name]} |"
 
 

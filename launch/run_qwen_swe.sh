@@ -2,8 +2,8 @@
 # Train a coding agent: find or make an environment, pick a recipe for this machine, then `slime-swe train`.
 #   bash launch/run_qwen_swe.sh [recipe=NAME] [key=value ...] [--resume] [--json]
 # Where SLiME is installed (its container image), the interpreter that has it is used and nothing is installed; elsewhere
-# .venv is made once. PYTHON names another interpreter (3.11 or newer) for either. engine=slime_cpu has an environment of
-# its own, .venv-slime (docs/slime_on_a_cpu.md).
+# .venv is made once. PYTHON names another interpreter (3.11 or newer) for either. An engine with a script
+# launch/NAME/environment.sh has an environment of its own, as slime_cpu does (docs/slime_on_a_cpu.md).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,12 +22,13 @@ names_recipe() {
   return 1
 }
 
-names_slime_cpu() {
-  local argument
+# The script of an engine that has an environment of its own; nothing for the others.
+environment_of_engine() { # WORDS...
+  local argument script=
   for argument in "$@"; do
-    [ "$argument" != engine=slime_cpu ] || return 0
+    case $argument in engine=*) script=$root/launch/${argument#engine=}/environment.sh ;; esac
   done
-  return 1
+  [ ! -f "$script" ] || printf '%s\n' "$script"
 }
 
 count_gpus() {
@@ -54,16 +55,16 @@ pick_recipe() { # GPUS, HAS_SLIME
 }
 
 slime_python=
-if names_slime_cpu "$@"; then
+own_environment=$(environment_of_engine "$@")
+if [ -n "$own_environment" ]; then
   # shellcheck source=launch/slime_cpu/environment.sh
-  source "$root/launch/slime_cpu/environment.sh"
-  require_checkouts "$root"
-  make_slime_cpu_environment "$root" "$root/.venv-slime"
-  slime_swe=("$root/.venv-slime/bin/slime-swe")
+  source "$own_environment"
+  make_engine_environment "$root" "$root/$ENGINE_VENV"
+  slime_swe=("$root/$ENGINE_VENV/bin/slime-swe")
 elif slime_python=$(find_slime_python); then
   require_light_packages "$root" "$slime_python"
-  export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-  slime_swe=("$slime_python" -m launch.cli)
+  export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
+  slime_swe=("$slime_python" -m slime_swe.launch.cli)
 else
   make_environment "$root" "$root/.venv" embedded
   slime_swe=("$root/.venv/bin/slime-swe")

@@ -8,16 +8,15 @@ import shutil
 import time
 from pathlib import Path
 
-from launch.config import read_recipe, save_recipe
-from launch.keys import flatten
-from recipes.base import Recipe
+from slime_swe.errors import UserError
+from slime_swe.files import replace_file
+from slime_swe.launch.config import dump_recipe, read_recipe, save_recipe
+from slime_swe.launch.overrides import flatten
+from slime_swe.recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"
+LENGTH, KEPT = "run.num_rollouts", "run.keep_checkpoints"
 _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
-
-
-class RunError(ValueError):
-    """A run's folder is not as it must be; the message says what to do."""
 
 
 def with_name(recipe: Recipe) -> Recipe:
@@ -29,43 +28,50 @@ def with_name(recipe: Recipe) -> Recipe:
 
 
 def create_run(recipe: Recipe) -> Path:
-    """A new folder that holds the resolved recipe. Raises `RunError` where it exists or can't be written."""
+    """A new folder that holds the resolved recipe. Raises `UserError` where it exists or can't be written."""
     folder = Path(recipe.run.dir) / recipe.run.name
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
-        raise RunError(
+        raise UserError(
             f"the run {folder} exists already: add --resume to go on with it, or give another run.name"
         ) from error
     except OSError as error:
-        raise RunError(f"can't make the run folder {folder}: {error.strerror}; give another run.dir") from error
+        raise UserError(f"can't make the run folder {folder}: {error.strerror}; give another run.dir") from error
     try:
         save_recipe(recipe, folder / RECIPE_FILE)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)  # without its recipe it would only be in the way
-        raise RunError(f"can't write {folder / RECIPE_FILE}: {error.strerror}; give another run.dir") from error
+        raise UserError(f"can't write {folder / RECIPE_FILE}: {error.strerror}; give another run.dir") from error
     return folder
 
 
 def find_run(name: str, directory: str = "runs") -> Path:
-    """The folder of an existing run, given its name or its path. Raises `RunError` with the nearest names."""
+    """The folder of an existing run, given its name or its path. Raises `UserError` with the nearest names."""
     for folder in (Path(directory) / name, Path(name)):
         if name and (folder / RECIPE_FILE).is_file():
             return folder
     there = sorted(path.parent.name for path in Path(directory).glob(f"*/{RECIPE_FILE}"))
     nearest = difflib.get_close_matches(name, there, n=3, cutoff=0.3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are: {', '.join(there) or 'none'}"
-    raise RunError(f"there is no run {name!r} in {directory}: {hint}")
+    raise UserError(f"there is no run {name!r} in {directory}: {hint}")
 
 
 def require_same(recipe: Recipe, folder: Path) -> None:
-    """Raise `RunError` with the differing keys where the run in `folder` was started with another recipe."""
+    """Raise `UserError` with the differing keys where the run in `folder` was started with another recipe.
+
+    A run may be made longer, unless its learning rate falls to zero at its end, and may keep more or fewer checkpoints.
+    """
     before = dict(flatten(dataclasses.asdict(read_recipe(folder / RECIPE_FILE))))
     now = dict(flatten(dataclasses.asdict(recipe)))
     changed = [key for key in now if key not in _WHERE and now[key] != before[key]]
-    if changed:
+    longer = now[LENGTH] > before[LENGTH] and recipe.optimizer.schedule == "constant"
+    allowed = {KEPT, LENGTH} if longer else {KEPT}
+    if changed and allowed.issuperset(changed):
+        replace_file(folder / RECIPE_FILE, dump_recipe(recipe).encode())
+    elif changed:
         listed = "; ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed[:5])
-        raise RunError(
+        raise UserError(
             f"can't resume {folder} with another recipe: {listed}. Leave these out, or start a new run with another "
-            "run.name"
+            "run.name; a run can be made longer where optimizer.schedule=constant"
         )

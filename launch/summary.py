@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from launch.output import print_json
-from launch.text import duration, rate, sparkline
+from slime_swe.launch.output import duration, print_json, rate, sparkline
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
@@ -23,12 +23,14 @@ BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the su
 }
 
 
-def tell_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     """What a training run ends with: one JSON document, or the table."""
     if as_json:
         print_json(summary)
     else:
         print_summary(summary, folder)
+    for line in _untrained(summary):
+        print(line, file=sys.stderr)
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
@@ -73,7 +75,12 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))
     if summary.get("infrastructure_failures"):
         lines.append(f"episodes that infrastructure broke, not trained on  {summary['infrastructure_failures']}")
-    return [*lines, f"run  {folder}"]
+    return [*lines, *_untrained(summary), f"run  {folder}"]
+
+
+def _untrained(summary: Mapping[str, Any]) -> list[str]:
+    why = summary.get("nothing_trained_because")
+    return [f"Nothing was trained: {why}."] if why else []
 
 
 def _rate(summary: Mapping[str, Any], name: str, moment: str) -> str:

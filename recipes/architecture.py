@@ -1,28 +1,18 @@
-"""`Architecture`: the shape of a model, as its Hugging Face `config.json` states it."""
+"""`Architecture`: the shape of a model, as a recipe states it; `families/` reads it from a `config.json`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from recipes.violation import RecipeError
-
-CONFIG = "config.json"
-FAMILIES = {
-    "qwen2": {"qkv_bias": True, "qk_norm": False},
-    "qwen3": {"qkv_bias": False, "qk_norm": True},
-    "qwen3_moe": {"qkv_bias": False, "qk_norm": True},
-}
+from slime_swe.recipes.fields import Count, Positive, Size
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A decoder with rotary positions, RMS norm, gated feed-forward layers and grouped-query attention.
 
-    family: `model_type` of the config: `qwen2`, `qwen3` or `qwen3_moe`.
+    family: `qwen2`, `qwen3`, `qwen3_moe`, or the dotted path of a `slime_swe.recipes.families.Family`.
     layers, hidden, ffn: depth, width, and width of a dense feed-forward layer.
     heads, kv_heads, head_dim: query heads, key/value heads, and width of one head.
     vocab: rows of the embedding table, its padding in the checkpoint included.
@@ -35,22 +25,22 @@ class Architecture:
     """
 
     family: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
+    layers: Size
+    hidden: Size
+    ffn: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    vocab: Size
     tied: bool
-    rope_theta: float
-    rms_eps: float
+    rope_theta: Positive
+    rms_eps: Positive
     qkv_bias: bool
     qk_norm: bool
-    max_context: int
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_ffn: int = 0
+    max_context: Size
+    experts: Count = 0
+    experts_per_token: Count = 0
+    expert_ffn: Count = 0
 
     @property
     def attention_parameters(self) -> int:
@@ -87,78 +77,6 @@ class Architecture:
         layer = self.attention_parameters + feed_forward + router + 2 * self.hidden
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + embeddings + self.hidden
-
-
-def read_architecture(folder: Path) -> Architecture:
-    """What the folder's `config.json` states. Raises `RecipeError` where it can't be read or is of no model we know."""
-    path = folder / CONFIG
-    try:
-        return from_hf_config(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise RecipeError(f"can't read {path}: {error.strerror}") from error
-    except RecipeError as error:
-        raise RecipeError(f"{path}: {error}") from error
-    except ValueError as error:
-        raise RecipeError(f"{path} is not JSON: {error}") from error
-
-
-def from_hf_config(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a `config.json` states. Raises `RecipeError` where a part of it is none that we know."""
-    family = config.get("model_type") if isinstance(config, Mapping) else None
-    if family not in FAMILIES:
-        raise RecipeError(f"model_type is {family!r}: it must be one of {', '.join(FAMILIES)}")
-    for key, given, allowed in _unlike(config, family):
-        raise RecipeError(f"{key} is {given!r}, and only {allowed!r} can be trained")
-    try:
-        return _read(family, config)
-    except KeyError as error:
-        raise RecipeError(f"{error.args[0]!r} is missing: download the model again") from error
-
-
-def _read(family: str, config: Mapping[str, Any]) -> Architecture:
-    heads, mixture = config["num_attention_heads"], family == "qwen3_moe"
-    return Architecture(
-        family=family,
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        ffn=config["intermediate_size"],
-        heads=heads,
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", False),
-        rope_theta=float(_rope(config)["rope_theta"]),
-        rms_eps=float(config["rms_norm_eps"]),
-        max_context=config["max_position_embeddings"],
-        experts=config["num_experts"] if mixture else 0,
-        experts_per_token=config["num_experts_per_tok"] if mixture else 0,
-        expert_ffn=config["moe_intermediate_size"] if mixture else 0,
-        **FAMILIES[family],
-    )
-
-
-def _unlike(config: Mapping[str, Any], family: str) -> Iterator[tuple[str, Any, Any]]:
-    """Key, value and the value that it must have, of every part that no `Architecture` can say."""
-    scaling = config.get("rope_scaling") or _rope(config)
-    parts = [
-        ("hidden_act", config.get("hidden_act", "silu"), "silu"),
-        ("use_sliding_window", config.get("use_sliding_window", False), False),
-        ("the type of rotary scaling", scaling.get("rope_type", scaling.get("type", "default")), "default"),
-    ]
-    if family != "qwen2":
-        parts += [("attention_bias", config.get("attention_bias", False), False)]
-    if family == "qwen3_moe":
-        parts += [
-            ("decoder_sparse_step", config.get("decoder_sparse_step", 1), 1),
-            ("mlp_only_layers", config.get("mlp_only_layers") or [], []),
-            ("norm_topk_prob", config.get("norm_topk_prob", False), True),
-        ]
-    return ((key, given, allowed) for key, given, allowed in parts if given != allowed)
-
-
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 moved the rotary base into `rope_parameters`."""
-    return config.get("rope_parameters") or config
 
 
 def differences(stated: Architecture, found: Architecture) -> dict[str, tuple[Any, Any]]:

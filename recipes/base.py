@@ -7,10 +7,27 @@ key: `rollout.max_turns=6`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from recipes.architecture import Architecture
-from recipes.checks import check
-from recipes.violation import RecipeError, Violation
+from msgspec import Meta
+
+from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.fields import (
+    Count,
+    Folder,
+    Hook,
+    OptionalHook,
+    Positive,
+    Server,
+    Share,
+    Size,
+    Weight,
+    constant,
+    one_of,
+)
+from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.violation import Violation
+from slime_swe.rewards.grade import HARNESSES, MODES
 
 __all__ = [
     "Algorithm",
@@ -21,13 +38,14 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "Recipe",
-    "RecipeError",
     "Reward",
     "Rollout",
     "Run",
     "Serving",
     "Violation",
 ]
+
+_WHOLE = "a trained token's log-probability is that of the whole distribution"
 
 
 @dataclass(frozen=True)
@@ -37,15 +55,18 @@ class Model:
     checkpoint: folder in Hugging Face format; `ORG/NAME`, which is a folder of that name in `folder`; or
         `embedded:seed`, the seed policy that comes with this package.
     architecture: its shape, which must be what the checkpoint's config.json says.
-    tool_format: how the policy writes its tool calls, `hermes` or `qwen3_coder`.
+    tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder` or the dotted path of a `ToolFormat`;
+        empty is how its family does.
     folder: where models lie, on a file system that every node sees. Beside `ORG/NAME` lies `ORG/NAME_torch_dist`, the
         same weights converted for Megatron.
     """
 
-    checkpoint: str
+    checkpoint: Annotated[
+        str, Meta(min_length=1, description="a folder in Hugging Face format, ORG/NAME or embedded:seed")
+    ]
     architecture: Architecture
-    tool_format: str = "hermes"
-    folder: str = "models"
+    tool_format: str = ""
+    folder: Folder = "models"
 
 
 @dataclass(frozen=True)
@@ -65,17 +86,17 @@ class Cluster:
         micro-batches at once as the cores allow, which changes no result.
     """
 
-    nodes: int = 1
-    gpus_per_node: int = 0
-    gpu: str = ""
+    nodes: Size = 1
+    gpus_per_node: Count = 0
+    gpu: Annotated[str, one_of("", *GPUS)] = ""
     colocate: bool = True
-    rollout_gpus: int = 0
-    cpus_per_node: int = 2
-    memory_per_node: int = 4
-    disk_per_node: int = 8
-    gpu_hour_price: float = 0.0
-    ray_address: str = ""
-    threads: int = 1
+    rollout_gpus: Count = 0
+    cpus_per_node: Size = 2
+    memory_per_node: Size = 4
+    disk_per_node: Size = 8
+    gpu_hour_price: Weight = 0.0
+    ray_address: Annotated[str, Meta(pattern=r"^(https?://\S+:\d+)?\Z", description="http://host:port, or empty")] = ""
+    threads: Size = 1
 
     @property
     def train_gpus(self) -> int:
@@ -97,13 +118,13 @@ class Parallel:
     recompute: of activations in the backward pass: `none`, `selective` (attention) or `full` (every layer).
     """
 
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    max_tokens_per_gpu: int = 8192
-    recompute: str = "none"
+    tp: Size = 1
+    pp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
+    max_tokens_per_gpu: Size = 8192
+    recompute: Annotated[str, one_of("none", "selective", "full")] = "none"
 
 
 @dataclass(frozen=True)
@@ -121,14 +142,14 @@ class Serving:
     """
 
     router_ip: str = ""
-    router_port: int = 0
-    external_engines: list[str] = field(default_factory=list)
-    concurrency: int = 128
+    router_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    external_engines: Annotated[list[Server], Meta(description="a list of host:port")] = field(default_factory=list)
+    concurrency: Size = 128
     deterministic: bool = True
-    gpus_per_engine: int = 0
-    ep: int = 1
+    gpus_per_engine: Count = 0
+    ep: Size = 1
     dp_attention: bool = False
-    mem_fraction: float = 0.8
+    mem_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.8
 
 
 @dataclass(frozen=True)
@@ -155,26 +176,28 @@ class Rollout:
     generate, log, log_evaluation: dotted paths of the plug-ins that play and log episodes.
     """
 
-    batch_size: int
-    samples_per_task: int
-    max_turns: int
-    max_response: int
-    max_context: int
-    over_sampling: int = 0
-    time_budget: float = 120.0
-    schedule: str = "sync"
+    batch_size: Size
+    samples_per_task: Size
+    max_turns: Size
+    max_response: Size
+    max_context: Size
+    over_sampling: Count = 0
+    time_budget: Positive = 120.0
+    schedule: Annotated[str, one_of("sync", "async", "fully_async")] = "sync"
     partial: bool = False
-    max_attempts: int = 3
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    agent: str = "native"
-    sandbox: str = "local"
-    sandbox_concurrency: int = 16
+    max_attempts: Size = 3
+    temperature: Positive = 1.0
+    top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
+    top_k: Annotated[int, constant(-1, _WHOLE)] = -1
+    agent: Annotated[
+        str, Meta(min_length=1, description="native, or the dotted path of a function that opens an agent")
+    ] = "native"
+    sandbox: Annotated[str, Meta(min_length=1, description="local, or the dotted path of a sandbox backend")] = "local"
+    sandbox_concurrency: Size = 16
     system_prompt: str = ""
-    generate: str = "rollout.slime_plugin.generate"
-    log: str = "rollout.slime_plugin.log_rollout"
-    log_evaluation: str = "rollout.slime_plugin.log_evaluation"
+    generate: Hook = "slime_swe.rollout.slime_plugin.generate"
+    log: Hook = "slime_swe.rollout.slime_plugin.log_rollout"
+    log_evaluation: Hook = "slime_swe.rollout.slime_plugin.log_evaluation"
 
 
 @dataclass(frozen=True)
@@ -189,9 +212,9 @@ class Reward:
     harness_python: an interpreter that has swebench; empty is the one that trains.
     """
 
-    mode: str = "plus_minus"
-    function: str = "rewards.slime_plugin.reward"
-    harness: str = "sandboxed"
+    mode: Annotated[str, one_of(*MODES)] = "plus_minus"
+    function: Hook = "slime_swe.rewards.slime_plugin.reward"
+    harness: Annotated[str, one_of(*HARNESSES)] = "sandboxed"
     harness_python: str = ""
 
 
@@ -199,7 +222,7 @@ class Reward:
 class Data:
     """Which tasks.
 
-    train: task sets to train on, e.g. `embedded:train` or `path/to/tasks.jsonl`.
+    train: task sets to train on, e.g. `synthetic:train` or `path/to/tasks.jsonl`.
     eval: name -> task set; `heldout` and `unseen` are the ones that the summary reports by name.
     allow_overlap: evaluation tasks that training may show, by id or by a pattern with `*`; any other is refused.
     eval_samples_per_task: episodes of each evaluation task.
@@ -207,12 +230,12 @@ class Data:
     source: dotted path of the data-source class.
     """
 
-    train: list[str]
+    train: Annotated[list[str], Meta(min_length=1, description="at least one task set, such as synthetic:train")]
     eval: dict[str, str] = field(default_factory=dict)
     allow_overlap: list[str] = field(default_factory=list)
-    eval_samples_per_task: int = 1
+    eval_samples_per_task: Size = 1
     shuffle: bool = True
-    source: str = "data_sources.slime_plugin.TaskDataSource"
+    source: Hook = "slime_swe.data_sources.slime_plugin.TaskDataSource"
 
 
 @dataclass(frozen=True)
@@ -239,25 +262,25 @@ class Algorithm:
     group_filter: dotted path of the plug-in that drops groups; empty keeps all.
     """
 
-    estimator: str = "grpo"
-    reduction: str = "trajectory"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    kl_type: str = "low_var_kl"
-    kl_in: str = "loss"
+    estimator: Annotated[str, one_of("grpo", "gspo")] = "grpo"
+    reduction: Annotated[str, one_of("trajectory", "token", "constant")] = "trajectory"
+    clip_low: Share = 0.2
+    clip_high: Weight = 0.2
+    kl_coef: Weight = 0.0
+    kl_type: Annotated[str, one_of("k1", "k2", "k3", "low_var_kl")] = "low_var_kl"
+    kl_in: Annotated[str, one_of("loss", "reward")] = "loss"
     kl_unbiased: bool = False
-    entropy_coef: float = 0.0
+    entropy_coef: Weight = 0.0
     tis: bool = False
-    tis_clip: float = 2.0
-    tis_clip_low: float = 0.0
+    tis_clip: Positive = 2.0
+    tis_clip_low: Weight = 0.0
     rollout_logprobs: bool = False
-    routing_replay: str = "none"
+    routing_replay: Annotated[str, one_of("none", "train", "rollout")] = "none"
     normalize_rewards: bool = True
     std_normalization: bool = True
-    steps_per_rollout: int = 1
-    post_process: str = "rewards.slime_plugin.post_process"
-    group_filter: str = "rewards.slime_plugin.keep_group"
+    steps_per_rollout: Size = 1
+    post_process: Hook = "slime_swe.rewards.slime_plugin.post_process"
+    group_filter: OptionalHook = "slime_swe.rewards.slime_plugin.keep_group"
 
 
 @dataclass(frozen=True)
@@ -273,15 +296,15 @@ class Optimizer:
     cpu_offload: keep the optimizer's states in the machines' memory, and step there.
     """
 
-    lr: float
-    name: str = "adamw"
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
+    lr: Positive
+    name: Annotated[str, one_of("adamw", "muon")] = "adamw"
+    schedule: Annotated[str, one_of("constant", "linear")] = "constant"
+    warmup_steps: Count = 0
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: Positive = 1e-8
+    weight_decay: Weight = 0.0
+    clip_grad: Weight = 1.0
     cpu_offload: bool = False
 
 
@@ -295,16 +318,19 @@ class Run:
     num_rollouts: length of the run.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
     save_interval: rollouts between checkpoints.
+    keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. SLiME always keeps all, and takes the
+        default alone.
     wandb_project: project in Weights & Biases; empty doesn't log there.
     tensorboard: write TensorBoard files into the run's folder.
     """
 
-    num_rollouts: int
-    name: str = ""
-    dir: str = "runs"
-    seed: int = 0
-    eval_interval: int = 0
-    save_interval: int = 1
+    num_rollouts: Count
+    name: Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[\w.+=-]*\Z", description="a folder name")] = ""
+    dir: Folder = "runs"
+    seed: Count = 0
+    eval_interval: Count = 0
+    save_interval: Size = 1
+    keep_checkpoints: Count = 2
     wandb_project: str = ""
     tensorboard: bool = False
 
@@ -338,12 +364,3 @@ class Recipe:
     def data_parallel(self) -> int:
         """Copies of the model that the trainer holds; 0 where its GPUs are too few for one."""
         return self.cluster.train_gpus // (self.parallel.tp * self.parallel.pp * self.parallel.cp)
-
-    @property
-    def episodes_per_step(self) -> int:
-        """Episodes of one optimizer step, before filters."""
-        return self.rollout.batch_size * self.rollout.samples_per_task // self.algorithm.steps_per_rollout
-
-    def validate(self) -> None:
-        """Raise `RecipeError` with every field that can't run."""
-        check(self)

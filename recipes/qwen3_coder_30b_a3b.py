@@ -2,20 +2,11 @@
 
     slime-swe train recipe=qwen3_coder_30b_a3b data.train=[path/to/tasks.jsonl]
 
-What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
+What it changes from the algorithm in `gpu_defaults.py`, whose machine and tasks it shares, and why:
 
-- no KL penalty, no reference model: the reward is a test suite, and a second copy of the model costs memory;
 - GSPO (arXiv:2507.18071): the ratio is that of a whole sequence, since a token's may change for no other reason than
   that another expert was picked; its clip range is accordingly narrow;
-- rollout routing replay (arXiv:2510.11370): the trainer sends each token to the experts that SGLang sent it to;
-- groups in which every episode, or none, solved the task are dropped and others sampled in their place (DAPO);
-- advantages are not divided by the group's deviation (Dr. GRPO, arXiv:2503.20783), which would weigh tasks by how
-  seldom they are solved;
-- the baseline is over trajectories, whatever the number of training sequences that each became;
-- truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
-
-What it trains on: the tasks that you name, one `Task` object a line; without `data.train` it is `embedded:train`,
-generated one-bug repositories, which says whether everything works and little about a model of this size.
+- rollout routing replay (arXiv:2510.11370): the trainer sends each token to the experts that SGLang sent it to.
 
 The optimizer's states stay in the node's memory (about 370 GB), which lets the model fit 8 GPUs.
 
@@ -25,20 +16,10 @@ before and 52.0 % after asynchronous GSPO on R2E-Gym tasks, with 128k context.
 
 from __future__ import annotations
 
-from recipes.base import (
-    Algorithm,
-    Architecture,
-    Cluster,
-    Data,
-    Model,
-    Optimizer,
-    Parallel,
-    Recipe,
-    Reward,
-    Rollout,
-    Run,
-    Serving,
-)
+from dataclasses import replace
+
+from slime_swe.recipes.base import Architecture, Model, Parallel, Recipe, Rollout, Serving
+from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, H100_NODE, RUN, SYNTHETIC, SYSTEM_PROMPT
 
 
 def recipe() -> Recipe:
@@ -70,14 +51,7 @@ def recipe() -> Recipe:
             ),
             tool_format="qwen3_coder",
         ),
-        cluster=Cluster(
-            nodes=1,
-            gpus_per_node=8,
-            gpu="H100-80GB",
-            cpus_per_node=96,
-            memory_per_node=1024,
-            disk_per_node=2048,
-        ),
+        cluster=H100_NODE,
         parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
         serving=Serving(gpus_per_engine=4, ep=4, concurrency=128, deterministic=False, mem_fraction=0.7),
         rollout=Rollout(
@@ -88,22 +62,10 @@ def recipe() -> Recipe:
             max_context=65536,
             time_budget=1800.0,
             sandbox_concurrency=64,
-            system_prompt=(
-                "You are a software engineer. Repair the repository in the working directory: look at its files, "
-                "change them, run its tests, and submit when they pass."
-            ),
+            system_prompt=SYSTEM_PROMPT,
         ),
-        reward=Reward(mode="plus_minus"),
-        data=Data(train=["embedded:train"], eval={"heldout": "embedded:heldout"}),
-        algorithm=Algorithm(
-            estimator="gspo",
-            clip_low=3e-4,
-            clip_high=4e-4,
-            tis=True,
-            tis_clip=2.0,
-            routing_replay="rollout",
-            std_normalization=False,
-        ),
-        optimizer=Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0, cpu_offload=True),
-        run=Run(num_rollouts=200, eval_interval=20, save_interval=20),
+        data=SYNTHETIC,
+        algorithm=replace(GRPO, estimator="gspo", clip_low=3e-4, clip_high=4e-4, routing_replay="rollout"),
+        optimizer=replace(ADAMW, cpu_offload=True),
+        run=RUN,
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes import qwen3_coder_30b_a3b
-from recipes.base import Recipe
+from slime_swe.recipes import qwen3_coder_30b_a3b
+from slime_swe.recipes.base import Recipe
 
 
 def recipe() -> Recipe:

@@ -6,36 +6,37 @@ import difflib
 import importlib
 from importlib.util import find_spec
 
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import UserError
+from slime_swe.recipes.base import Recipe
 
 RECIPES: dict[str, str] = {
-    "tiny_cpu": "recipes.tiny_cpu",
-    "qwen25_coder_1_5b": "recipes.qwen25_coder_1_5b",
-    "qwen25_coder_7b": "recipes.qwen25_coder_7b",
-    "qwen25_coder_32b": "recipes.qwen25_coder_32b",
-    "qwen3_coder_30b_a3b": "recipes.qwen3_coder_30b_a3b",
-    "qwen3_coder_30b_a3b_128k": "recipes.qwen3_coder_30b_a3b_128k",
-    "qwen3_coder_30b_a3b_async": "recipes.qwen3_coder_30b_a3b_async",
-    "qwen3_4b_instruct": "recipes.qwen3_4b_instruct",
+    "tiny_cpu": "slime_swe.recipes.tiny_cpu",
+    "qwen25_coder_1_5b": "slime_swe.recipes.qwen25_coder_1_5b",
+    "qwen25_coder_7b": "slime_swe.recipes.qwen25_coder_7b",
+    "qwen25_coder_32b": "slime_swe.recipes.qwen25_coder_32b",
+    "qwen3_coder_30b_a3b": "slime_swe.recipes.qwen3_coder_30b_a3b",
+    "qwen3_coder_30b_a3b_128k": "slime_swe.recipes.qwen3_coder_30b_a3b_128k",
+    "qwen3_coder_30b_a3b_async": "slime_swe.recipes.qwen3_coder_30b_a3b_async",
+    "qwen3_4b_instruct": "slime_swe.recipes.qwen3_4b_instruct",
 }
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of a short name or of a dotted module path. Raises `RecipeError` where there is none."""
+    """The recipe of a short name or of a dotted module path. Raises `UserError` where there is none."""
     module = RECIPES.get(name, name)
     if not _importable(module):
         nearest = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        raise RecipeError(
+        raise UserError(
             f"there is no recipe {name!r}: {hint}Available: {', '.join(RECIPES)}. "
             "A dotted module path or the path of a recipe.yaml works too."
         )
     build = getattr(importlib.import_module(module), "recipe", None)
     if not callable(build):
-        raise RecipeError(f"module {module!r} has no function recipe() that returns a recipes.base.Recipe")
+        raise UserError(f"module {module!r} has no function recipe() that returns a slime_swe.recipes.base.Recipe")
     made = build()
     if not isinstance(made, Recipe):
-        raise RecipeError(f"{module}.recipe() must return a recipes.base.Recipe, not {type(made).__name__}")
+        raise UserError(f"{module}.recipe() must return a slime_swe.recipes.base.Recipe, not {type(made).__name__}")
     return made
 
 

@@ -14,7 +14,7 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 
 from __future__ import annotations
 
-from recipes.base import (
+from slime_swe.recipes.base import (
     Algorithm,
     Architecture,
     Cluster,
@@ -70,8 +70,8 @@ def recipe() -> Recipe:
         ),
         reward=Reward(mode="plus_minus"),
         data=Data(
-            train=["embedded:train"],
-            eval={"heldout": "embedded:heldout", "unseen": "embedded:unseen"},
+            train=["synthetic:train"],
+            eval={"heldout": "synthetic:heldout", "unseen": "synthetic:unseen"},
             eval_samples_per_task=1,
         ),
         algorithm=Algorithm(clip_low=0.2, clip_high=0.28, std_normalization=False, steps_per_rollout=2),

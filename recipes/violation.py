@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-
-class RecipeError(ValueError):
-    """A recipe can't run as it is; the message says what was given, what is allowed and what to do."""
+from slime_swe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,12 @@ class Violation:
 
 
 def refuse(violations: Sequence[Violation]) -> None:
-    """Raise `RecipeError` with all of them, one a line; nothing where there are none."""
+    """Raise `UserError` with all of them, one a line; nothing where there are none."""
     if len(violations) == 1:
-        raise RecipeError(str(violations[0]))
+        raise UserError(str(violations[0]))
     if violations:
         lines = "".join(f"\n- {violation}" for violation in violations)
-        raise RecipeError(f"{len(violations)} things of this recipe are not allowed:{lines}")
+        raise UserError(f"{len(violations)} things of this recipe are not allowed:{lines}")
 
 
 def listed(values: Iterable[object]) -> str:

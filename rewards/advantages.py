@@ -9,10 +9,12 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from slime_swe.errors import UserError
+
 EPSILON = 1e-6  # added to the deviation, as SLiME does (slime/ray/rollout.py, _post_process_rewards)
 
 
-class AdvantageError(ValueError):
+class AdvantageError(UserError):
     """The rows contradict each other."""
 
 

@@ -1,8 +1,8 @@
-"""What a task's command runs when it is judged by values: it makes the calls, and tells what each returned.
+"""What runs in the sandbox when a task is graded by values: it makes the calls and reports what each returned.
 
-It runs in the grader's sandbox, beside the code under test, which can make it tell anything; `rewards.calls` says why
-that is of no use. It knows the answers of the tests only to stop a test at its first wrong one, as the tests themselves
-would. This file is read as text and never imported.
+It runs beside the code under test, which can make it report anything; `rewards.call_values` says why that is of no use.
+It knows the answers of the tests only to stop a test at its first wrong one, as the tests themselves would. This file
+is read as text and never imported.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ def plain(value: Any) -> Any:
     raise TypeError(kind)
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     """Not buffered, and between newlines, so that nothing that is printed ends up inside of it."""
     os.write(1, f"\n{line}\n".encode("ascii", "backslashreplace"))
 
 
-def tell(number: int, value: Any) -> None:
+def write_value(number: int, value: Any) -> None:
     try:
         text = ascii(plain(value))
     except Exception:
         text = "?"
-    say(f"VALUE {number} {text if len(text) <= LONGEST else '?'}")
+    write_line(f"VALUE {number} {text if len(text) <= LONGEST else '?'}")
 
 
 def is_right(number: int, call: Any, functions: Any) -> bool:
-    """Make one call, tell what it returned, and whether that was expected."""
+    """Make one call and report what it returned; whether that was expected."""
     name, arguments, expected = call
     try:
         value = functions[name](*arguments)
-        tell(number, value)
+        write_value(number, value)
         return bool(value == expected)
     except Exception as error:
-        say(f"RAISED {number} {type(error).__name__}")
+        write_line(f"RAISED {number} {type(error).__name__}")
         return False
 
 
@@ -69,7 +69,7 @@ def functions_of(module_name: str, names: Any) -> Any:
         module = importlib.import_module(module_name)
         return {name: getattr(module, name) for name in names}
     except Exception as error:
-        say(f"NOT IMPORTED {module_name} {type(error).__name__}")
+        write_line(f"NOT IMPORTED {module_name} {type(error).__name__}")
         return None
 
 

@@ -1,62 +1,119 @@
-"""Grade a patch by the task's oracle, of whichever kind it is.
+"""Grade a patch: the grader of the task's kind of oracle runs it, and `grade` says what the outcome is worth.
 
-| oracle | graded by |
-| --- | --- |
-| `TestOracle` | `rewards.tests`, in any sandbox |
-| `HarnessOracle` | `rewards.swebench.sandboxed`, in any sandbox with an image; or the harness itself, on Docker |
+A grader is `async try_patch(task, patch, sandboxes, settings) -> Trial`. It raises `PatchError` where the patch can't
+be applied and `GraderError` where the grader itself fails; an empty patch changes nothing.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import ceil
+from typing import Annotated, Any
 
-from data_sources.task import HarnessOracle, Task
-from rewards import tests
-from rewards.score import Score
-from rewards.swebench import official, sandboxed
-from rewards.swebench.client import harness_for
-from rewards.verdict import Mode, Sandboxes, Trial, judge
+from slime_swe.data_sources.task import Task
+from slime_swe.dotted import load_object
+from slime_swe.errors import UserError, unknown
+from slime_swe.fields import Argument
+from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError
+from slime_swe.rewards.score import Score, Trial
+from slime_swe.rollout.sandbox.base import Limits, Sandboxes
+
+MODES = ("plus_minus", "binary", "fraction")
+HARNESSES = ("sandboxed", "official")
+
+LOG_TAIL_CHARACTERS = 4_000
+_CORES = 16  # that a project's own tests may keep busy all the time
 
 
 @dataclass(frozen=True)
-class HarnessSettings:
-    """How the tasks of the SWE-bench harness are graded.
+class GradingSettings:
+    """How patches are graded: `reward.*` of a recipe. Raises `UserError` for an unknown mode or harness.
 
-    python: interpreter that has swebench 5; empty is the one that runs this. official: by the harness's own
-    `run_instance` on Docker, in place of the same script and parser in our sandboxes. control: believe a log that earns
-    something only where falsified tests fail (`rewards.control`); not of the official harness's own runs.
+    mode: the value of a patch that solves the task, and of one that does not: `plus_minus` +1 and -1, `binary` 1 and 0;
+    `fraction` is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing
+    nothing is worth 0. harness: who runs SWE-bench's eval scripts, `sandboxed` (our sandboxes) or `official` (swebench
+    on Docker). harness_python: an interpreter that has swebench 5; empty is the one that runs this. negative_control:
+    believe a log that would be rewarded only where mutated tests fail (`rewards.negative_control`).
     """
 
-    python: str = ""
-    official: bool = False
-    control: bool = True
+    mode: Annotated[str, Argument("swe_reward_mode")] = "plus_minus"
+    harness: Annotated[str, Argument("swe_harness")] = "sandboxed"
+    harness_python: Annotated[str, Argument("swe_harness_python")] = ""
+    negative_control: Annotated[bool, Argument("swe_negative_control")] = True
+
+    def __post_init__(self) -> None:
+        for field, given, allowed in (("mode", self.mode, MODES), ("harness", self.harness, HARNESSES)):
+            if given not in allowed:
+                raise UserError(unknown(f"reward.{field}", given, allowed))
 
 
-SANDBOXED = HarnessSettings()
+DEFAULTS = GradingSettings()
 
 
-async def grade(
-    task: Task,
-    patch: str,
-    sandboxes: Sandboxes,
-    mode: Mode = "plus_minus",
-    harness: HarnessSettings = SANDBOXED,
-) -> Score:
-    """The score of a patch (`rewards.verdict.judge` says what there is). Raises `GraderError` where the grader failed,
-    `ArgumentError` for an unknown mode or where swebench is needed and is not there."""
-    return await judge(task.oracle, patch, mode, lambda text: try_patch(task, text, sandboxes, harness))
+async def grade(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings = DEFAULTS) -> Score:
+    """The score of a patch. Raises `GraderError` where the grader failed, `UserError` where it is not installed.
+
+    `evidence["outcome"]` is one of solved, failed, timeout, forged, special_cased, empty_patch, oversized_patch,
+    unappliable_patch.
+    """
+    started = time.monotonic()
+    size = len(patch.encode("utf-8", "replace"))
+    evidence: dict[str, Any] = {"patch_bytes": size}
+    if not patch.strip():
+        return _refused(settings, "empty_patch", "the patch changes nothing", evidence)
+    if size > MAX_PATCH_BYTES or patch == OVERSIZED:
+        return _refused(settings, "oversized_patch", f"the patch has more than {MAX_PATCH_BYTES} bytes", evidence)
+    try:
+        trial = await try_patch(task, patch, sandboxes, settings)
+    except PatchError as error:
+        return _refused(settings, "unappliable_patch", str(error), evidence)
+    return _scored(settings, task, trial, evidence | {"seconds": time.monotonic() - started})
 
 
-async def try_patch(
-    task: Task,
-    patch: str,
-    sandboxes: Sandboxes,
-    harness: HarnessSettings = SANDBOXED,
-) -> Trial:
-    """One run of the task's oracle; an empty patch changes nothing. Raises `PatchError`, `GraderError`."""
-    if not isinstance(task.oracle, HarnessOracle):
-        return await tests.try_patch(task, patch, sandboxes)
-    worker = await harness_for(harness.python)
-    if harness.official:
-        return await official.try_patch(task, patch, worker)
-    return await sandboxed.try_patch(task, patch, sandboxes, worker, control=harness.control)
+async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings = DEFAULTS) -> Trial:
+    """One run of the task's oracle; an empty patch changes nothing. Raises `PatchError`, `GraderError`, `UserError`."""
+    grader: Callable[..., Awaitable[Trial]] = load_object(
+        task.oracle.grader, f"the grader of oracle {task.oracle.kind}"
+    )
+    return await grader(task, patch, sandboxes, settings)
+
+
+def image_limits(seconds: float) -> Limits:
+    """What a project's own tests may use in its image, if they may take so long: far more than an agent's command."""
+    return Limits(
+        cpu_seconds=ceil(seconds) * _CORES,
+        memory_bytes=16 << 30,
+        file_bytes=2 << 30,
+        disk_bytes=8 << 30,
+        processes=2048,
+        output_bytes=32 << 20,
+    )
+
+
+def _refused(settings: GradingSettings, outcome: str, detail: str, evidence: dict[str, Any]) -> Score:
+    components = {"fail_to_pass": 0.0, "pass_to_pass": 0.0}
+    value = _value(settings, solved=False, share=0.0)
+    return Score(value, False, components, {"outcome": outcome, "detail": detail, **evidence})
+
+
+def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[str, Any]) -> Score:
+    oracle, solved = task.oracle, trial.solved and not trial.rejected
+    components = {"fail_to_pass": trial.share(oracle.fail_to_pass), "pass_to_pass": trial.share(oracle.pass_to_pass)}
+    share = trial.share((*oracle.fail_to_pass, *oracle.pass_to_pass)) if components["fail_to_pass"] else 0.0
+    if trial.rejected:
+        components, share = dict.fromkeys(components, 0.0), 0.0
+    shown = {
+        "outcome": trial.rejected or ("timeout" if trial.timed_out else "solved" if solved else "failed"),
+        "tests": dict(trial.tests),
+        "log": trial.log[-LOG_TAIL_CHARACTERS:],
+        "exit_code": trial.exit_code,
+    }
+    return Score(_value(settings, solved, share), solved, components, {**shown, **trial.details, **evidence})
+
+
+def _value(settings: GradingSettings, solved: bool, share: float) -> float:
+    if settings.mode == "fraction":
+        return share
+    return 1.0 if solved else -1.0 if settings.mode == "plus_minus" else 0.0

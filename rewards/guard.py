@@ -8,8 +8,13 @@ a protected file or of the standard library.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
+
+from slime_swe.data_sources.task import Task
+from slime_swe.patches import apply_patch
+
+Files = Mapping[str, str | bytes]
 
 # Files that Python or pytest load without being asked, from wherever they are found.
 _AUTO_LOADED = frozenset(
@@ -46,18 +51,18 @@ class Guard:
 
 def _import_roots(files: Collection[str]) -> frozenset[str]:
     """The folders that a test runner may have on `sys.path`: those that are in no package, and `src` in any case."""
-    every = {folder for path in files for folder in folders(path)}
+    every = {folder for path in files for folder in _folders(path)}
     packages = {folder for folder in every if f"{folder}/__init__.py" in files}
-    outside = {folder for folder in every if packages.isdisjoint({folder, *folders(folder)})}
+    outside = {folder for folder in every if packages.isdisjoint({folder, *_folders(folder)})}
     return frozenset({"src", *outside})
 
 
 def _as_imported(path: str, roots: Collection[str]) -> list[str]:
     """The path from the repository's root, and from each of these folders that it is in."""
-    return [path, *(path[len(folder) + 1 :] for folder in folders(path) if folder in roots)]
+    return [path, *(path[len(folder) + 1 :] for folder in _folders(path) if folder in roots)]
 
 
-def folders(path: str) -> set[str]:
+def _folders(path: str) -> set[str]:
     """The folders that the path is in, but for the repository's own."""
     parts = path.split("/")
     return {"/".join(parts[:count]) for count in range(1, len(parts))}
@@ -67,3 +72,37 @@ def _module(path: str) -> str:
     """What the file is imported as: `pkg/test_a.py` and `pkg/test_a/__init__.py` are both `pkg/test_a`."""
     parent, name = PurePosixPath(path).parent, PurePosixPath(path).name.partition(".")[0]
     return str(parent) if name == "__init__" else str(parent / name)
+
+
+def graded_files(
+    task: Task,
+    patch: str,
+    pristine: Files | None = None,
+    names: Collection[str] | None = None,
+    added: Files | None = None,
+) -> tuple[dict[str, str | bytes], list[str]]:
+    """The pristine files with the patch applied, and the paths at which the patch counts for nothing.
+
+    Pristine are the task's own files, and all names are theirs, where nothing else is given. `added` are files of the
+    grader's. A patch counts for nothing also where it is in the way of one of those or of a file that is put back.
+    Raises `PatchError`.
+    """
+    pristine = task.workspace.files if pristine is None else pristine
+    files: dict[str, str | bytes] = dict(apply_patch(pristine, patch))
+    guarded = Guard(pristine if names is None else names, task.oracle.protected)
+    ignored = [path for path in {**pristine, **files} if _encoded(pristine.get(path)) != files.get(path)]
+    ignored = sorted(path for path in ignored if guarded(path))
+    restored = {path: pristine[path] for path in ignored if path in pristine}
+    fixed = {**restored, **(added or {})}
+    undone = {*ignored, *_in_the_way(files, fixed)}
+    return {path: content for path, content in files.items() if path not in undone} | fixed, sorted(undone)
+
+
+def _in_the_way(files: Iterable[str], fixed: Collection[str]) -> list[str]:
+    """The files that one of `fixed` would have to be a folder of, or a file in."""
+    above = {parent for path in fixed for parent in _folders(path)}
+    return [path for path in files if path in above or not _folders(path).isdisjoint(fixed)]
+
+
+def _encoded(content: str | bytes | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content

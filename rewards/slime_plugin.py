@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, cast
+import inspect
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from data_sources.sample import Sample
-from data_sources.slime_plugin import task_of
-from rewards.advantages import Row, segment_advantages
-from rewards.filter_output import DynamicFilterOutput
-from rewards.grade import HarnessSettings, grade
-from rewards.score import GraderError, Score
-from rewards.verdict import Mode
-from rollout.records import flatten, trajectory_of
-from rollout.resources import sandboxes_for
-from rollout.samples import mark_infrastructure_failure
-from rollout.settings import RolloutSettings
+from slime_swe.data_sources.slime_plugin import task_of
+from slime_swe.dotted import is_part
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.fields import read_arguments
+from slime_swe.rewards.advantages import Row, segment_advantages
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.score import GraderError
+from slime_swe.rollout.records import (
+    EpisodeRecord,
+    ScoreRecord,
+    episode_of,
+    flatten,
+    record_of,
+    reward_of,
+    trajectories,
+    trajectory_of,
+    write_failure,
+    write_score,
+)
+from slime_swe.rollout.resources import sandboxes_for
+from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sample import Sample
 
 
-class EpisodeError(ValueError):
-    """A sample that has been rolled out holds no episode to grade."""
+@dataclass
+class _FilterOutput:
+    """What a group filter returns. `keep_when_insufficient`: a dropped group may still fill a batch that would else
+    need another round of sampling."""
+
+    keep: bool
+    reason: str | None = None
+    keep_when_insufficient: bool = False
+
+
+if TYPE_CHECKING:
+    DynamicFilterOutput = _FilterOutput
+else:
+    try:  # SLiME checks for its own type
+        from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+    except ModuleNotFoundError as error:
+        if not is_part(error.name, "slime.rollout.filter_hub.base_types"):
+            raise
+        DynamicFilterOutput = _FilterOutput
 
 
 async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> float | list[float]:
     """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`); of a list, each trajectory once.
 
     Sets `metadata["score"]`. A grader that fails `swe_max_attempts` times makes the sample ABORTED with reward 0.0, and
-    so does a rollout that did not come to an episode. Raises `EpisodeError` for a finished sample without one.
+    so does a rollout that did not come to an episode. Raises `UserError` for a finished sample without one.
     """
     if isinstance(sample, Sample):
         return (await _reward_all(args, [sample]))[0]
@@ -57,7 +89,9 @@ def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **
     What infrastructure broke has no say. A group that is dropped may still fill a batch that would else need another
     round of sampling; its advantages are then zero or come from shaped rewards alone.
     """
-    outcomes = {trajectory_of(s): _outcome(args, s) for s in flatten(list(samples)) if not _excluded(s)}
+    outcomes = {
+        trajectory_of(s): record_of(s, args.reward_key).solved for s in flatten(list(samples)) if not _excluded(s)
+    }
     values = set(outcomes.values())
     if len(values) > 1:
         return DynamicFilterOutput(keep=True)
@@ -66,10 +100,7 @@ def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **
 
 
 async def _reward_all(args: Any, samples: list[Sample]) -> list[float]:
-    episodes: dict[Any, list[Sample]] = {}
-    for sample in samples:
-        episodes.setdefault((sample.group_index, trajectory_of(sample)), []).append(sample)
-    await asyncio.gather(*(_reward_episode(args, segments) for segments in episodes.values()))
+    await asyncio.gather(*(_reward_episode(args, segments) for segments in trajectories(samples)))
     return [_value(args, sample) for sample in samples]
 
 
@@ -78,58 +109,47 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
         for segment in segments:
             segment.reward = 0.0
         return
-    if "episode" not in segments[0].metadata:
+    episode = episode_of(segments[0])
+    if episode is None:
         _without_episode(segments)
         return
-    settings = RolloutSettings.from_args(args)
+    settings, grading = RolloutSettings.from_args(args), read_arguments(GradingSettings, args)
     for attempt in range(settings.max_attempts):
         try:
-            score = await _score(settings, segments[0])
+            score = await _score(settings, grading, segments[0], episode)
             break
         except GraderError as error:
             if attempt == settings.max_attempts - 1:
                 for segment in segments:
-                    mark_infrastructure_failure(segment, "grader_error", str(error))
+                    write_failure(segment, "grader_error", str(error))
                 return
-    for segment in segments:
-        segment.metadata = {**segment.metadata, "score": score}
-        segment.reward = score["value"]
+    write_score(segments, score)
 
 
 def _without_episode(segments: Sequence[Sample]) -> None:
     status = segments[0].status
     if status not in (Sample.Status.PENDING, Sample.Status.FAILED):
-        raise EpisodeError(
+        raise UserError(
             f"sample {segments[0].index} is {status.value} but has no metadata['episode'], whose patch is graded: a "
-            "generate function of your own must set it as rollout.slime_plugin.generate does, or come with a reward "
-            "function of its own"
+            "generate function of your own must set it as slime_swe.rollout.slime_plugin.generate does, or come with a "
+            "reward function of its own"
         )
     for segment in segments:
-        mark_infrastructure_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
+        write_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
 
 
-async def _score(settings: RolloutSettings, sample: Sample) -> dict[str, Any]:
+async def _score(
+    settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord
+) -> ScoreRecord:
     """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
-    task, sandboxes, mode = task_of(sample), await sandboxes_for(settings), cast(Mode, settings.reward_mode)
-    harness = HarnessSettings(settings.harness_python, settings.harness == "official")
-    episode = sample.metadata["episode"]
-    score = await grade(task, episode["patch"], sandboxes, mode, harness)
-    record = _as_dict(score)
-    if episode.get("evaluation"):
-        first = episode["counters"].get("first_edit_patch")
-        same = first == episode["patch"]
-        first_score = score if same else await grade(task, first or "", sandboxes, mode, harness)
-        record["first_edit_solved"] = first_score.solved
-    return record
-
-
-def _as_dict(score: Score) -> dict[str, Any]:
-    return {
-        "value": score.value,
-        "solved": score.solved,
-        "components": dict(score.components),
-        "evidence": dict(score.evidence),
-    }
+    task, sandboxes = task_of(sample), await sandboxes_for(settings)
+    score = await grade(task, episode.patch, sandboxes, grading)
+    first_solved: bool | None = None
+    if episode.evaluation:
+        first = episode.counters.first_edit_patch
+        same = first == episode.patch
+        first_solved = (score if same else await grade(task, first or "", sandboxes, grading)).solved
+    return ScoreRecord(score.solved, score.value, dict(score.components), dict(score.evidence), first_solved)
 
 
 def _excluded(sample: Sample) -> bool:
@@ -137,12 +157,42 @@ def _excluded(sample: Sample) -> bool:
 
 
 def _value(args: Any, sample: Sample) -> float:
+    """0.0 for what SLiME aborted before our plug-in saw it. Raises `UserError` for a reward that is no number."""
     if sample.reward is None:
-        return 0.0  # aborted by SLiME itself, before our plug-in saw it
-    return float(sample.get_reward_value(args))
+        return 0.0
+    value = reward_of(sample, args.reward_key)
+    if value is None or not math.isfinite(value):
+        raise UserError(f"reward.function gave {_shown(sample.reward)} for sample {sample.index}: {_WANTED}")
+    return value
 
 
-def _outcome(args: Any, sample: Sample) -> bool:
-    """Solved or not; of a reward function that records no score, whether the reward is positive."""
-    score = sample.metadata.get("score")
-    return bool(score["solved"]) if score else _value(args, sample) > 0
+_WANTED = "a reward is a finite number; its parts are the components of metadata['score']"
+
+
+def checked_reward(function: Any, path: str) -> Any:
+    """A user's reward function, whose failures and wrong results are `UserError`s that name it."""
+
+    async def call(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+        try:
+            found = function(args, sample, **kwargs)
+            found = await found if inspect.isawaitable(found) else found
+        except (UserError, InfrastructureError):
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+            raise UserError(f"reward.function={path} failed: {what}") from error
+        if isinstance(sample, list) and not (isinstance(found, list | tuple) and len(found) == len(sample)):
+            raise UserError(
+                f"reward.function={path} gave {_shown(found)} for {len(sample)} samples: give a list of as many"
+            )
+        for value in found if isinstance(sample, list) else [found]:
+            if not isinstance(value, int | float) and not (args.reward_key and isinstance(value, Mapping)):
+                raise UserError(f"reward.function={path} gave {_shown(value)}: {_WANTED}")
+        return found
+
+    return call
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

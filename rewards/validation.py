@@ -6,18 +6,27 @@ may do without it, unless it was the last of the task's FAIL_TO_PASS.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
-from data_sources.task import Oracle, Task
-from rewards.grade import SANDBOXED, HarnessSettings, try_patch
-from rewards.score import GraderError
-from rewards.verdict import Sandboxes, Trial
-from rollout.patch import PatchError
+import orjson
+
+from slime_swe import files
+from slime_swe.data_sources.task import Task
+from slime_swe.patches import PatchError
+from slime_swe.rewards.grade import DEFAULTS, GradingSettings, try_patch
+from slime_swe.rewards.score import GraderError, Trial
+from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 SHOWN_TESTS = 5
+LOG_CHARACTERS = 2_000
 
 
 class Status(Enum):
@@ -31,66 +40,86 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """flaky: the tests whose outcome changed. detail: what is wrong, for people. seconds: of all runs."""
+    """flaky: the tests whose outcome changed. detail: what is wrong, for people. log: the end of the log of a run that
+    shows it. seconds: of all runs."""
 
     task: str
     status: Status
     detail: str = ""
     flaky: tuple[str, ...] = ()
     seconds: float = 0.0
+    log: str = ""
 
 
-@dataclass
-class _Runs:
-    """The trials of one patch, a failure to apply it among them."""
+@dataclass(frozen=True)
+class ValidationSettings:
+    """How tasks are validated. runs: of each patch. jobs: tasks at once."""
 
-    trials: list[Trial] = field(default_factory=list)
-    unappliable: str = ""
+    sandbox: str = "local"
+    runs: int = 3
+    jobs: int = 1
+    grading: GradingSettings = DEFAULTS
 
 
-async def validate(
-    task: Task,
-    sandboxes: Sandboxes,
-    runs: int = 3,
-    harness: HarnessSettings = SANDBOXED,
-) -> Finding:
-    """Run the oracle `runs` times on the gold patch and as often on none. What the grader fails at is `BROKEN`."""
+async def validate_all(
+    tasks: Sequence[Task], settings: ValidationSettings, record: Record, on_finding: Callable[[Finding], None]
+) -> list[Finding]:
+    """A finding for each task, in their order; each is recorded as soon as it is there.
+
+    Raises what `validate` does: a task that can't be graded at all ends the run.
+    """
+    findings: dict[str, Finding] = {}
+    waiting = iter(tasks)
+
+    async def work(sandboxes: SandboxPool) -> None:
+        for task in waiting:
+            finding = record.known(task)
+            if finding is None:
+                finding = await validate(task, sandboxes, settings.runs, settings.grading)
+                record.add(task, finding)
+            findings[task.id] = finding
+            on_finding(finding)
+
+    try:
+        pool = SandboxPool(settings.sandbox, concurrency=settings.jobs)
+        async with pool as sandboxes, asyncio.TaskGroup() as group:
+            for _ in range(settings.jobs):
+                group.create_task(work(sandboxes))
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
+    return [findings[task.id] for task in tasks]
+
+
+async def validate(task: Task, sandboxes: Sandboxes, runs: int = 3, settings: GradingSettings = DEFAULTS) -> Finding:
+    """Run the oracle `runs` times on the gold patch and as often on none; `BROKEN` where the grader fails. Raises
+    `UserError` where the grader is not installed."""
     started = time.monotonic()
     try:
-        gold = await _run(task, task.oracle.gold_patch, runs, sandboxes, harness)
-        empty = await _run(task, "", runs, sandboxes, harness)
-        finding = judge_runs(task, gold.trials, empty.trials, gold.unappliable)
+        gold = [await try_patch(task, task.oracle.gold_patch, sandboxes, settings) for _ in range(runs)]
+        empty = [await try_patch(task, "", sandboxes, settings) for _ in range(runs)]
+        finding = judge_runs(task, gold, empty)
+    except PatchError as error:
+        finding = Finding(task.id, Status.UNSOUND, f"the gold patch can't be applied: {error}")
     except GraderError as error:
         finding = Finding(task.id, Status.BROKEN, str(error))
     return replace(finding, seconds=round(time.monotonic() - started, 3))
 
 
-async def _run(task: Task, patch: str, runs: int, sandboxes: Sandboxes, harness: HarnessSettings) -> _Runs:
-    done = _Runs()
-    for _ in range(runs):
-        try:
-            done.trials.append(await try_patch(task, patch, sandboxes, harness))
-        except PatchError as error:
-            done.unappliable = str(error)
-            break
-    return done
-
-
-def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial], unappliable: str = "") -> Finding:
+def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Finding:
     """What the runs with the gold patch and those without one say."""
     if not task.oracle.gold_patch.strip():
         return Finding(task.id, Status.UNSOUND, "it has no gold patch")
-    if unappliable:
-        return Finding(task.id, Status.UNSOUND, f"the gold patch can't be applied: {unappliable}")
-    flaky = tuple(name for name in _expected(task.oracle) if _changes(name, gold) or _changes(name, empty))
-    if wrong := _wrong(task.oracle, gold[0], empty[0], flaky):
-        return Finding(task.id, Status.UNSOUND, wrong, flaky)
+    flaky = tuple(name for name in _expected(task) if _changes(name, gold) or _changes(name, empty))
+    log = gold[0].log[-LOG_CHARACTERS:]
+    if wrong := _wrong(task, gold[0], empty[0], flaky):
+        return Finding(task.id, Status.UNSOUND, wrong, flaky, log=log)
     if flaky:
         return Finding(task.id, Status.FLAKY, f"outcomes change: {_some(flaky)}", flaky)
-    refused = next((trial for trial in gold if not trial.solved or trial.refuted), None)
+    refused = next((trial for trial in gold if not trial.solved or trial.rejected), None)
     if refused is not None:
-        why = refused.details.get("disbelief", "the oracle wants more")
-        return Finding(task.id, Status.UNSOUND, f"every test passes with the gold patch, which is not accepted: {why}")
+        reason = refused.details.get("rejection_reason", "the oracle wants more")
+        detail = f"every test passes with the gold patch, which is not accepted: {reason}"
+        return Finding(task.id, Status.UNSOUND, detail, log=log)
     return Finding(task.id, Status.SOUND)
 
 
@@ -103,30 +132,84 @@ def without_flaky(task: Task, flaky: Collection[str]) -> Task | None:
     return replace(task, oracle=replace(task.oracle, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass))
 
 
-def _expected(oracle: Oracle) -> tuple[str, ...]:
-    return (*oracle.fail_to_pass, *oracle.pass_to_pass)
+def usable(tasks: Sequence[Task], findings: Sequence[Finding]) -> list[Task]:
+    """The sound tasks, and the flaky ones without their flaky tests where some FAIL_TO_PASS is left."""
+    kept = [
+        without_flaky(task, finding.flaky)
+        for task, finding in zip(tasks, findings, strict=True)
+        if finding.status in (Status.SOUND, Status.FLAKY)
+    ]
+    return [task for task in kept if task is not None]
+
+
+def summary(findings: Sequence[Finding]) -> Mapping[str, Any]:
+    """As plain JSON types."""
+    return {
+        "tasks": len(findings),
+        "counts": {status.value: sum(finding.status is status for finding in findings) for status in Status},
+        "quarantined_tests": sum(len(finding.flaky) for finding in findings),
+        "task_seconds": round(sum(finding.seconds for finding in findings), 3),
+    }
+
+
+class Record:
+    """Findings in a file, one a line, so that a run that was stopped goes on where it was.
+
+    A finding counts for the same task validated in the same way.
+    """
+
+    def __init__(self, path: Path, settings: ValidationSettings) -> None:
+        self.path = path
+        self._settings = settings
+        self._known = dict(self._read())
+
+    def known(self, task: Task) -> Finding | None:
+        """What an earlier run found; what it failed to find out is not known."""
+        return self._known.get(self._digest(task))
+
+    def add(self, task: Task, finding: Finding) -> None:
+        line = {"digest": self._digest(task), **asdict(finding), "status": finding.status.value}
+        with files.writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(self.path, orjson.dumps(line) + b"\n")
+
+    def _read(self) -> Iterator[tuple[str, Finding]]:
+        text = self.path.read_bytes() if self.path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:  # a killed run left a part of a line
+            self.path.write_bytes(whole)
+        for line in whole.splitlines():
+            fields = orjson.loads(line)
+            digest, status = fields.pop("digest"), Status(fields.pop("status"))
+            if status is not Status.BROKEN:
+                yield digest, Finding(**{**fields, "flaky": tuple(fields["flaky"])}, status=status)
+
+    def _digest(self, task: Task) -> str:
+        way = [self._settings.sandbox, self._settings.runs]
+        return hashlib.sha256(orjson.dumps([task.to_dict(), way], option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _expected(task: Task) -> tuple[str, ...]:
+    return (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)
 
 
 def _changes(name: str, trials: Sequence[Trial]) -> bool:
     return len({trial.tests[name] for trial in trials}) > 1
 
 
-def _wrong(oracle: Oracle, gold: Trial, empty: Trial, flaky: Collection[str]) -> str:
+def _wrong(task: Task, gold: Trial, empty: Trial, flaky: Collection[str]) -> str:
     """What the tests that are not flaky say against the task; empty where nothing."""
-    steady = [name for name in _expected(oracle) if name not in flaky]
+    steady = [name for name in _expected(task) if name not in flaky]
+    fail_to_pass, pass_to_pass = set(task.oracle.fail_to_pass), set(task.oracle.pass_to_pass)
     found = {
         "fail with the gold patch": [name for name in steady if not gold.tests[name]],
-        "are FAIL_TO_PASS but pass without a patch": [
-            name for name in steady if name in oracle.fail_to_pass and empty.tests[name]
-        ],
-        "are PASS_TO_PASS but fail without a patch": [
-            name for name in steady if name in oracle.pass_to_pass and not empty.tests[name]
-        ],
+        "are FAIL_TO_PASS but pass without a patch": [n for n in steady if n in fail_to_pass and empty.tests[n]],
+        "are PASS_TO_PASS but fail without a patch": [n for n in steady if n in pass_to_pass and not empty.tests[n]],
     }
-    told = [f"{len(names)} of {len(steady)} tests {what}: {_some(names)}" for what, names in found.items() if names]
-    ways = {"with the gold patch": gold, "without a patch": empty}
-    late = [f"{way} the time limit is reached" for way, trial in ways.items() if trial.timed_out]
-    return "; ".join(late + told)
+    wrong = [f"{len(names)} of {len(steady)} tests {what}: {_some(names)}" for what, names in found.items() if names]
+    runs = {"with the gold patch": gold, "without a patch": empty}
+    late = [f"{which} the time limit is reached" for which, trial in runs.items() if trial.timed_out]
+    return "; ".join(late + wrong)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
-"""Client of SGLang's `POST /generate`: token ids in, token ids and log-probabilities out."""
+"""`EngineClient` of SGLang's `POST /generate`: token ids and `Sampling` in, token ids and log-probabilities out."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
@@ -10,20 +11,48 @@ from typing import Any, Literal, Self, cast
 import aiohttp
 import orjson
 
+from slime_swe.errors import InfrastructureError
+
+MIN_REPLY = 16  # tokens: with less room than this for a reply, the context counts as full
 _POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
 _TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
 
 
-class EngineError(RuntimeError):
+class EngineError(InfrastructureError):
     """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
 
 
 class EngineAborted(EngineError):
-    """The engine was told to drop the request, so asking again would work against whoever told it."""
+    """Somebody made the engine drop the request, so asking again would work against whoever dropped it."""
 
 
 class _Transient(EngineError):
     """Worth another try."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the caller asked for; never changed in place, since SLiME shares one dict among all samples.
+
+    `seed_key`, where given, makes every call's `sampling_seed` a function of itself and the turn alone.
+    """
+
+    params: Mapping[str, Any]
+    seed_key: tuple[Any, ...] | None = None
+    headers: Mapping[str, str] | None = None  # of each request, for the router
+
+    def for_turn(self, turn: int, room: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
+        """The parameters of model call number `turn`, which may sample at most `room` tokens."""
+        stops = dict.fromkeys([*stop_token_ids, *(self.params.get("stop_token_ids") or ())])
+        params = {
+            **self.params,
+            "max_new_tokens": min(room, self.params["max_new_tokens"]),
+            "stop_token_ids": list(stops),
+            "no_stop_trim": True,
+        }
+        if self.seed_key is not None:
+            params["sampling_seed"] = _seed(*self.seed_key, turn)
+        return params
 
 
 @dataclass(frozen=True)
@@ -199,3 +228,8 @@ def _not_tokens(tokens: list[Any], vocabulary: int) -> str | None:
     if max(tokens) >= vocabulary:
         return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
     return None
+
+
+def _seed(*key: Any) -> int:
+    """31 bits: every engine takes them for a signed integer."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "big") >> 1

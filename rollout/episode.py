@@ -1,12 +1,16 @@
-"""`Episode`: one agent's run on one task, as data."""
+"""`Episode`: one agent's run on one task, as data, and the statistics that are kept while it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from time import perf_counter
 
-from rollout.session import Segment
+from slime_swe.rollout.session import Segment
 
 
 class StopReason(StrEnum):
@@ -36,6 +40,21 @@ class Timings:
     sandbox: float = 0.0
 
 
+@dataclass
+class Counters:
+    """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit."""
+
+    tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
+    malformed_calls: int = 0
+    cut_turns: int = 0  # ended by max_new_tokens
+    edits: int = 0
+    failed_edits: int = 0
+    first_edit_patch: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    engine_aborted: bool = False  # somebody made the engine drop the request: trying again is no use
+
+
 @dataclass(frozen=True)
 class Episode:
     """One agent's run on one task: what it said, what it changed, why it stopped and what it cost."""
@@ -47,4 +66,54 @@ class Episode:
     detail: str = ""  # the error behind an infrastructure failure, else empty
     turns: int = 0
     timings: Timings = field(default_factory=Timings)
-    counters: dict[str, Any] = field(default_factory=dict)  # tool calls by name, malformed calls, edits applied
+    counters: Counters = field(default_factory=Counters)
+
+
+@dataclass
+class EpisodeStatistics(Counters):
+    """What has happened so far. Written as it happens, so that an episode that is cut short keeps it."""
+
+    tool_calls: Counter[str] = field(default_factory=Counter)
+    turns: int = 0
+    engine_seconds: float = 0.0
+    sandbox_seconds: float = 0.0
+    budget: asyncio.Timeout | None = None  # the episode's time budget, once it runs
+    _calls: int = 0  # model calls under way
+    _called: float = 0.0
+    _deadline: float | None = None
+
+    def counters(self) -> Counters:
+        return Counters(**{each.name: getattr(self, each.name) for each in fields(Counters)})
+
+    @contextmanager
+    def engine_time(self) -> Iterator[None]:
+        """Around a model call. The budget stands still meanwhile: an engine that is slow or hangs is not the policy's
+        doing, and its client has a limit of its own. Calls at the same time count once."""
+        self._calls += 1
+        if self._calls == 1:
+            self._called, self._deadline = perf_counter(), _stopped(self.budget)
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                seconds = perf_counter() - self._called
+                self.engine_seconds += seconds
+                if self.budget is not None and self._deadline is not None:
+                    self.budget.reschedule(self._deadline + seconds)
+
+    @contextmanager
+    def sandbox_time(self) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.sandbox_seconds += perf_counter() - started
+
+
+def _stopped(budget: asyncio.Timeout | None) -> float | None:
+    """The deadline of a budget, which it no longer has."""
+    deadline = budget.when() if budget else None
+    if budget is not None and deadline is not None:
+        budget.reschedule(None)
+    return deadline

@@ -20,7 +20,7 @@ class LoopScope:
         self._stack = AsyncExitStack()
         self._opened: dict[Hashable, asyncio.Future[Any]] = {}
         self._closing = asyncio.Event()
-        self._keeper = asyncio.create_task(self._keep(), name="loop scope")
+        self._holder = asyncio.create_task(self._keep(), name="loop scope")
 
     async def get(self, key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """What `open_it` enters to, opened by the first caller of this key; a failure to open is not remembered."""
@@ -33,7 +33,7 @@ class LoopScope:
     async def close(self) -> None:
         """Close everything, last opened first."""
         self._closing.set()
-        await self._keeper
+        await self._holder
 
     async def _keep(self) -> None:
         # `asyncio.run` and its kin cancel the tasks that are left, and wait for them, before they close the loop.

@@ -1,85 +1,173 @@
-"""Figures of a batch of episodes. Infrastructure failures are counted apart and are in no other figure."""
+"""Figures of a batch of episodes: pure functions of their samples or records.
+
+A fan-out counts once. What infrastructure broke is counted, and is in no other figure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from data_sources.sample import Sample
-from rollout.episode import StopReason
-from rollout.records import trajectory_of
+from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.records import EpisodeRecord, Record, record_of, trajectories
+from slime_swe.sample import Sample
 
-_COUNTERS = ("edits", "failed_edits", "malformed_calls", "test_runs", "cut_turns")
+Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
+_COUNTERS = ("edits", "failed_edits", "malformed_calls", "cut_turns")
+
+Segments = list[Record]  # of one episode
 
 
-def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Means over trajectories (fan-out siblings count once); stop reasons one-hot, as fractions.
+def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
+    """Means over a step's episodes, stop reasons one-hot. `episodes` and `infrastructure_failures` are counts.
 
-    `infrastructure_failures` is a count; all else is over the episodes without one, and absent where there is none.
+    What no episode has a record of is absent: all means, where infrastructure broke every episode.
     """
-    trajectories: dict[Any, list[Sample]] = {}
-    for sample in samples:
-        trajectories.setdefault(trajectory_of(sample), []).append(sample)
-    sound = [segments for segments in trajectories.values() if not any(_broken(s) for s in segments)]
-    metrics = {
-        "episodes": float(len(trajectories)),
-        "infrastructure_failures": float(len(trajectories) - len(sound)),
-    }
-    if sound:
-        metrics |= _outcomes(sound)
-    told = [segments for segments in sound if "episode" in segments[0].metadata]
-    if told:
-        metrics |= _conduct(told)
-    return metrics
+    episodes, sound = _sorted(samples, reward_key)
+    counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
+    return {**counts, **_outcomes(sound), **_sizes(sound), **_conduct(sound)}
 
 
-def _broken(sample: Sample) -> bool:
-    return sample.status == Sample.Status.ABORTED or "infrastructure" in sample.metadata
+def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, Any]:
+    """An evaluation's figures over its sound episodes, with their count and Wilson interval.
 
-
-def _outcomes(trajectories: list[list[Sample]]) -> dict[str, float]:
-    solved = [bool((segments[0].metadata.get("score") or {}).get("solved", False)) for segments in trajectories]
+    `outcomes` holds, for each task, one 0 or 1 per episode in order of sampling, None where infrastructure broke it.
+    """
+    episodes, sound = _sorted(samples, reward_key)
+    solved = sum(segments[0].solved for segments in sound)
+    outcomes: dict[str, list[int | None]] = {}
+    for segments in episodes:
+        first = segments[0]
+        broken = any(segment.broken for segment in segments)
+        outcomes.setdefault(str(first.task or first.group_index), []).append(None if broken else int(first.solved))
     return {
-        "solve_rate": sum(solved) / len(solved),
-        "reward": sum(_reward(segments[0]) for segments in trajectories) / len(trajectories),
-        "sampled_tokens": _per_trajectory(trajectories, lambda s: sum(s.loss_mask or ())),
-        "context_tokens": _per_trajectory(trajectories, lambda s: len(s.tokens)),
-        "segments": _per_trajectory(trajectories, lambda s: 1),
+        "episodes": len(sound),
+        "tasks": len(outcomes),
+        "infrastructure_failures": len(episodes) - len(sound),
+        "solved": solved,
+        "interval": list(wilson_interval(solved, len(sound))),
+        **({"solve_rate": None, "reward": None} | _outcomes(sound)),
+        **_first_edit(sound),
+        **_behaviour(sound),
+        "outcomes": outcomes,
     }
 
 
-def _conduct(trajectories: list[list[Sample]]) -> dict[str, float]:
-    """What our own `generate` noted of each episode; other rollout functions leave no such note."""
-    episodes = [segments[0].metadata["episode"] for segments in trajectories]
-
-    def mean(figure: Callable[[dict[str, Any]], float]) -> float:
-        return sum(map(figure, episodes)) / len(episodes)
-
-    metrics = {"turns": mean(lambda e: e["turns"]), "seconds": mean(lambda e: e["timings"]["total"])}
-    metrics |= {f"{part}_seconds": mean(partial(_timing, part)) for part in ("engine", "sandbox")}
-    metrics |= {name: mean(partial(_counter, name)) for name in _COUNTERS}
-    for reason in StopReason:
-        if not reason.is_infrastructure:
-            metrics[f"stop/{reason.value}"] = mean(partial(_stopped_by, reason))
-    return metrics
+def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int | None]]) -> dict[str, Any]:
+    """Paired by (task, place): who gained, who lost, and the exact two-sided sign test of that (McNemar 1947)."""
+    pairs = [
+        (old, new)
+        for task in before
+        for old, new in zip(before[task], after.get(task, []), strict=False)
+        if old is not None and new is not None
+    ]
+    gained, lost = sum(pair == (0, 1) for pair in pairs), sum(pair == (1, 0) for pair in pairs)
+    return {"pairs": len(pairs), "gained": gained, "lost": lost, "p_value": _sign_test(gained, lost)}
 
 
-def _timing(part: str, episode: dict[str, Any]) -> float:
-    return float(episode["timings"][part])
+def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Why none of these rollouts trained a token; empty where one did, or where their metrics don't say."""
+    if not steps or any(step.get("trained_tokens") != 0 for step in steps):
+        return ""
+    rates = {step["solve_rate"] for step in steps if step.get("solve_rate") is not None}
+    if not rates:
+        return "infrastructure broke every episode"
+    if rates <= {0.0} or rates <= {1.0}:
+        return f"{'every' if rates == {1.0} else 'no'} episode was solved, so that no group had rewards to compare"
+    return "every advantage was zero, as where in each group all episodes are solved or none is"
 
 
-def _counter(name: str, episode: dict[str, Any]) -> float:
-    return float(episode["counters"].get(name, 0))
+def wilson_interval(successes: int, total: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a binomial share (Wilson 1927); (0, 1) where nothing was tried.
+
+    It takes the trials as independent; several episodes of one task are not quite.
+    """
+    if total == 0:
+        return 0.0, 1.0
+    share, spread = successes / total, z * z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == total else centre + half)
 
 
-def _stopped_by(reason: StopReason, episode: dict[str, Any]) -> float:
-    return float(episode["stop_reason"] == reason.value)
+def _sign_test(a: int, b: int) -> float:
+    n, k = a + b, min(a, b)
+    tail: int = sum(math.comb(n, i) for i in range(k + 1))
+    return min(1.0, 2 * tail / (1 << n))
 
 
-def _reward(sample: Sample) -> float:
-    return float(sample.reward) if isinstance(sample.reward, int | float) else 0.0
+def _sorted(samples: Iterable[Sample | Record], reward_key: str | None) -> tuple[list[Segments], list[Segments]]:
+    """All episodes, and those that infrastructure did not break."""
+    records = [sample if isinstance(sample, Record) else record_of(sample, reward_key) for sample in samples]
+    episodes = trajectories(records)
+    return episodes, [segments for segments in episodes if not any(segment.broken for segment in segments)]
 
 
-def _per_trajectory(trajectories: list[list[Sample]], figure: Callable[[Sample], float]) -> float:
-    return sum(figure(sample) for segments in trajectories for sample in segments) / len(trajectories)
+def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
+    """Of a component, the mean is over the episodes whose score names it."""
+    if not sound:
+        return {}
+    components: dict[str, list[float]] = {}
+    for segments in sound:
+        for name, value in (segments[0].score.components if segments[0].score else {}).items():
+            components.setdefault(name, []).append(value)
+    return {
+        "solve_rate": sum(segments[0].solved for segments in sound) / len(sound),
+        "reward": sum(segments[0].reward or 0.0 for segments in sound) / len(sound),
+        **{f"reward/{name}": sum(values) / len(values) for name, values in sorted(components.items())},
+    }
+
+
+def _sizes(sound: Sequence[Segments]) -> dict[str, float]:
+    records = [segment for segments in sound for segment in segments]
+    sums = {
+        "sampled_tokens": sum(sum(record.loss_mask or ()) for record in records),
+        "context_tokens": sum(len(record.tokens) for record in records),
+        "segments": len(records),
+    }
+    return {name: total / len(sound) for name, total in sums.items() if sound}
+
+
+def _conduct(sound: Sequence[Segments]) -> dict[str, float]:
+    """What the agents did and where the time went; absent where the generate hook does not report it."""
+    reports = _reports(sound)
+    figures = [_figures(report) for report in reports]
+    return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]} if figures else {}
+
+
+def _figures(report: EpisodeRecord) -> dict[str, float]:
+    timings, counters = report.timings, report.counters
+    return {
+        "turns": report.turns,
+        "seconds": timings.total,
+        "engine_seconds": timings.engine,
+        "sandbox_seconds": timings.sandbox,
+        **{name: getattr(counters, name) for name in _COUNTERS},
+        "test_runs": counters.tool_calls.get("run_tests", 0),
+        **{f"stop/{r.value}": float(report.stop_reason == r) for r in StopReason if not r.is_infrastructure},
+    }
+
+
+def _behaviour(sound: Sequence[Segments]) -> dict[str, Any]:
+    """Mean turns and edits and the share of each stop reason; absent where the generate hook does not report them."""
+    reports = _reports(sound)
+    if not reports:
+        return {}
+    reasons = sorted({report.stop_reason for report in reports})
+    return {
+        "turns": sum(report.turns for report in reports) / len(reports),
+        "edits": sum(report.counters.edits for report in reports) / len(reports),
+        "stop_reasons": {name: sum(r.stop_reason == name for r in reports) / len(reports) for name in reasons},
+    }
+
+
+def _first_edit(sound: Sequence[Segments]) -> dict[str, float]:
+    """How often the first applied edit alone solved the task; absent where the reward hook does not grade it."""
+    scores = [segments[0].score for segments in sound]
+    known = [score.first_edit_solved for score in scores if score and score.first_edit_solved is not None]
+    return {"first_edit_solve_rate": sum(known) / len(known)} if known else {}
+
+
+def _reports(sound: Sequence[Segments]) -> list[EpisodeRecord]:
+    return [segments[0].episode for segments in sound if segments[0].episode]

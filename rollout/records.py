@@ -1,63 +1,204 @@
-"""Write trajectories to the run directory, one JSON object a line."""
+"""The record of an episode: what a sample's metadata, and a line of a run's journals, say of it.
+
+The rollout hook writes what the agent did, the reward hook what it scored, and each says where infrastructure failed.
+Metrics, reports and viewers read it here; no other module spells these keys.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
-from data_sources.sample import Sample
+from slime_swe.data_sources.slime_plugin import task_id_of
+from slime_swe.errors import UserError
+from slime_swe.files import append, writing
+from slime_swe.rollout.episode import Counters, Episode, Timings
+from slime_swe.sample import Sample
+
+EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"  # the journals of a run
+_EPISODE, _SCORE, _FAILURE = "episode", "score", "infrastructure"  # in a sample's metadata, and in a journal's line
+
+T = TypeVar("T")
 
 
-class RunDirectoryError(ValueError):
-    """The run directory can't be written; the message names the file, the reason and what to do."""
+class EpisodeRecord(msgspec.Struct, frozen=True):
+    """What the agent did. A generate function of the user's own must give the patch, and may give less of the rest."""
+
+    patch: str
+    stop_reason: str = ""
+    detail: str = ""  # the error behind an infrastructure failure
+    turns: int = 0
+    counters: Counters = Counters()
+    timings: Timings = Timings()
+    evaluation: bool = False
 
 
-def append_records(path: Path, samples: Iterable[Sample], common: Mapping[str, Any]) -> int:
-    """Append one record for each sample, all of them or none, durably. Returns the file's new size in bytes.
+class ScoreRecord(msgspec.Struct, frozen=True):
+    """What the reward hook says of the final patch; `first_edit_solved` of the first edit alone, in evaluations."""
 
-    Raises `RunDirectoryError` where the disk is full or the folder is not writable; the file is then as it was.
+    solved: bool
+    value: float = 0.0
+    components: dict[str, float] = {}
+    evidence: dict[str, Any] = {}
+    first_edit_solved: bool | None = None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What failed other than the policy: a stop reason or another short name, and the error's text."""
+
+    where: str = ""
+    detail: str = ""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One sample of an episode: its whole record. Journals hold one a line, under these names.
+
+    `trajectory` names the episode: the siblings of one fan-out share it. `loss_mask` and `log_probs` have length
+    `response_length`. `reward` is None where none was given.
     """
-    lines = b"".join(_line({**common, **record(sample)}) for sample in samples)
-    try:
+
+    index: int | None
+    group_index: int | None
+    trajectory: int | None
+    task: str | None
+    status: str
+    reward: float | None
+    remove_sample: bool = False
+    tokens: list[int] = []
+    response_length: int = 0
+    loss_mask: list[int] | None = None
+    log_probs: list[float] | None = None
+    weight_versions: list[str] = []
+    response: str = ""
+    episode: EpisodeRecord | None = None
+    score: ScoreRecord | None = None
+    infrastructure: Failure | None = None
+    rollout_id: int | None = None  # in journals
+    dataset: str | None = None  # in the journal of evaluations
+
+    @property
+    def broken(self) -> bool:
+        """Whether infrastructure, not the policy, ended the episode."""
+        return self.status == Sample.Status.ABORTED.value or self.infrastructure is not None
+
+    @property
+    def solved(self) -> bool:
+        """The binary outcome; of a reward function that records none, whether the reward is positive."""
+        if self.broken:
+            return False
+        return self.score.solved if self.score else (self.reward or 0.0) > 0
+
+
+def episode_of(sample: Sample) -> EpisodeRecord | None:
+    """What the rollout hook recorded; None where it recorded nothing. Raises `UserError` where it is malformed."""
+    return _part(sample, _EPISODE, EpisodeRecord)
+
+
+def failure_of(sample: Sample) -> Failure | None:
+    return _part(sample, _FAILURE, Failure)
+
+
+def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
+    """Record a new episode in the sample's metadata; what an earlier one left there goes."""
+    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE)}
+    record = EpisodeRecord(
+        episode.patch,
+        episode.stop_reason.value,
+        episode.detail,
+        episode.turns,
+        episode.counters,
+        episode.timings,
+        evaluation,
+    )
+    sample.metadata = {**kept, _EPISODE: msgspec.to_builtins(record)}
+
+
+def write_score(segments: Iterable[Sample], score: ScoreRecord) -> None:
+    """Record an episode's score in each of its samples, with its value as their reward."""
+    record = msgspec.to_builtins(score)
+    if score.first_edit_solved is None:
+        del record["first_edit_solved"]
+    for segment in segments:
+        segment.metadata = {**(segment.metadata or {}), _SCORE: record}
+        segment.reward = score.value
+
+
+def write_failure(sample: Sample, where: str, detail: str) -> None:
+    """Take the sample out of reward, baseline and loss, and record why."""
+    sample.status = Sample.Status.ABORTED
+    sample.reward = 0.0
+    sample.remove_sample = True
+    sample.metadata = {**(sample.metadata or {}), _FAILURE: {"where": where, "detail": detail}}
+
+
+def reward_of(sample: Sample, reward_key: str | None = None) -> float | None:
+    """The reward as a number; `reward_key` (SLiME's) chooses it where the reward is a mapping."""
+    given: Any = sample.reward[reward_key] if reward_key and isinstance(sample.reward, dict) else sample.reward
+    return float(given) if hasattr(given, "__float__") else None  # numpy's and torch's numbers too
+
+
+def record_of(sample: Sample, reward_key: str | None = None) -> Record:
+    """The sample's record. Raises `UserError` where a hook of the user's own left a malformed one."""
+    return Record(
+        **_columns(sample, reward_key),
+        episode=episode_of(sample),
+        score=_part(sample, _SCORE, ScoreRecord),
+        infrastructure=failure_of(sample),
+    )
+
+
+def append_records(
+    path: Path, samples: Iterable[Sample], reward_key: str | None = None, **where: str | int | None
+) -> None:
+    """Append a line for each sample, all of them or none, durably. `where`: `rollout_id` and `dataset`.
+
+    Raises `FileError` where the disk is full or the folder is not writable; the file is then as it was.
+    """
+    lines = b"".join(_line({**where, **_columns(sample, reward_key), **_parts(sample)}) for sample in samples)
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _append(path, lines)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"can't write {path}: {error.strerror or error}. Nothing of this step was written; "
-            "make room or choose another run directory, and resume"
-        ) from error
+        append(path, lines)
 
 
-def record(sample: Sample) -> dict[str, Any]:
-    """A trajectory as plain JSON types: tokens, mask, log-probabilities, what it did and what it earned."""
-    metadata = sample.metadata
-    return {
-        "index": sample.index,
-        "group_index": sample.group_index,
-        "trajectory": trajectory_of(sample),
-        "task": (metadata.get("task") or {}).get("id"),
-        "status": sample.status.value,
-        "reward": sample.reward,
-        "remove_sample": sample.remove_sample,
-        "tokens": sample.tokens,
-        "response_length": sample.response_length,
-        "loss_mask": sample.loss_mask,
-        "log_probs": sample.rollout_log_probs,
-        "weight_versions": sample.weight_versions,
-        "response": sample.response,
-        "episode": metadata.get("episode"),
-        "score": metadata.get("score"),
-        "infrastructure": metadata.get("infrastructure"),
-    }
+def read_records(path: Path) -> Iterator[Record]:
+    """A journal's records, in order; none where there is no file. A line that is still being written is left out.
+
+    Raises `UserError` where a line is no record.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n"):
+                yield _convert(orjson.loads(line), Record, f"{path}, line {number}")
 
 
-def trajectory_of(sample: Sample) -> int | None:
+def trajectory_of(sample: Sample | Record) -> int | None:
     """Which episode a sample belongs to: fan-out siblings share it."""
+    if isinstance(sample, Record):
+        return sample.trajectory
     return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+S = TypeVar("S", Sample, Record)
+
+
+def trajectories(samples: Iterable[S]) -> list[list[S]]:
+    """Samples by episode, in order of first appearance. One without a name is an episode of its own."""
+    by_episode: dict[Any, list[S]] = {}
+    for place, sample in enumerate(samples):
+        name = trajectory_of(sample)
+        by_episode.setdefault(("unnamed", place) if name is None else name, []).append(sample)
+    return list(by_episode.values())
+
+
+def is_broken(segments: Sequence[Sample]) -> bool:
+    """Whether infrastructure, not the policy, ended the episode."""
+    return any(segment.status == Sample.Status.ABORTED or failure_of(segment) is not None for segment in segments)
 
 
 def flatten(samples: Any) -> list[Sample]:
@@ -67,10 +208,50 @@ def flatten(samples: Any) -> list[Sample]:
     return [samples]
 
 
+def _columns(sample: Sample, reward_key: str | None) -> dict[str, Any]:
+    return {
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "trajectory": trajectory_of(sample),
+        "task": task_id_of(sample),
+        "status": sample.status.value,
+        "reward": reward_of(sample, reward_key),
+        "remove_sample": sample.remove_sample,
+        "tokens": sample.tokens,
+        "response_length": sample.response_length,
+        "loss_mask": sample.loss_mask,
+        "log_probs": sample.rollout_log_probs,
+        "weight_versions": sample.weight_versions,
+        "response": sample.response,
+    }
+
+
+def _parts(sample: Sample) -> dict[str, Any]:
+    """As the hooks left them, with whatever else a hook of the user's own put there."""
+    metadata = sample.metadata or {}
+    return {key: metadata.get(key) for key in (_EPISODE, _SCORE, _FAILURE)}
+
+
+def _part(sample: Sample, key: str, kind: type[T]) -> T | None:
+    given = (sample.metadata or {}).get(key)
+    return None if given is None else _convert(given, kind, f"metadata[{key!r}] of sample {sample.index}")
+
+
+def _convert(given: Any, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError:
+        pass  # as it stands; it may hold numpy's numbers
+    try:
+        return msgspec.convert(orjson.loads(_line(given)), kind, strict=False)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise UserError(f"{what} is no {kind.__name__}: {error}") from error
+
+
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
-def _line(values: Mapping[str, Any]) -> bytes:
+def _line(values: Any) -> bytes:
     try:
         return orjson.dumps(values, option=_OPTIONS, default=_plain)
     except TypeError:
@@ -84,23 +265,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_printable(key): _printable(inner) for key, inner in value.items()}
     return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _append(path: Path, lines: bytes) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            view = memoryview(lines)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-        return size + len(lines)
-    finally:
-        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-from data_sources.arguments import ArgumentError, unknown
-from rollout.agents.base import Agent
-from rollout.loop_scope import loop_scope
-from rollout.runner import Sandboxes
-from rollout.sandbox.pool import BACKENDS, LAYERED, SandboxPool
-from rollout.settings import RolloutSettings
-
-# Short name -> dotted path of `open(settings) -> async context manager of an Agent`. Any such path works as a name.
-AGENTS = {
-    "native": "rollout.agents.native_setup.open_native",
-    "mini_swe_agent": "rollout.agents.mini_swe_agent.open_agent",
-    "qwen_code": "rollout.agents.qwen_code.open_agent",
-    "aider": "rollout.agents.aider.open_agent",
-    "claude_code": "rollout.agents.claude_code.open_agent",
-    "codex": "rollout.agents.codex.open_agent",
-}
+from slime_swe.errors import UserError
+from slime_swe.rollout.agents.base import Agent, agent_class
+from slime_swe.rollout.loop_scope import loop_scope
+from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
+from slime_swe.rollout.settings import RolloutSettings
 
 
 async def agent_for(settings: RolloutSettings) -> Agent:
     """The running loop's agent for these settings."""
     scope = await loop_scope()
-    return await scope.get(("agent", settings), lambda: agent_opener(settings.agent)(settings))
+    return await scope.get(("agent", settings), lambda: agent_class(settings.agent).open(settings))
 
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
@@ -37,21 +24,9 @@ async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
 
 
 def require_room_for(agent: str, sandbox: str) -> None:
-    """Raises `ArgumentError` where an agent that is a program is to run in sandboxes that can't hold it."""
-    kind = sandbox.partition(":")[0]
-    if agent in AGENTS and agent != "native" and kind in BACKENDS and kind not in LAYERED:
-        raise ArgumentError(
-            f"{agent} is a program of its own, which {kind} sandboxes can't hold: set rollout.sandbox to one of "
-            f"{', '.join(LAYERED)}"
+    """Raises `UserError` where there is no such agent, or it is a program and these sandboxes can't hold one."""
+    if agent_class(agent).is_program and not make_backend(sandbox).takes_layers:
+        raise UserError(
+            f"{agent} is a program of its own, which {sandbox} sandboxes can't hold: set rollout.sandbox to one of "
+            f"{', '.join(names_that('takes_layers'))}"
         )
-
-
-def agent_opener(name: str) -> Any:
-    """What opens an agent, by a name of `AGENTS` or a dotted path. Raises `ArgumentError` where that leads nowhere."""
-    module, _, attribute = AGENTS.get(name, name).rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        allowed = "or a dotted path to a function of your own that opens one"
-        why = f" ({error})" if module else ""
-        raise ArgumentError(f"{unknown('args.swe_agent', name, AGENTS)}, {allowed}{why}") from error

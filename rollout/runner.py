@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
+from collections.abc import Coroutine
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from data_sources.task import Image, Task
-from rollout.agents.base import Agent, AgentError, Journal
-from rollout.client import EngineAborted, EngineError
-from rollout.episode import Episode, StopReason, Timings
-from rollout.sampling import Sampling
-from rollout.sandbox.base import Limits, Sandbox, SandboxError
-from rollout.session import Session
-
-
-class Sandboxes(Protocol):
-    def open(
-        self,
-        files: Mapping[str, str | bytes],
-        limits: Limits | None = None,
-        image: Image | None = None,
-        layers: Sequence[Path] = (),
-    ) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox that holds `files`, laid over the image and the layers."""
-        ...
+from slime_swe.data_sources.task import Task
+from slime_swe.rollout.agents.base import Agent, AgentError
+from slime_swe.rollout.client import EngineAborted, EngineError, Sampling
+from slime_swe.rollout.episode import Episode, EpisodeStatistics, StopReason, Timings
+from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
+from slime_swe.rollout.session import Session
 
 
 async def run_episode(
@@ -39,30 +24,30 @@ async def run_episode(
     the run's load, not the policy's.
     """
     started = perf_counter()
-    session, journal = Session(), Journal()
+    session, statistics = Session(), EpisodeStatistics()
     patch, detail = "", ""
     try:
         needs = agent.needs
         async with sandboxes.open(task.workspace.files, needs.limits, task.workspace.image, needs.layers) as sandbox:
-            journal.sandbox_seconds += perf_counter() - started
-            reason = await _within(time_budget, journal, agent.run(task, sandbox, session, sampling, journal))
-            with journal.sandbox_time():
+            statistics.sandbox_seconds += perf_counter() - started
+            reason = await _within(time_budget, statistics, agent.run(task, sandbox, session, sampling, statistics))
+            with statistics.sandbox_time():
                 patch = await sandbox.diff()
     except EngineError as error:
         reason, detail = StopReason.ENGINE_ERROR, str(error)
-        journal.engine_aborted = isinstance(error, EngineAborted)
+        statistics.engine_aborted = isinstance(error, EngineAborted)
     except AgentError as error:
         reason, detail = StopReason.AGENT_ERROR, str(error)
     except SandboxError as error:
         reason, detail = StopReason.SANDBOX_ERROR, str(error)
-    if journal.edits and journal.first_edit_patch is None:
-        journal.first_edit_patch = patch
-    timings = Timings(perf_counter() - started, journal.engine_seconds, journal.sandbox_seconds)
-    return Episode(task.id, session.segments(), patch, reason, detail, journal.turns, timings, journal.counters())
+    if statistics.edits and statistics.first_edit_patch is None:
+        statistics.first_edit_patch = patch
+    timings = Timings(perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds)
+    return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
 
 
-async def _within(seconds: float, journal: Journal, run: Coroutine[Any, Any, StopReason]) -> StopReason:
-    limit = journal.budget = asyncio.timeout(seconds)
+async def _within(seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]) -> StopReason:
+    limit = statistics.budget = asyncio.timeout(seconds)
     try:
         async with limit:
             return await run

@@ -6,11 +6,13 @@ import base64
 import copy
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from data_sources.sample import Sample
-from rollout.episode import Episode, StopReason
-from rollout.session import Segment
+from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.records import trajectory_of, write_episode, write_failure
+from slime_swe.rollout.session import Segment
+from slime_swe.sample import Sample
 
 MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet
 
@@ -30,14 +32,13 @@ def to_samples(
 
     Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
     masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
-    ABORTED with reward 0.0 and `remove_sample`, and `metadata["infrastructure"]` says what failed.
+    ABORTED with reward 0.0 and `remove_sample`, and its metadata says what failed.
     """
     segments = episode.segments or (_nothing_sampled(args, placeholder),)
     assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
-    rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
-    metadata = {**sample.metadata, "episode": _summary(episode, evaluation)}
-    metadata.pop("score", None)
-    metadata.pop("infrastructure", None)
+    rollout_id = trajectory_of(sample)
+    write_episode(sample, episode, evaluation)
+    metadata = sample.metadata
     samples = []
     for number, segment in enumerate(segments):
         made = sample if number == 0 else copy.copy(sample)
@@ -49,14 +50,6 @@ def to_samples(
         _judge(made, episode)
         samples.append(made)
     return samples
-
-
-def mark_infrastructure_failure(sample: Sample, where: str, detail: str) -> None:
-    """Take the sample out of reward, baseline and loss, and say why."""
-    sample.status = Sample.Status.ABORTED
-    sample.reward = 0.0
-    sample.remove_sample = True
-    sample.metadata = {**sample.metadata, "infrastructure": {"where": where, "detail": detail}}
 
 
 def _nothing_sampled(args: Any, placeholder: int) -> Segment:
@@ -89,34 +82,15 @@ def _judge(sample: Sample, episode: Episode) -> None:
     sample.status = Sample.Status.TRUNCATED if reason in _TRUNCATED else Sample.Status.COMPLETED
     sample.non_generation_time = episode.timings.sandbox
     sample.prefix_cache_info = Sample.PrefixCacheInfo(
-        cached_tokens=episode.counters.get("cached_tokens", 0),
-        total_prompt_tokens=episode.counters.get("prompt_tokens", 0),
+        cached_tokens=episode.counters.cached_tokens,
+        total_prompt_tokens=episode.counters.prompt_tokens,
     )
     if reason.is_infrastructure:
-        mark_infrastructure_failure(sample, reason.value, episode.detail)
+        write_failure(sample, reason.value, episode.detail)
 
 
 def _without_tail(segment: Segment) -> Segment:
     """The segment up to its last sampled token: context after that teaches nothing and costs compute."""
     last = max((i for i, sampled in enumerate(segment.loss_mask) if sampled), default=len(segment.tokens) - 1)
-    return Segment(
-        segment.tokens[: last + 1],
-        segment.loss_mask[: last + 1],
-        segment.log_probs[: last + 1],
-        segment.prompt_length,
-        segment.weight_versions,
-        segment.routed_experts,
-    )
-
-
-def _summary(episode: Episode, evaluation: bool) -> dict[str, Any]:
-    timings = episode.timings
-    return {
-        "patch": episode.patch,
-        "stop_reason": episode.stop_reason.value,
-        "detail": episode.detail,
-        "turns": episode.turns,
-        "counters": episode.counters,
-        "timings": {"total": timings.total, "engine": timings.engine, "sandbox": timings.sandbox},
-        "evaluation": evaluation,
-    }
+    kept = {name: getattr(segment, name)[: last + 1] for name in ("tokens", "loss_mask", "log_probs")}
+    return replace(segment, **kept)

@@ -1,80 +1,76 @@
-"""`RolloutSettings`: everything that the rollout and reward plug-ins read out of SLiME's `args`, typed and checked."""
+"""`RolloutSettings`: what the rollout plug-ins read out of SLiME's `args`, typed and checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any, get_args, get_type_hints
 
-from data_sources.arguments import ArgumentError, read, read_choice, read_number
-from rollout.chat.parsers import PARSERS
+from slime_swe.errors import UserError
+from slime_swe.fields import Argument, Choice, Meta, read_arguments
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
 
-TOOL_FORMATS = tuple(PARSERS)
-REWARD_MODES = ("plus_minus", "binary", "fraction")
-HARNESSES = ("sandboxed", "official")
+_WHOLE_DISTRIBUTION = {"rollout_top_p": 1.0, "rollout_top_k": -1}
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
     """One run's rollout. Sizes in tokens, times in seconds. Hashable: it keys what is opened once per event loop."""
 
-    engine_url: str
-    checkpoint: str
-    max_context: int  # of one episode, prompt and tool results included
-    agent: str
-    tool_format: str
-    system_prompt: str
-    max_turns: int
-    time_budget: float  # of one episode, from when its sandbox is open, without its model calls
-    sandbox: str
-    sandbox_concurrency: int
-    reward_mode: str
-    harness: str  # who runs SWE-bench's eval scripts: our sandboxes, or swebench itself on Docker
-    harness_python: str  # an interpreter that has swebench; empty: this one
-    max_attempts: int  # of an episode or a grading that infrastructure broke
-    run_dir: Path
-    seed: int
-    deterministic: bool  # each model call names its own sampling seed
-    routing_replay: bool
+    engine_host: Annotated[str, Argument("sglang_router_ip")]
+    engine_port: Annotated[int, Argument("sglang_router_port")]
+    checkpoint: Annotated[str, Argument("hf_checkpoint")]
+    max_context: Annotated[
+        int, Argument("rollout_max_context_len"), Meta(ge=1)
+    ]  # of one episode, tool results included
+    agent: Annotated[str, Argument("swe_agent")]
+    tool_format: Annotated[str, Argument("swe_tool_format"), Choice(TOOL_FORMATS, dotted=True)]
+    system_prompt: Annotated[str, Argument("swe_system_prompt")]
+    max_turns: Annotated[int, Argument("swe_max_turns"), Meta(ge=1)]
+    # Of one episode, from when its sandbox is open, without its model calls.
+    time_budget: Annotated[float, Argument("swe_time_budget"), Meta(gt=0)]
+    sandbox: Annotated[str, Argument("swe_sandbox")]
+    sandbox_concurrency: Annotated[int, Argument("swe_sandbox_concurrency"), Meta(ge=1)]
+    max_attempts: Annotated[int, Argument("swe_max_attempts"), Meta(ge=1)]  # where infrastructure breaks
+    run_dir: Annotated[Path, Argument("swe_run_dir")]
+    seed: Annotated[int, Argument("rollout_seed")]
+    # Each model call names its own sampling seed.
+    deterministic: Annotated[bool, Argument("sglang_enable_deterministic_inference")] = False
+    routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
-        """Raises `ArgumentError`, which names the attribute that is missing or wrong."""
-        _require_whole_distribution(args)
-        return cls(
-            engine_url=_engine_url(args),
-            checkpoint=read(args, "hf_checkpoint", str),
-            max_context=read_number(args, "rollout_max_context_len", int, minimum=1),
-            agent=read(args, "swe_agent", str),
-            tool_format=read_choice(args, "swe_tool_format", TOOL_FORMATS),
-            system_prompt=read(args, "swe_system_prompt", str),
-            max_turns=read_number(args, "swe_max_turns", int, minimum=1),
-            time_budget=read_number(args, "swe_time_budget", float, minimum=0.001),
-            sandbox=read(args, "swe_sandbox", str),
-            sandbox_concurrency=read_number(args, "swe_sandbox_concurrency", int, minimum=1),
-            reward_mode=read_choice(args, "swe_reward_mode", REWARD_MODES),
-            harness=read_choice(args, "swe_harness", HARNESSES, default="sandboxed"),
-            harness_python=read(args, "swe_harness_python", str, default=""),
-            max_attempts=read_number(args, "swe_max_attempts", int, minimum=1),
-            run_dir=Path(read(args, "swe_run_dir", str)),
-            seed=read(args, "rollout_seed", int),
-            deterministic=read(args, "sglang_enable_deterministic_inference", bool, default=False),
-            routing_replay=read(args, "use_rollout_routing_replay", bool, default=False),
-        )
+        """Those of `args`, parsed once for all episodes of a run. Raises `UserError`, which names all that is wrong."""
+        values = [getattr(args, name, None) for name in _arguments()]
+        try:
+            return _parsed(*values)
+        except TypeError:  # a value that can't be hashed, and so is wrong
+            return _parsed.__wrapped__(*values)
+
+    @property
+    def engine_url(self) -> str:
+        is_ipv6 = ":" in self.engine_host and not self.engine_host.startswith("[")
+        return f"http://{f'[{self.engine_host}]' if is_ipv6 else self.engine_host}:{self.engine_port}"
 
 
-def _require_whole_distribution(args: Any) -> None:
-    for name, whole in (("rollout_top_p", 1.0), ("rollout_top_k", -1)):
-        given = getattr(args, name, None)
+@lru_cache(maxsize=64, typed=True)
+def _parsed(*values: Any) -> RolloutSettings:
+    args = SimpleNamespace(**dict(zip(_arguments(), values, strict=True)))
+    for name, whole in _WHOLE_DISTRIBUTION.items():
+        given = getattr(args, name)
         if given not in (None, whole):
-            raise ArgumentError(
+            raise UserError(
                 f"args.{name} is {given}: training needs {whole}, since the log-probability of a token is that of the "
                 "whole distribution; evaluation may sample otherwise"
             )
+    return read_arguments(RolloutSettings, args)
 
 
-def _engine_url(args: Any) -> str:
-    host = read(args, "sglang_router_ip", str)
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"  # IPv6
-    return f"http://{host}:{read(args, 'sglang_router_port', int)}"
+@lru_cache(maxsize=1)
+def _arguments() -> tuple[str, ...]:
+    """The attributes of `args` that are read."""
+    hints = get_type_hints(RolloutSettings, include_extras=True)
+    notes = [note for each in fields(RolloutSettings) for note in get_args(hints[each.name])]
+    return (*(note.name for note in notes if isinstance(note, Argument)), *_WHOLE_DISTRIBUTION)

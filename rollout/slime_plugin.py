@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from data_sources.sample import Sample
-from data_sources.slime_plugin import task_of
-from rollout.episode import Episode
-from rollout.metrics import episode_metrics
-from rollout.records import append_records, flatten
-from rollout.resources import agent_for, sandboxes_for
-from rollout.runner import run_episode
-from rollout.samples import to_samples
-from rollout.sampling import Sampling
-from rollout.settings import RolloutSettings
+from slime_swe.data_sources.slime_plugin import task_of
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import Episode
+from slime_swe.rollout.metrics import episode_metrics
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
+from slime_swe.rollout.resources import agent_for, sandboxes_for
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sample import Sample
 
 _PAUSE = 0.2  # seconds before an episode that infrastructure broke is tried again; doubles each time
 
@@ -50,10 +50,10 @@ def log_rollout(
 
     The metrics go into `rollout_extra_metrics`, which SLiME logs afterwards, as False asks it to.
     """
-    flat = flatten(samples)
-    append_records(RolloutSettings.from_args(args).run_dir / "episodes.jsonl", flat, {"rollout_id": rollout_id})
+    flat, key = flatten(samples), getattr(args, "reward_key", None)
+    append_records(RolloutSettings.from_args(args).run_dir / EPISODES, flat, key, rollout_id=rollout_id)
     if rollout_extra_metrics is not None:
-        rollout_extra_metrics.update({f"swe/{name}": value for name, value in episode_metrics(flat).items()})
+        rollout_extra_metrics.update({f"swe/{name}": value for name, value in episode_metrics(flat, key).items()})
     return False
 
 
@@ -61,12 +61,13 @@ def log_evaluation(
     rollout_id: int, args: Any, data: Mapping[str, Any], extra_metrics: dict[str, Any] | None = None
 ) -> bool:
     """The same for evaluations (`--custom-eval-rollout-log-function-path`), into `evaluations.jsonl`."""
-    path = RolloutSettings.from_args(args).run_dir / "evaluations.jsonl"
+    path, key = RolloutSettings.from_args(args).run_dir / EVALUATIONS, getattr(args, "reward_key", None)
     for name, result in data.items():
         flat = flatten(result.get("samples") or [])
-        append_records(path, flat, {"rollout_id": rollout_id, "dataset": name})
+        append_records(path, flat, key, rollout_id=rollout_id, dataset=name)
         if extra_metrics is not None:
-            extra_metrics.update({f"eval/{name}/swe/{key}": value for key, value in episode_metrics(flat).items()})
+            figures = episode_metrics(flat, key)
+            extra_metrics.update({f"eval/{name}/swe/{figure}": value for figure, value in figures.items()})
     return False
 
 
@@ -74,10 +75,10 @@ def _sampling(
     settings: RolloutSettings, sample: Sample, params: Mapping[str, Any], attempt: int, evaluation: bool
 ) -> Sampling:
     key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
-    # SLiME's router keeps an episode on the engine that has its prefix cached when it is told which episode it is.
+    # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     return Sampling(params, key, headers)
 
 
 def _worth_another(episode: Episode) -> bool:
-    return episode.stop_reason.is_infrastructure and not episode.counters["engine_aborted"]
+    return episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
+from tests import selection
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Keep each torch process on one core: two that each take every core slow each other down tenfold."""
     settings.register_profile("steady", deadline=None)  # a busy machine is no failure
     settings.load_profile("steady")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when the library is imported; it retries for long
+    config.pluginmanager.register(selection.Selection(config), "selection")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Lint, type-check and test, in an environment of their own (.venv-test). Arguments go to pytest.
-#   bash tests/run.sh [-k NAME] [-m 'not slow'] ...
+#   bash tests/run.sh [--all | --share K/8] [-k NAME] [-m 'not slow'] ...   (--install: the environment alone)
+# Tests marked matrix are left out and reported, unless --all or --share (tests/selection.py) takes them.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,10 +13,12 @@ cd "$root"
 bin=$root/.venv-test/bin
 # Its dependencies would bring CUDA along, and what the tests use needs none of them.
 "$bin/python" -m pip install --quiet --no-deps megatron-core==0.16.1
+[ "${1:-}" != --install ] || exit 0
 
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/image/*.sh tests/run.sh tests/rollout/sandbox/*.sh .ci/run
 "$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
-exec "$bin/python" -m pytest -q -rs "$@"
+# A file's tests stay on one worker, in the order of the files, which has the longest in the middle.
+exec "$bin/python" -m pytest -q -rs --numprocesses=logical --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder "$@"

@@ -1,8 +1,10 @@
-"""The packages import one way: launch -> recipes -> embedded -> rewards -> rollout -> data_sources."""
+"""The packages import one way: launch -> recipes -> embedded -> rewards -> rollout -> data_sources -> leaf modules."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,63 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ORDER = ("data_sources", "rollout", "rewards", "embedded", "recipes", "launch")
 MODULES = sorted(path for package in ORDER for path in (ROOT / package).rglob("*.py"))
+SHARED = ROOT / "src" / "slime_swe"  # beside the links to the packages
+LEAVES = sorted([*SHARED.glob("*.py"), *(path for path in SHARED.glob("*/*.py") if not path.parent.is_symlink())])
 
 
 def imported_packages(source: str) -> set[str]:
-    """Top-level names of every import of a module, those inside functions too."""
+    """The package of every import of a module, those inside functions too: ours by the name below `slime_swe`."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {_package(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add((node.module or "").partition(".")[0])
+            names |= {_package(f"{node.module}.{alias.name}") for alias in node.names}
     return names
+
+
+def _package(name: str) -> str:
+    return name.removeprefix("slime_swe.").partition(".")[0]
+
+
+def imported_modules(path: Path, names: set[str]) -> set[str]:
+    """Our modules that a module imports when it is loaded, and those that it imports for a type checker alone."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            pending.append(node)
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                parts = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= parts & names or {str(node.module)}
+    return (found & names) - {name_of(path)}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("slime_swe", *parts[2 if parts[0] == "src" else 0 :])).removesuffix(".__init__")
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    names = {name_of(path) for path in (*MODULES, *LEAVES)}
+    graph = {name_of(path): imported_modules(path, names) for path in (*MODULES, *LEAVES)}
+    assert len(graph["slime_swe.recipes.base"]) > 1
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
+
+
+def test_the_modules_that_all_share_import_no_package():
+    assert not {str(path): found for path in LEAVES if (found := imported_packages(path.read_text()) & {*ORDER})}
+
+
+@pytest.mark.parametrize("folder", [*ORDER, "tests", "benchmarks"])
+def test_nothing_is_imported_by_the_name_of_its_folder(folder):
+    """Under it a module would be loaded a second time, and one of the user's own could be meant."""
+    bare = re.compile(rf"(?:^\s*(?:from|import) |\bfiles\(\")(?:{'|'.join(ORDER)})\b", re.MULTILINE)
+    assert [str(path) for path in (ROOT / folder).rglob("*.py") if bare.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("package", ORDER)
@@ -40,6 +88,6 @@ def test_folders_that_are_no_packages_stay_none(package):
 
 
 def test_only_the_plug_ins_and_the_type_shims_import_slime():
-    importing = {str(p.relative_to(ROOT)) for p in MODULES if "slime" in imported_packages(p.read_text())}
-    allowed = {"data_sources/sample.py", "rewards/filter_output.py", "launch/slime_cpu/shims.py"}
+    importing = {str(p.relative_to(ROOT)) for p in [*MODULES, *LEAVES] if "slime" in imported_packages(p.read_text())}
+    allowed = {"src/slime_swe/sample.py", "launch/slime_cpu/shims.py"}
     assert {path for path in importing if not path.endswith("slime_plugin.py")} <= allowed

@@ -13,12 +13,19 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
-from data_sources.embedded.bugs import TRAINED_CLASSES, Mutation, mutations
-from data_sources.embedded.functions import Call, FunctionTemplate, RunawayError, compile_function, run_call, watched
-from data_sources.embedded.repository import Function, Repository
-from data_sources.embedded.runtests import shorten
-from data_sources.embedded.tasks import draw_repository, draw_scrambled, failing_tests, statement
-from rollout.tools import TOOLS
+from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES, Mutation, mutations
+from slime_swe.data_sources.synthetic.functions import (
+    Call,
+    FunctionTemplate,
+    RunawayError,
+    compile_function,
+    run_call,
+    watched,
+)
+from slime_swe.data_sources.synthetic.repository import Function, Repository
+from slime_swe.data_sources.synthetic.runtests import shorten
+from slime_swe.data_sources.synthetic.tasks import draw_repository, draw_scrambled, failing_tests, statement
+from slime_swe.rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
 SCRAMBLED_SHARE = 0.7  # of the demonstrations: some tokens of a function are exchanged, which is no task's bug

@@ -1,4 +1,6 @@
-"""What a seed policy must be able to do before reinforcement learning: `python -m embedded.seed.gate CHECKPOINT`.
+"""What a seed policy must be able to do before reinforcement learning.
+
+    python -m slime_swe.embedded.seed.gate CHECKPOINT
 
 It looks at the right file, makes the very fix with a fair probability, and its edits are clean: the module anew, with
 at most one function changed.
@@ -15,18 +17,18 @@ from typing import Any
 
 import torch
 
-from embedded.decoder import Decoder
-from embedded.forward import recompute_log_probs
-from embedded.kv_cache import KVCache
-from embedded.model import Qwen2
-from embedded.requests import Request
-from embedded.sampling import SamplingParams
-from embedded.scheduler import Scheduler
-from embedded.seed.demonstrations import Script, gold_edit
-from embedded.seed.train import MICRO_BATCH, pack
-from embedded.workers import worker_count
-from rollout.chat.parsers import parse
-from rollout.chat.tokenizer import load_tokenizer
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.forward import recompute_log_probs
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.requests import Request
+from slime_swe.embedded.sampling import SamplingParams
+from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.seed.demonstrations import Script, gold_edit
+from slime_swe.embedded.seed.train import MICRO_BATCH, pack
+from slime_swe.embedded.workers import worker_count
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tool_formats import parse
 
 SPLITS = ("train", "heldout", "unseen")
 TASKS = 96

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_sources.embedded.names import PIECES
-from embedded.forward import MicroBatch, forward, micro_batches
-from embedded.model import Attention, Layer, ModelConfig, Qwen2
-from embedded.seed.demonstrations import GOLD_SHARE, Part, demonstration
-from embedded.train_data import TrainData
-from embedded.trainer import sum_gradients
-from embedded.workers import worker_count
+from slime_swe.data_sources.synthetic.names import PIECES
+from slime_swe.embedded.forward import MicroBatch, forward, micro_batches
+from slime_swe.embedded.model import Attention, Layer, ModelConfig, Qwen2
+from slime_swe.embedded.seed.demonstrations import GOLD_SHARE, Part, demonstration
+from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.trainer import sum_gradients
+from slime_swe.embedded.workers import worker_count
 
 MICRO_BATCH = 8192  # rows at most
 CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says

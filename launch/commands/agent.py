@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-import embedded
-from data_sources.arguments import ArgumentError
-from launch.agents.check import Report, check_agent
-from launch.agents.scripts import SCRIPTS, script_of
-from launch.output import print_json
+from slime_swe.errors import UserError
+from slime_swe.launch.agent_check import Report, check_agent
+from slime_swe.launch.output import print_json
+from slime_swe.rollout.agents.base import AGENTS
 
-SEED = Path(embedded.__file__).parent / "seed" / "checkpoint"
+SEED = Path(str(files("slime_swe.embedded"))) / "seed" / "checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="run one on a bundled task with a scripted policy, and report")
     check.add_argument(
-        "name", metavar="NAME", help=f"{', '.join(sorted(SCRIPTS))}, or a dotted path to one of your own"
+        "name", metavar="NAME", help=f"{', '.join(sorted({*AGENTS} - {'native'}))}, or a dotted path to one of your own"
     )
-    check.add_argument("--script", type=Path, metavar="FILE", help="what the policy says: a JSON list of turns")
+    check.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="what the policy says: a JSON list of turns (default: the agent's own)",
+    )
     check.add_argument("--sandbox", default="overlay", metavar="NAME", help="where it runs (default: %(default)s)")
     check.add_argument("--checkpoint", type=Path, default=SEED, metavar="FOLDER",
                        help="whose tokenizer and chat template to use (default: the seed policy's)")  # fmt: skip
@@ -46,10 +52,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _check(options: argparse.Namespace) -> Report:
-    script = script_of(options.name, options.script)
     if not options.checkpoint.is_dir():
-        raise ArgumentError(f"--checkpoint: there is no folder {options.checkpoint}")
+        raise UserError(f"--checkpoint: there is no folder {options.checkpoint}")
+    script = _read_script(options.script) if options.script else None
     return await check_agent(options.name, str(options.checkpoint), options.sandbox, script)
+
+
+def _read_script(file: Path) -> list[str]:
+    try:
+        turns = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise UserError(f"{file} must hold a list of turns, each a text")
+    return turns
 
 
 def _show(report: Report) -> None:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
-from launch.config import assemble
-from launch.doctor.finding import Finding
-from launch.doctor.machine import Machine
-from launch.doctor.show import show
-from launch.output import print_json
+from slime_swe.launch.config import assemble
+from slime_swe.launch.doctor.finding import Finding, show
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.output import print_json
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     name, overrides = split_recipe(options.overrides)
     recipe = assemble(name or DEFAULT_RECIPE, overrides)
-    from launch.doctor.runner import examine, passes  # imports plug-ins, engines and sandboxes: for this command only
+    from slime_swe.launch.doctor.runner import (  # imports plug-ins, engines and sandboxes: for this command only
+        examine,
+        passes,
+    )
 
     findings: list[Finding] = []
     try:

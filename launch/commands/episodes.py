@@ -1,30 +1,39 @@
-"""Show a trajectory of a run, or list those that match.
+"""Show a trajectory of a run or of an evaluation, or list those that match.
 
-slime-swe episodes RUN                        the last one
+slime-swe episodes RUN                                 the last one
 slime-swe episodes RUN --solved --rollout 39
-slime-swe episodes RUN --evaluation heldout --list
+slime-swe episodes RUN --evaluation heldout --list --sort reward
+slime-swe episodes FOLDER --list                       what `slime-swe eval --output FOLDER` wrote
+
+RUN is a run's name or folder. An evaluation before the first rollout is numbered -1, any other like the rollout
+before it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
-from launch.args import checkpoint_folder
-from launch.config import read_recipe
-from launch.output import print_json
-from launch.runs import RECIPE_FILE, RunError, find_run
-from launch.trajectory import line_of, readable
+from slime_swe.errors import UserError, unknown
+from slime_swe.launch.args import checkpoint_folder
+from slime_swe.launch.config import read_recipe
+from slime_swe.launch.extras import require
+from slime_swe.launch.output import print_json, print_rows
+from slime_swe.launch.runs import RECIPE_FILE, find_run
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, ScoreRecord, read_records
+
+COLUMNS = ("rollout", "index", "task", "outcome", "reward", "turns", "sampled", "stop_reason")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's name, or its folder")
+    parser.add_argument("run", metavar="RUN", help="a run's name, its folder, or one that `eval --output` wrote")
     parser.add_argument("--dir", default="runs", help="folder of all runs (default: %(default)s)")
-    parser.add_argument("--rollout", type=int, metavar="K", help="only of rollout K")
+    parser.add_argument("--rollout", type=int, metavar="K", help="only of rollout K; -1 is the evaluation before it")
     parser.add_argument("--index", type=int, metavar="I", help="only the sample of this index")
     parser.add_argument("--task", metavar="ID", help="only of this task")
     parser.add_argument("--evaluation", metavar="NAME", help="of this evaluation set instead of training")
@@ -32,55 +41,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--solved", action=argparse.BooleanOptionalAction, help="only those that solved the task, or not"
     )
     parser.add_argument("--list", action="store_true", help="one line for each that matches")
+    parser.add_argument("--sort", choices=COLUMNS, metavar="COLUMN", help=f"order the list: {', '.join(COLUMNS)}")
 
 
 def run(options: argparse.Namespace) -> int:
     folder = find_run(options.run, options.dir)
-    path = folder / ("evaluations.jsonl" if options.evaluation else "episodes.jsonl")
+    path = _journal(folder, options.evaluation)
     matching = (record for record in read_records(path) if matches(record, options))
     if options.list:
-        return _list(matching, options.json)
+        return _list(matching, options.sort, as_json=options.json)
     shown = None
     for record in matching:
         shown = record
     if shown is None:
-        raise RunError(f"no episode in {path} matches: `slime-swe episodes {options.run} --list` shows what there is")
+        raise UserError(f"no episode in {path} matches: `slime-swe episodes {options.run} --list` shows what there is")
     if options.json:
-        print_json(shown)
+        print_json(msgspec.to_builtins(shown))
     else:
         model = read_recipe(folder / RECIPE_FILE).model
-        tokenizer = checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"
-        print(readable(shown, tokenizer))
+        print(readable(shown, checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"))
     return 0
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a trajectory file, in order. A last line that a killed run left unfinished is passed over."""
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    yield orjson.loads(line)
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is not there yet: the run has finished no such step") from error
+def _journal(folder: Path, evaluation: str | None) -> Path:
+    """The file to read. An evaluation of its own has no training episodes."""
+    if evaluation is None and ((folder / EPISODES).exists() or not (folder / EVALUATIONS).exists()):
+        path = folder / EPISODES
+    else:
+        path = folder / EVALUATIONS
+    if not path.exists():
+        raise UserError(f"{path} is not there yet: the run has finished no such step")
+    if evaluation is not None:
+        names = {record.dataset or "" for record in read_records(path)}
+        if evaluation not in names:
+            raise UserError(unknown("--evaluation", evaluation, names))
+    return path
 
 
-def matches(record: dict[str, Any], options: argparse.Namespace) -> bool:
+def matches(record: Record, options: argparse.Namespace) -> bool:
     wanted = {
         "rollout_id": options.rollout,
         "index": options.index,
         "task": options.task,
         "dataset": options.evaluation,
     }
-    if any(value is not None and record.get(name) != value for name, value in wanted.items()):
+    if any(value is not None and getattr(record, name) != value for name, value in wanted.items()):
         return False
-    return options.solved is None or options.solved == bool((record.get("score") or {}).get("solved"))
+    return options.solved is None or options.solved == record.solved
 
 
-def _list(records: Iterator[dict[str, Any]], as_json: bool) -> int:
+def _list(records: Iterable[Record], sort: str | None, *, as_json: bool) -> int:
+    rows = [row_of(record) for record in records]
+    if sort:
+        rows.sort(key=lambda row: (row[sort] is None, row[sort]))
     if as_json:
-        print_json([{name: record[name] for name in ("rollout_id", "index", "task", "reward")} for record in records])
-        return 0
-    for record in records:
-        print(line_of(record))
+        print_json(rows)
+    else:
+        print_rows(COLUMNS, [["–" if row[name] is None else str(row[name]) for name in COLUMNS] for row in rows])
     return 0
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """The columns of one sample; `sampled` counts the policy's tokens."""
+    episode = record.episode
+    return {
+        "rollout": record.rollout_id,
+        "index": record.index,
+        "task": record.task,
+        "outcome": outcome_of(record),
+        "reward": record.reward,
+        "turns": episode.turns if episode else None,
+        "sampled": sum(record.loss_mask or ()),
+        "stop_reason": episode.stop_reason if episode else None,
+    }
+
+
+def outcome_of(record: Record) -> str:
+    return "broken" if record.broken else "solved" if record.solved else "not solved"
+
+
+def readable(record: Record, tokenizer_file: Path) -> str:
+    """The whole trajectory. What the policy sampled stands under `policy`, everything else under `context`."""
+    require("tokenizers")
+    from tokenizers import Tokenizer  # of the `embedded` extra; only this needs it
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    parts = ["  ".join(f"{name} {value}" for name, value in row_of(record).items() if value is not None)]
+    for sampled, tokens in runs(record):
+        text = tokenizer.decode(tokens, skip_special_tokens=False).strip("\n")
+        parts.append(f"──── {'policy' if sampled else 'context'} · {len(tokens)} tokens\n{text}")
+    patch = record.episode.patch if record.episode else ""
+    parts.append(f"──── patch\n{(patch or '(empty)').rstrip()}")
+    if record.score:
+        parts.append(f"──── score {record.score.value}\n" + "\n".join(_evidence(record.score)))
+    if record.infrastructure:
+        failure = record.infrastructure
+        parts.append(f"──── infrastructure failure\n{failure.where}: {failure.detail}")
+    return "\n".join(parts)
+
+
+def runs(record: Record) -> Iterator[tuple[bool, Sequence[int]]]:
+    """Runs of tokens of one origin: whether the policy sampled them, and the tokens."""
+    mask = [0] * (len(record.tokens) - record.response_length) + list(record.loss_mask or [])
+    for sampled, pairs in groupby(zip(mask, record.tokens, strict=True), key=lambda pair: bool(pair[0])):
+        yield sampled, [token for _, token in pairs]
+
+
+def _evidence(score: ScoreRecord) -> Iterator[str]:
+    for name, value in {**score.components, **score.evidence}.items():
+        text = str(value).rstrip()
+        yield f"{name}:\n{text}" if "\n" in text else f"{name}: {text}"

@@ -1,7 +1,9 @@
-"""Evaluate a run's newest checkpoint, or a model in Hugging Face format, at temperature 1.
+"""Evaluate a run's newest checkpoint, one of its checkpoints, or a model in Hugging Face format, at temperature 1.
 
 slime-swe eval first
+slime-swe eval runs/first/checkpoints/rollout_13
 slime-swe eval path/to/model --tasks my=path/to/tasks.jsonl --samples 4
+slime-swe eval first --output kept && slime-swe episodes kept --list
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import asyncio
 import dataclasses
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +20,42 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from launch.args import to_args
-from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
-from launch.config import resolve
-from launch.extras import EMBEDDED, require
-from launch.output import print_json
-from launch.runs import RECIPE_FILE, RunError, find_run
-from launch.slime.places import Places
-from launch.text import rate
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.args import checkpoint_path, to_args
+from slime_swe.launch.config import resolve, save_recipe
+from slime_swe.launch.engines import require_legal
+from slime_swe.launch.extras import EMBEDDED, require
+from slime_swe.launch.output import print_json, rate
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
+from slime_swe.launch.preflight import require_plug_ins
+from slime_swe.launch.progress import Bar
+from slime_swe.launch.runs import RECIPE_FILE, find_run
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.recipes.base import Recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run's name or folder, or a folder that holds a model")
+    parser.add_argument(
+        "target",
+        metavar="RUN|MODEL",
+        help="a run's name or folder, one of its checkpoints, or a model's folder",
+    )
     add_recipe_arguments(parser)
     parser.add_argument("--tasks", action="append", metavar="NAME=SET", help="instead of the recipe's evaluation sets")
     parser.add_argument("--samples", type=int, metavar="N", help="episodes of each task")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep the trajectories there")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep the trajectories in this new folder")
 
 
 def run(options: argparse.Namespace) -> int:
     require(*EMBEDDED)
-    recipe = _with_options(_recipe(options.target, options.overrides), options)
-    recipe.validate()
+    recipe = _with_options(recipe_for(options.target, options.overrides), options)
+    require_legal(recipe)
+    require_plug_ins(recipe)
     with tempfile.TemporaryDirectory(prefix="slime-swe-eval-") as temporary:
         folder = options.output or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
         args = to_args(recipe, folder)
-        from launch.evaluation import evaluate_checkpoint  # torch takes seconds to import
-
+        if options.output:
+            _make_output(recipe, folder)
         results = asyncio.run(evaluate_checkpoint(args))
     if options.json:
         print_json({"model": args.hf_checkpoint, "seed": recipe.run.seed, "sets": results})
@@ -54,45 +64,108 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _recipe(target: str, words: list[str]) -> Recipe:
-    """The run's own recipe with its newest weights; or the named one with the model at `target`."""
-    name, overrides = split_recipe(words)
-    if (Path(target) / "config.json").is_file():
-        return resolve(name or DEFAULT_RECIPE, [*overrides, f"model={target}"])
-    folder = find_run(target, value_of("run.dir", overrides, "runs"))
-    recipe = resolve(name or str(folder / RECIPE_FILE), overrides)
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(newest_weights(folder))))
+def recipe_for(target: str, given: list[str]) -> Recipe:
+    """The run's own recipe with these weights or its newest; or the named one with the model at `target`."""
+    name, overrides = split_recipe(given)
+    model = model_folder(Path(target))
+    if model is None:
+        folder = find_run(target, value_of("run.dir", overrides, "runs"))
+        return _with_weights(resolve(name or str(folder / RECIPE_FILE), overrides), newest_weights(folder))
+    run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
+    if run is not None and name is None:
+        return _with_weights(resolve(str(run / RECIPE_FILE), overrides), model)
+    return resolve(name or DEFAULT_RECIPE, [*overrides, f"model={model}"])
+
+
+def model_folder(target: Path) -> Path | None:
+    """The folder of the model that a path names itself, or as a checkpoint; None where it names none.
+
+    Raises `UserError` for a folder that is neither a model, nor a checkpoint, nor a run.
+    """
+    for folder in (target, target / "hf"):
+        if (folder / "config.json").is_file():
+            return folder
+    if "/" in str(target) and target.is_dir() and not (target / RECIPE_FILE).is_file():
+        raise UserError(
+            f"{target} holds no model (config.json), no checkpoint of one (hf/config.json) and no run ({RECIPE_FILE}); "
+            "a run under SLiME keeps its weights in Hugging Face format in exports/"
+        )
+    return None
 
 
 def newest_weights(folder: Path) -> Path:
     """The newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported."""
-    from embedded.checkpoint import latest
+    from slime_swe.embedded.checkpoint import latest
 
     found = latest(folder / "checkpoints")
     if found is not None:
         return found.model_dir
-    exported = [path.parent for path in Places(folder).exports.glob("*/config.json") if path.parent.name.isdigit()]
+    exported = [path.parent for path in RunPaths(folder).exports.glob("*/config.json") if path.parent.name.isdigit()]
     if not exported:
-        raise RunError(f"{folder} has no checkpoint yet: train it for one rollout at least")
+        raise UserError(f"{folder} has no checkpoint yet: train it for one rollout at least")
     return max(exported, key=lambda path: int(path.name))
+
+
+def _with_weights(recipe: Recipe, folder: Path) -> Recipe:
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(folder)))
 
 
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     data = recipe.data
     if options.tasks:
-        data = dataclasses.replace(data, eval=dict(_named(word) for word in options.tasks))
+        data = dataclasses.replace(data, eval=dict(_named(text) for text in options.tasks))
     if options.samples is not None:
         data = dataclasses.replace(data, eval_samples_per_task=options.samples)
     if not data.eval:
-        raise RecipeError("the recipe names no evaluation set: give --tasks NAME=SET, e.g. heldout=embedded:heldout")
+        raise UserError("the recipe names no evaluation set: give --tasks NAME=SET, e.g. heldout=synthetic:heldout")
     return dataclasses.replace(recipe, data=data)
 
 
-def _named(word: str) -> tuple[str, str]:
-    name, equals, spec = word.partition("=")
+def _named(text: str) -> tuple[str, str]:
+    name, equals, spec = text.partition("=")
     if not (name and equals and spec):
-        raise RecipeError(f"--tasks {word!r} must be NAME=SET, e.g. heldout=embedded:heldout")
+        raise UserError(f"--tasks {text!r} must be NAME=SET, e.g. heldout=synthetic:heldout")
     return name, spec
+
+
+def _make_output(recipe: Recipe, folder: Path) -> None:
+    """A folder that `slime-swe episodes` reads: with the recipe, which names the model. Raises `UserError`."""
+    if (folder / RECIPE_FILE).exists():
+        raise UserError(f"--output {folder} holds a run or an evaluation already: give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        model = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
+        save_recipe(_with_weights(recipe, model), folder / RECIPE_FILE)
+    except OSError as error:
+        raise UserError(f"can't write into --output {folder}: {error.strerror}") from error
+
+
+async def evaluate_checkpoint(args: Namespace) -> dict[str, dict[str, Any]]:
+    """Figures of each set of `args.swe_eval_tasks`; trajectories go to `args.swe_run_dir`.
+
+    Raises `InfrastructureError` where infrastructure broke every episode of a set.
+    """
+    from slime_swe.embedded.evaluate import as_slime, evaluate, load_evaluation_tasks  # torch takes seconds to import
+    from slime_swe.embedded.hooks import Hooks
+    from slime_swe.embedded.rollouts import Player
+    from slime_swe.embedded.server_process import ServerProcess
+    from slime_swe.rollout.metrics import evaluation_metrics
+    from slime_swe.rollout.records import failure_of
+
+    hooks, sets, results = Hooks.load(args), load_evaluation_tasks(args), {}
+    async with ServerProcess.of_run(args, Path(args.swe_run_dir) / "server.log") as server:
+        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
+        player = Player(args, hooks)
+        for name, tasks in sets.items():
+            with Bar(f"evaluating {name}", len(tasks) * args.n_samples_per_eval_prompt) as bar:
+                samples = await evaluate(player, tasks, bar.show)
+            if hooks.log_evaluation is not None:
+                hooks.log_evaluation(-1, args, {name: as_slime(samples)}, {})
+            results[name] = evaluation_metrics(samples)
+            if not results[name]["episodes"]:
+                failure = failure_of(samples[0])
+                raise InfrastructureError(f"infrastructure broke every episode of {name!r}: {failure}")
+    return results
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:

@@ -20,17 +20,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_sources.arguments import ArgumentError, unknown
-from launch.output import print_json
-from rewards.grade import HarnessSettings
-from rewards.integrity.cases import Case, attacks, neighbours
-from rewards.integrity.gate import Result, UnplayableError, run_gate
-from rewards.integrity.play import Row
-from rewards.integrity.proof import proof_path, save
-from rewards.integrity.targets import TARGETS
+from slime_swe.errors import UserError, unknown
+from slime_swe.launch.output import print_json
+from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.redteam.cases import TARGETS, Case, attacks, benign_cases
+from slime_swe.rewards.redteam.gate import Result, Row, UnplayableError, run_gate
+from slime_swe.rewards.redteam.proof import proof_path, save
 
 DEFAULT_SANDBOX = "local"
-_TOTALS = ("attacks", "rewarded", "neighbours", "neighbours_misgraded", "broken")
+_TOTALS = ("attacks", "rewarded", "benign_cases", "benign_misgraded", "broken")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,19 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grader", action="append", choices=TARGETS, help="only this grader (may be repeated)")
     parser.add_argument("--harness-python", default="", metavar="PATH", help="an interpreter that has swebench")
     parser.add_argument(
-        "--only", action="append", metavar="CASE", help="only this attack or neighbour (may be repeated)"
+        "--only", action="append", metavar="CASE", help="only this attack or benign case (may be repeated)"
     )
     parser.add_argument("--rows", action="store_true", help="show every case, not only those that failed")
 
 
 def run(options: argparse.Namespace) -> int:
-    cases, harness = _chosen(options.only), HarnessSettings(options.harness_python)
+    cases, settings = _chosen(options.only), GradingSettings(harness_python=options.harness_python)
     results: list[Result] = []
     skipped: dict[str, str] = {}
     for sandbox in options.sandboxes or [DEFAULT_SANDBOX]:
         for grader in options.grader or TARGETS:
             try:
-                results.append(asyncio.run(run_gate(sandbox, grader, harness=harness, cases=cases)))
+                results.append(asyncio.run(run_gate(sandbox, grader, settings=settings, cases=cases)))
             except UnplayableError as error:
                 skipped[f"{sandbox} × {grader}"] = str(error)
     for result in results:
@@ -68,10 +66,10 @@ def _chosen(names: list[str] | None) -> list[Case] | None:
     """None stands for all."""
     if names is None:
         return None
-    known = {case.name: case for case in (*attacks(), *neighbours())}
+    known = {case.name: case for case in (*attacks(), *benign_cases())}
     for name in names:
         if name not in known:
-            raise ArgumentError(unknown("case", name, known))
+            raise UserError(unknown("case", name, known))
     return [known[name] for name in names]
 
 
@@ -79,7 +77,7 @@ def _document(results: list[Result], skipped: dict[str, str], held: bool) -> dic
     """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each."""
     combinations = [result.to_dict() for result in results]
     totals = {
-        name: (max if name in ("attacks", "neighbours") else sum)([0, *(entry[name] for entry in combinations)])
+        name: (max if name in ("attacks", "benign_cases") else sum)([0, *(entry[name] for entry in combinations)])
         for name in _TOTALS
     }
     return {"passed": held, **totals, "skipped": skipped, "combinations": combinations}

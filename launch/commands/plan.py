@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 
-from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
-from launch.config import assemble
-from launch.output import print_json
-from launch.plan.assumptions import assume
-from launch.plan.plan import make_plan
-from launch.plan.propose import propose
-from launch.plan.show import document, show
+from slime_swe.launch.config import assemble
+from slime_swe.launch.output import print_json
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
+from slime_swe.launch.plan.assumptions import assume
+from slime_swe.launch.plan.plan import make_plan, propose
+from slime_swe.launch.plan.show import document, show
 
 REFUSED = 1
 

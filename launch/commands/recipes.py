@@ -10,10 +10,10 @@ import argparse
 import dataclasses
 from typing import Any
 
-from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
-from launch.config import dump_recipe, resolve
-from launch.output import print_json
-from recipes.registry import RECIPES, load_recipe
+from slime_swe.launch.config import dump_recipe, resolve
+from slime_swe.launch.output import print_json
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
+from slime_swe.recipes.registry import RECIPES, load_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

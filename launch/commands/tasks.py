@@ -1,9 +1,9 @@
 """List or show tasks (`slime-swe validate` proves them).
 
 slime-swe tasks list                          the task sources
-slime-swe tasks list embedded:heldout         the tasks of a set
+slime-swe tasks list synthetic:heldout         the tasks of a set
 slime-swe tasks list 'swebench:verified?repo=django/django'
-slime-swe tasks show embedded:heldout ID      one task
+slime-swe tasks show synthetic:heldout ID      one task
 slime-swe tasks fetch bugsinpy:all?repo=psf/black --cache FOLDER
                                               check out each task's commit, and nothing else of its repository
 """
@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_sources.arguments import unknown
-from data_sources.corpora import CORPORA
-from data_sources.registry import SOURCES, RegistryError, load_tasks
-from data_sources.repositories import CommitError, checkout
-from data_sources.task import HarnessOracle, Task
-from launch.output import print_json
+from slime_swe.data_sources.corpora import CORPORA
+from slime_swe.data_sources.registry import SOURCES, load_tasks
+from slime_swe.data_sources.repositories import checkout
+from slime_swe.data_sources.task import HarnessOracle, Task
+from slime_swe.errors import UserError, unknown
+from slime_swe.launch.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "show", "fetch"))
     parser.add_argument(
-        "spec", nargs="?", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl"
+        "spec", nargs="?", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl"
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="a task's id (show)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "list" and options.spec is None:
         return _list_sources(options.json)
     if options.spec is None:
-        raise RegistryError(f"`tasks {options.action}` needs a task set, e.g. embedded:heldout")
+        raise UserError(f"`tasks {options.action}` needs a task set, e.g. synthetic:heldout")
     tasks = load_tasks(options.spec)
     if options.action == "show":
         return _show(options.spec, tasks, options.id, options.json)
@@ -81,7 +81,7 @@ def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
     for task in tasks:
         try:
             fetched[task.id] = str(checkout(*_origin(task), cache))
-        except CommitError as error:
+        except UserError as error:
             refused[task.id] = str(error)
     if as_json:
         print_json({"fetched": fetched, "refused": refused})
@@ -92,10 +92,10 @@ def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
 
 
 def _origin(task: Task) -> tuple[str, str]:
-    """Address and commit. Raises `CommitError` where the task does not say them."""
+    """Address and commit. Raises `UserError` where the task does not say them."""
     repo, commit = (str(task.metadata.get(name) or "") for name in ("repo", "base_commit"))
     if not repo or not commit:
-        raise CommitError(f"task {task.id} does not say of which repository and commit it is")
+        raise UserError(f"task {task.id} does not say of which repository and commit it is")
     return repo if "://" in repo else f"https://github.com/{repo}", commit
 
 
@@ -115,9 +115,9 @@ def _brief(task: Task) -> dict[str, Any]:
 def _show(spec: str, tasks: list[Task], task_id: str | None, as_json: bool) -> int:
     found = [task for task in tasks if task.id == task_id]
     if task_id is None:
-        raise RegistryError(f"`tasks show {spec}` needs a task's id, e.g. {tasks[0].id}")
+        raise UserError(f"`tasks show {spec}` needs a task's id, e.g. {tasks[0].id}")
     if not found:
-        raise RegistryError(unknown(f"task of {spec}", task_id, [task.id for task in tasks]))
+        raise UserError(unknown(f"task of {spec}", task_id, [task.id for task in tasks]))
     if as_json:
         print_json(found[0].to_dict())
         return 0

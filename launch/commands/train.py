@@ -2,7 +2,7 @@
 
 slime-swe train recipe=tiny_cpu run.name=first optimizer.lr=3e-4
 slime-swe train run.name=first --resume
-slime-swe train recipe=qwen25_coder_7b --dry-run                   what SLiME would be told
+slime-swe train recipe=qwen25_coder_7b --dry-run                   the flags that SLiME would get
 slime-swe train recipe=qwen25_coder_7b --dry-run --script run.sh   the same as a shell script
 """
 
@@ -12,15 +12,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from launch.choice import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
-from launch.config import resolve
-from launch.engines.base import Engine, Start, engine_of
-from launch.integrity import check_integrity
-from launch.output import print_json
-from launch.overlap import check_overlap, record_overlap
-from launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
-from launch.slime.show import document, readable, script
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.config import resolve
+from slime_swe.launch.engines import Engine, Start, engine_of
+from slime_swe.launch.output import print_json
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
+from slime_swe.launch.preflight import check_integrity, check_overlap, record_overlap, require_plug_ins
+from slime_swe.launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
+from slime_swe.launch.slime.show import document, readable, script
+from slime_swe.recipes.base import Recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
     if options.script and not options.dry_run:
-        raise RecipeError("--script writes what --dry-run shows: give both")
+        raise UserError("--script writes what --dry-run shows: give both")
     recipe, folder = _chosen(options.overrides, resume=start.resume)
     engine = engine_of(recipe)
     if options.dry_run:
         return _show(engine, recipe, folder, options)
     comparison = None if start.resume else check_overlap(recipe)
+    require_plug_ins(recipe)
     engine.check(recipe, start)  # before a folder is made that would be in the way of the corrected command
     check_integrity(recipe, ignore=options.ignore_integrity)
     if comparison is not None:
@@ -54,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
         raise
 
 
-def _chosen(words: list[str], *, resume: bool) -> tuple[Recipe, Path]:
+def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
     """The recipe, and the folder of its run: of a fresh one it is not there yet."""
-    name, overrides = split_recipe(words)
+    name, overrides = split_recipe(given)
     if not resume:
         recipe = with_name(resolve(name or DEFAULT_RECIPE, overrides))
         return recipe, Path(recipe.run.dir) / recipe.run.name

@@ -1,6 +1,6 @@
 """Prove tasks: the gold patch solves each, no patch does not, and flaky tests are found by repetition.
 
-slime-swe validate embedded:heldout
+slime-swe validate synthetic:heldout
 slime-swe validate path/to/tasks.jsonl --sandbox docker --runs 5 --write sound.jsonl
 """
 
@@ -17,28 +17,29 @@ from pathlib import Path
 
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from data_sources.arguments import ArgumentError
-from data_sources.registry import load_tasks
-from data_sources.task import Task
-from launch.output import print_json
-from launch.validation import Plan, Record, summary, usable, validate_all
-from rewards.grade import HarnessSettings
-from rewards.validation import Finding, Status
-
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-    TimeRemainingColumn(),
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task
+from slime_swe.errors import UserError
+from slime_swe.launch.output import print_json
+from slime_swe.launch.progress import Bar
+from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.validation import (
+    Finding,
+    Record,
+    Status,
+    ValidationSettings,
+    summary,
+    usable,
+    validate_all,
 )
+
+SHOWN_LINES = 8  # of the log of a task that is not sound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SET", help="a task set, e.g. embedded:heldout or path/to/tasks.jsonl")
+    parser.add_argument("spec", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl")
     parser.add_argument("--sandbox", default="local", metavar="NAME", help="where tests run (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=3, metavar="N",
                         help="runs with the gold patch, and as many without (default: %(default)s)")  # fmt: skip
@@ -54,45 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     for name in ("runs", "jobs"):
         if getattr(options, name) < 1:
-            raise ArgumentError(f"--{name} must be at least 1, got {getattr(options, name)}")
+            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
     tasks = load_tasks(options.spec)[: options.limit]
-    plan = Plan(options.sandbox, options.runs, options.jobs, HarnessSettings(options.harness_python))
-    record = Record(options.record or Path("runs", "validation", f"{_file_name(options.spec)}.jsonl"), plan)
+    grading = GradingSettings(harness_python=options.harness_python)
+    settings = ValidationSettings(options.sandbox, options.runs, options.jobs, grading)
+    record = Record(options.record or Path("runs", "validation", f"{_file_name(options.spec)}.jsonl"), settings)
     started = time.monotonic()
-    with Reporter(len(tasks)) as reporter:
-        findings = asyncio.run(validate_all(tasks, plan, record, reporter))
+    with Bar("validating", len(tasks)) as bar:
+
+        def on_finding(finding: Finding) -> None:
+            bar.advance(_line(finding), keep=finding.status is not Status.SOUND)
+
+        findings = asyncio.run(validate_all(tasks, settings, record, on_finding))
     if options.write:
         _write(options.write, usable(tasks, findings))
     seconds = time.monotonic() - started
     show = _show_json if options.json else _show
     show(findings, record.path, seconds)
     return 0 if all(finding.status is Status.SOUND for finding in findings) else 1
-
-
-class Reporter:
-    """A bar on a terminal, a line for each task elsewhere; on standard error."""
-
-    def __init__(self, total: int) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(*COLUMNS, console=self._console, transient=True)
-        self._bar = self._progress.add_task("validating", total=total)
-        self._total, self._done = total, 0
-
-    def __enter__(self) -> Reporter:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def on_finding(self, finding: Finding) -> None:
-        self._done += 1
-        self._progress.advance(self._bar)
-        if not self._console.is_terminal or finding.status is not Status.SOUND:
-            line = f"{self._done}/{self._total} {_line(finding)}"
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _file_name(spec: str) -> str:
@@ -127,4 +107,5 @@ def _show(findings: Sequence[Finding], record: Path, seconds: float) -> None:
     for finding in findings:
         if finding.status is not Status.SOUND:
             print(_line(finding))
+            print("".join(f"    {line}\n" for line in finding.log.splitlines()[-SHOWN_LINES:]), end="")
     print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record}")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launch.args import checkpoint_folder
-from launch.doctor.finding import Finding, failure, ok, skipped
-from launch.doctor.machine import Machine
-from recipes.base import Recipe, RecipeError
-from rollout.agents.native_setup import load_template
-from rollout.chat.calls import ToolCall
-from rollout.chat.encoding import TemplateError
-from rollout.chat.parsers import PARSERS, parse
-from rollout.chat.tokenizer import load_tokenizer
-from rollout.tools import TOOLS
+from slime_swe.errors import UserError
+from slime_swe.launch.args import checkpoint_folder
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.families import tool_format_of
+from slime_swe.rollout.agents.native import load_template
+from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
+from slime_swe.rollout.tools import TOOLS
 
 PROBES = (
     ToolCall("view", {"path": "src/a.py"}),
@@ -27,7 +27,7 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Both need the checkpoint; without one they are skipped."""
     try:
         folder = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
-    except RecipeError:
+    except UserError:
         yield skipped("chat template", "there is no checkpoint")
         return
     try:
@@ -40,24 +40,28 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok("chat template", "each turn's increment is proven exact")
-    yield _tool_calls(load_tokenizer(folder), recipe.model.tool_format)
+    yield _tool_calls(load_tokenizer(folder), tool_format_of(recipe.model))
 
 
-def _tool_calls(tokenizer: Any, tool_format: str) -> Finding:
+def _tool_calls(tokenizer: Any, written: str) -> Finding:
     """The policy was taught to write calls as its template renders them; the parser must read these back."""
-    fits = [name for name in PARSERS if all(_reads_back(tokenizer, call, name) for call in PROBES)]
-    if tool_format in fits:
-        return ok("tool calls", f"what the template writes, model.tool_format={tool_format} reads back")
+    fits = [
+        name
+        for name in dict.fromkeys((*TOOL_FORMATS, written))
+        if all(_reads_back(tokenizer, call, name) for call in PROBES)
+    ]
+    if written in fits:
+        return ok("tool calls", f"what the template writes, model.tool_format={written} reads back")
     if not any(_rendered(tokenizer, call) for call in PROBES):
         return skipped("tool calls", "the template renders no tool calls, so there is nothing to compare with")
-    found = f"model.tool_format={tool_format} does not read back what the checkpoint's template writes"
+    found = f"model.tool_format={written} does not read back what the checkpoint's template writes"
     if fits:
         return failure("tool calls", found, f"set model.tool_format={' or '.join(fits)}, which does")
-    return failure("tool calls", found, f"none of {', '.join(PARSERS)} does: add a parser in rollout/chat/")
+    return failure("tool calls", found, f"none of {', '.join(TOOL_FORMATS)} does: add a format in rollout/chat/")
 
 
-def _reads_back(tokenizer: Any, call: ToolCall, tool_format: str) -> bool:
-    turn = parse(_rendered(tokenizer, call), tool_format)
+def _reads_back(tokenizer: Any, call: ToolCall, name: str) -> bool:
+    turn = parse(_rendered(tokenizer, call), name)
     return turn.error is None and turn.calls == [call]
 
 

@@ -1,18 +1,23 @@
-"""The policy's checkpoint in Hugging Face format: all there, and of the shape that the recipe states."""
+"""The policy's checkpoint in Hugging Face format, of the shape that the recipe states, and converted for Megatron."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launch.args import checkpoint_folder, checkpoint_path
-from launch.doctor.disk import size
-from launch.doctor.finding import Finding, failure, ok
-from launch.doctor.machine import Machine
-from launch.model import mismatches
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.args import checkpoint_folder, checkpoint_path
+from slime_swe.launch.doctor.capacity import size
+from slime_swe.launch.doctor.finding import Finding, failure, ok
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.model import mismatches
+from slime_swe.launch.slime.architecture import model_section
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.manifest import split, to_argv
+from slime_swe.launch.slime.paths import TRACKER
+from slime_swe.recipes.base import Recipe
 
 INDEX = "model.safetensors.index.json"
 _AGAIN = "download or copy it again: `hf download` resumes what a broken connection left"
@@ -22,7 +27,7 @@ def check_checkpoint(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """config.json against the recipe, then the weights and the tokenizer."""
     try:
         folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
-    except RecipeError as error:
+    except UserError as error:
         yield failure("checkpoint", str(error), "fetch it, or name one that is there", _download(recipe))
         return
     yield from _shape(recipe, folder)
@@ -41,7 +46,7 @@ def _download(recipe: Recipe) -> str:
 def _shape(recipe: Recipe, folder: Path) -> Iterator[Finding]:
     try:
         wrong = mismatches(recipe)
-    except RecipeError as error:
+    except UserError as error:
         yield failure("architecture", str(error), "give the checkpoint that the recipe is about")
         return
     for violation in wrong:
@@ -52,7 +57,7 @@ def _shape(recipe: Recipe, folder: Path) -> Iterator[Finding]:
 
 
 def _weights(folder: Path) -> Finding:
-    """Every shard that the index names is there and whole, as far as the header of each tells."""
+    """Every shard that the index names is there and whole, as far as the header of each says."""
     try:
         shards = _shards(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,3 +98,71 @@ def incomplete(shard: Path) -> str:
         except (ValueError, KeyError, TypeError, AttributeError):
             return "not a safetensors file"
     return "cut short" if shard.stat().st_size < 8 + length + end else ""
+
+
+SCRIPT = "tools/convert_hf_to_torch_dist.py"
+ONE_GPU = 20e9  # bytes of weights that one GPU converts with room to spare
+WIDTH = 98
+
+
+def conversion(recipe: Recipe) -> str:
+    """Lines for a shell. Several processes share the layers by pipeline, so that each holds a part of them."""
+    model, checkouts = recipe.model, Checkouts.find()
+    folder = checkpoint_path(model.checkpoint, model.folder)
+    processes = 1 if 2 * model.architecture.parameters <= ONE_GPU else max(1, recipe.cluster.gpus_per_node)
+    shape = to_argv(model_section(model.architecture, recipe.parallel.tp))
+    flags = [shlex.join([name, *values]) for name, values in split(shape)]
+    return continued(
+        f"cd {shlex.quote(str(checkouts.slime))} &&",
+        f"PYTHONPATH={shlex.quote(str(checkouts.megatron))}",
+        f"torchrun --nproc-per-node={processes} {SCRIPT}",
+        *flags,
+        shlex.join(["--hf-checkpoint", str(folder)]),
+        shlex.join(["--save", f"{folder}_torch_dist"]),
+    )
+
+
+def continued(first: str, *parts: str) -> str:
+    """The parts of a command on lines of `WIDTH` columns, as far as no part is longer."""
+    return " \\\n  ".join(_filled(first, parts))
+
+
+def _filled(first: str, parts: Iterable[str]) -> Iterable[str]:
+    line = first
+    for part in parts:
+        if len(line) + len(part) + 1 > WIDTH - 4:  # the indentation before it, the backslash after it
+            yield line
+            line = part
+        else:
+            line = f"{line} {part}"
+    yield line
+
+
+METADATA = ".metadata"  # written last, by torch.distributed.checkpoint
+
+
+def check_converted(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """The policy that training starts from, and the KL penalty's reference."""
+    folder = converted_folder(recipe)
+    missing = unfinished(folder)
+    if missing:
+        yield failure("converted", f"{folder}: {missing}", "convert it, on a machine with GPUs", conversion(recipe))
+    else:
+        yield ok("converted", str(folder))
+
+
+def unfinished(folder: Path) -> str:
+    """What a conversion has left out; empty where it is complete."""
+    try:
+        name = (folder / TRACKER).read_text(encoding="ascii").strip()
+    except OSError:
+        return f"no {TRACKER} there" if folder.is_dir() else "not there"
+    inner = folder / (name if name == "release" else f"iter_{int(name):07d}" if name.isdigit() else "?")
+    if not (inner / METADATA).is_file():
+        return f"{TRACKER} says {name!r}, but {inner.name}/{METADATA} is missing: the conversion did not finish"
+    return ""
+
+
+def converted_folder(recipe: Recipe) -> Path:
+    """Beside the one in Hugging Face format."""
+    return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")

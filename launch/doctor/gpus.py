@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as `nvidia-smi` tells of them."""
+"""The GPUs of this machine and how they are joined, as `nvidia-smi` prints it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launch.doctor.finding import Finding, failure, ok, skipped, warning
-from launch.doctor.machine import Machine, MachineError
-from launch.doctor.supported import driver
-from recipes.base import Recipe
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
+from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.launch.doctor.versions import driver
+from slime_swe.recipes.base import Recipe
 
 QUERY = "index,name,driver_version,memory.total,memory.used,mig.mode.current"
 COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+LINKS_COMMAND = ("nvidia-smi", "topo", "-m")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined, on a terminal or not
+_NETWORK = re.compile(r"NIC\d+|mlx\d+_\d+")
 IDLE_MIB = 1024  # a GPU that nobody uses still shows some hundred MiB
 _TOLERANCE = 0.98  # of a GPU's nominal memory: error correction and firmware keep a little
 
@@ -171,3 +174,65 @@ def _occupied(gpus: Sequence[Gpu], recipe: Recipe) -> Iterator[Finding]:
         yield failure("gpus", f"{found}; serving.mem_fraction={recipe.serving.mem_fraction:g} is not free", fix)
     else:
         yield warning("gpus", found, fix)
+
+
+def check_links(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Tensor-parallel groups exchange activations in every layer: without NVLink they crawl, but they run."""
+    wanted = recipe.cluster.gpus_per_node
+    if not machine.has("nvidia-smi"):
+        yield skipped("nvlink", "no nvidia-smi")
+        return
+    try:
+        links, networks = parse_links(machine.ask(*LINKS_COMMAND))
+    except MachineError as error:
+        yield warning("nvlink", str(error), "run `nvidia-smi topo -m` yourself: it should draw a matrix of links")
+        return
+    yield _joined(links, wanted)
+    if recipe.cluster.nodes > 1:
+        yield _networked(networks)
+
+
+def parse_links(text: str) -> tuple[dict[tuple[int, int], str], list[str]]:
+    """Pair of GPUs -> their link (`NV18`, `PIX`, `SYS` ...), and the names of the network cards."""
+    lines = [line.split() for line in _ESCAPES.sub("", text).splitlines()]
+    header = next((cells for cells in lines if cells and cells[0] == "GPU0"), [])
+    columns = [word for word in header if re.fullmatch(r"GPU\d+", word)]
+    links = {}
+    for cells in lines:
+        if cells and cells[0] in columns and cells != header and len(cells) > len(columns):
+            for column, link in zip(columns, cells[1:], strict=False):
+                if column != cells[0]:
+                    links[int(cells[0][3:]), int(column[3:])] = link
+    return links, [word for word in header if _NETWORK.fullmatch(word)]
+
+
+def _joined(links: dict[tuple[int, int], str], wanted: int) -> Finding:
+    pairs = {pair: link for pair, link in links.items() if max(pair) < wanted}
+    if wanted < 2:
+        return skipped("nvlink", "one GPU has nothing to be joined to")
+    if not pairs:
+        return warning(
+            "nvlink",
+            "`nvidia-smi topo -m` draws no matrix of links",
+            "run it yourself: it should, where there are two GPUs or more",
+        )
+    apart = {pair: link for pair, link in pairs.items() if not link.startswith("NV")}
+    if apart:
+        (one, other), link = min(apart.items())
+        return warning(
+            "nvlink",
+            f"none between GPU {one} and GPU {other} ({link}), nor for {len(apart) // 2} of {len(pairs) // 2} pairs",
+            "keep parallel.tp, parallel.ep and serving.gpus_per_engine within GPUs that NVLink joins, or expect "
+            "far longer steps than planned",
+        )
+    return ok("nvlink", f"{'/'.join(sorted(set(pairs.values())))} between all pairs of GPUs")
+
+
+def _networked(networks: list[str]) -> Finding:
+    if networks:
+        return ok("network", f"{len(networks)} fast network cards ({networks[0]} …)")
+    return warning(
+        "network",
+        "no InfiniBand or RoCE card is seen: the machines would exchange gradients over TCP",
+        "in a container, pass /dev/infiniband through; else expect far longer steps than planned",
+    )

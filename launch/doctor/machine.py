@@ -12,11 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
+from slime_swe.errors import InfrastructureError
+
 MAX_BYTES = 1 << 20  # kept of an answer: nothing that is asked for here says more
 DYING_SECONDS = 1.0  # for a killed command to go; one that the kernel holds does not, and is left to it
 
 
-class MachineError(RuntimeError):
+class MachineError(InfrastructureError):
     """A program is missing, fails, or doesn't answer; the message says which and what it printed."""
 
 

@@ -9,13 +9,13 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
-from launch.doctor.finding import Finding, failure, ok, warning
-from launch.doctor.machine import Machine
-from launch.doctor.supported import packages
-from launch.ray.dashboard import gpus_by_node, ray_version, reaching
-from launch.ray.errors import ClusterError
-from launch.ray.processes import running_ray
-from recipes.base import Cluster, Recipe
+from slime_swe.errors import UserError
+from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.versions import packages
+from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching
+from slime_swe.launch.ray.processes import running_ray
+from slime_swe.recipes.base import Cluster, Recipe
 
 ANSWER_SECONDS = 5.0
 
@@ -46,8 +46,8 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield failure(
             "ray",
             f"runs on this machine already (process {pid}{f', {gcs}' if gcs else ''}), and would share its GPUs",
-            "use that cluster: cluster.ray_address=http://host:port of its dashboard (port 8265 unless told "
-            "otherwise); or stop it, if it is yours",
+            "use that cluster: cluster.ray_address=http://host:port of its dashboard (port 8265 by "
+            "default); or stop it, if it is yours",
         )
     elif cluster.nodes > 1:
         yield warning(
@@ -63,7 +63,7 @@ def _cluster(cluster: Cluster, address: str) -> Iterator[Finding]:
     tested = packages()["ray"]
     try:
         version = ray_version(address)
-    except ClusterError as error:
+    except UserError as error:
         yield failure("ray", f"cluster.ray_address={address} is locked", str(error))
         return
     if version is None:

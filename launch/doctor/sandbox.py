@@ -6,58 +6,39 @@ import asyncio
 import warnings
 from collections.abc import Iterator
 
-from data_sources.arguments import ArgumentError
-from launch.doctor.finding import Finding, failure, ok, warning
-from launch.doctor.machine import Machine, MachineError
-from recipes.base import Recipe
-from rollout.sandbox import SandboxError, open_sandbox
-from rollout.sandbox.nursery import UNPROTECTED
-
-BUBBLEWRAP = ("local", "bubblewrap", "overlay")
-DEAF = "the daemon does not answer: start it (`sudo systemctl start docker`) and be in the group docker"
+from slime_swe.errors import UserError
+from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
+from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.sandbox import SandboxError, open_sandbox
+from slime_swe.rollout.sandbox.base import Requirement
+from slime_swe.rollout.sandbox.pool import make_backend
 
 
 def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Only what this recipe's sandbox needs."""
     name = recipe.rollout.sandbox
-    kind = name.partition(":")[0]
-    if kind in BUBBLEWRAP:
-        yield _bubblewrap(machine)
-        yield _namespaces(machine)
-    if kind == "docker":
-        yield _docker(machine)
-    if kind == "subprocess":
-        yield warning("isolation", f"rollout.sandbox=subprocess has none: {UNPROTECTED}", "set rollout.sandbox=local")
+    try:
+        backend = make_backend(name)
+    except UserError as error:
+        yield failure("sandbox", str(error), "choose one of these")
+        return
+    for requirement in backend.requirements:
+        yield _checked(requirement, machine)
+    if backend.isolates == "never":
+        yield warning(
+            "isolation", f"rollout.sandbox={name} has none: {backend.unprotected}", "set rollout.sandbox=local"
+        )
     yield _opened(name)
 
 
-def _bubblewrap(machine: Machine) -> Finding:
+def _checked(requirement: Requirement, machine: Machine) -> Finding:
     try:
-        return ok("bubblewrap", machine.ask("bwrap", "--version").strip())
+        printed = machine.ask(*requirement.argv).strip()
     except MachineError as error:
-        return warning("bubblewrap", str(error), "sudo apt-get install bubblewrap")
-
-
-def _namespaces(machine: Machine) -> Finding:
-    """What `bwrap` stands on; distributions and clusters forbid it in three different places."""
-    try:
-        machine.ask("unshare", "--user", "--map-root-user", "true")
-    except MachineError as error:
-        return warning(
-            "user namespaces",
-            str(error),
-            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), "
-            "kernel.unprivileged_userns_clone=1 (Debian) or user.max_user_namespaces=10000; in a container, "
-            "--security-opt seccomp=unconfined",
-        )
-    return ok("user namespaces", "this user may make them")
-
-
-def _docker(machine: Machine) -> Finding:
-    try:
-        return ok("docker", f"server {machine.ask('docker', 'version', '--format', '{{.Server.Version}}').strip()}")
-    except MachineError as error:
-        return failure("docker", str(error), "install docker.io" if not machine.has("docker") else DEAF)
+        fix = requirement.fix if machine.has(requirement.argv[0]) else requirement.install
+        return (failure if requirement.fatal else warning)(requirement.name, str(error), fix or requirement.install)
+    return ok(requirement.name, requirement.works or printed)
 
 
 def _opened(name: str) -> Finding:
@@ -66,7 +47,7 @@ def _opened(name: str) -> Finding:
         warnings.simplefilter("always", RuntimeWarning)
         try:
             code = asyncio.run(_run_true(name))
-        except (SandboxError, ArgumentError) as error:
+        except (SandboxError, UserError) as error:
             return failure("sandbox", str(error), "put right what it says, or choose another rollout.sandbox")
     unprotected = [str(entry.message) for entry in said if issubclass(entry.category, RuntimeWarning)]
     if code != 0:

@@ -1,21 +1,28 @@
-"""Versions of the training stack against the supported matrix."""
+"""Versions of the training stack against the matrix that this project supports, `supported.toml`."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
+from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
-from launch.doctor.finding import Finding, failure, ok, skipped, warning
-from launch.doctor.machine import Machine, MachineError
-from launch.doctor.supported import Support, commit, packages
-from launch.extras import EMBEDDED
-from launch.slime.environment import Homes
-from launch.slime.render import PYTHON
-from recipes.base import Recipe
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
+from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.launch.extras import EMBEDDED
+from slime_swe.launch.slime.checkouts import MEGATRON, SLIME, Checkout
+from slime_swe.launch.slime.render import PYTHON
+from slime_swe.recipes.base import Recipe
 
 IMAGE = "run this inside the training image (docker/, launch/apptainer/), which holds the whole stack"
 _EXTRA = "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does"
@@ -33,12 +40,11 @@ print(json.dumps({name: of(name) for name in sys.argv[1:]}))
 
 def check_sources(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The checkouts that the job's PYTHONPATH names."""
-    homes = Homes.find()
     if _elsewhere(recipe):
         yield skipped("sources", _elsewhere(recipe))
         return
-    yield _source("slime", homes.slime, "train.py", "SLIME_HOME", machine)
-    yield _source("megatron", homes.megatron, "megatron/training", "MEGATRON_HOME", machine)
+    yield _source("slime", SLIME, machine)
+    yield _source("megatron", MEGATRON, machine)
 
 
 def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -50,7 +56,7 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     try:
         found: dict[str, str | None] = json.loads(machine.ask(PYTHON, "-c", _SCRIPT, *supported))
     except (MachineError, ValueError) as error:
-        yield failure("versions", f"{PYTHON} does not tell its packages: {error}", IMAGE)
+        yield failure("versions", f"{PYTHON} does not list its packages: {error}", IMAGE)
         return
     missing = [name for name in supported if not found.get(name)]
     if missing:
@@ -60,28 +66,29 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
             yield _package(name, version, supported[name])
 
 
-def check_embedded_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+def check_packages(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The packages of the extra that the embedded engine wants."""
     missing = [name for name in EMBEDDED if find_spec(name) is None]
     if missing:
-        yield failure("versions", f"{', '.join(missing)} not installed in {sys.prefix}", _EXTRA)
+        yield failure("packages", f"{', '.join(missing)} not installed in {sys.prefix}", _EXTRA)
     else:
-        yield ok("versions", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
+        yield ok("packages", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
 
 
 def _elsewhere(recipe: Recipe) -> str:
     """Why the stack may be missing here; empty where it may not."""
     address = recipe.cluster.ray_address
-    if address and not Homes.find().slime.is_dir():
+    if address and not SLIME.find(os.environ).is_dir():
         return f"no SLiME here; the job goes to the cluster at {address}: run this on its nodes too"
     return ""
 
 
-def _source(name: str, folder: Path, inside: str, variable: str, machine: Machine) -> Finding:
+def _source(name: str, checkout: Checkout, machine: Machine) -> Finding:
     """SLiME's image patches its Megatron, so changed files are no reason to warn."""
-    tested = commit(name)
-    if not (folder / inside).exists():
-        return failure(name, f"{folder / inside} is missing", f"let {variable} name a checkout, or {IMAGE}")
+    folder, tested = checkout.find(os.environ), checkout.commit
+    if not (folder / checkout.mark).exists():
+        fix = f"let {checkout.variable} name a checkout, or {IMAGE}"
+        return failure(name, f"{folder / checkout.mark} is missing", fix)
     try:
         head = machine.ask("git", "-c", f"safe.directory={folder}", "-C", str(folder), "rev-parse", "HEAD").strip()
     except MachineError as error:
@@ -93,7 +100,42 @@ def _source(name: str, folder: Path, inside: str, variable: str, machine: Machin
 
 def _package(name: str, found: str, support: Support) -> Finding:
     if not support.allows(found):
-        return failure(name, f"{found}; it must be {support.required}", f"install {support.tested}, or {IMAGE}")
+        return failure(name, f"{found}; it must be {support.required}", f"install {name}{support.tested}, or {IMAGE}")
     if not support.knows(found):
-        return warning(name, f"{found}; tested with {support.tested}", f"install that, or {IMAGE}")
+        return warning(name, f"{found}; tested with {support.tested}", f"install {name}{support.tested}, or {IMAGE}")
     return ok(name, found)
+
+
+@dataclass(frozen=True)
+class Support:
+    """required, tested: specifiers of PEP 440; empty allows any."""
+
+    required: str
+    tested: str
+
+    def allows(self, version: str) -> bool:
+        return _matches(version, self.required)
+
+    def knows(self, version: str) -> bool:
+        return _matches(version, self.tested)
+
+
+def driver() -> Support:
+    return Support(**_document()["driver"])
+
+
+def packages() -> dict[str, Support]:
+    """Name of a distribution -> what is supported of it."""
+    return {name: Support(**entry) for name, entry in _document()["packages"].items()}
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(files("slime_swe.launch.doctor").joinpath("supported.toml").read_text(encoding="utf-8"))
+
+
+def _matches(version: str, specifier: str) -> bool:
+    try:
+        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False

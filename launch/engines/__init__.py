@@ -1,7 +1,117 @@
-"""What runs a recipe: `recipe.engine` -> module, each a `launch.engines.base.Engine`."""
+"""`Engine`: what turns samples into gradients. It states here what it can do; nothing else names an engine.
 
-ENGINES = {
-    "embedded": "launch.engines.embedded",
-    "slime": "launch.engines.slime",
-    "slime_cpu": "launch.engines.slime_cpu",
+Adding one is a subclass in one file, given to a recipe by its dotted path (`engine=my_engine.MyEngine`); a line in
+`ENGINES` gives it a short name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from slime_swe.dotted import load_registered
+from slime_swe.errors import UserError
+from slime_swe.recipes import checks
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import Fixed, only
+from slime_swe.recipes.violation import Violation, refuse
+
+if TYPE_CHECKING:
+    from slime_swe.launch.slime.job import Job
+
+ENGINES: Mapping[str, str] = {
+    "embedded": "slime_swe.launch.engines.embedded.Embedded",
+    "slime": "slime_swe.launch.engines.slime.Slime",
+    "slime_cpu": "slime_swe.launch.engines.slime_cpu.SlimeCpu",
 }
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run is started.
+
+    resume: go on with the run that the folder holds.
+    as_json: print one JSON document on standard output, and no other line there.
+    ignore_plan: start what the planner says does not fit.
+    """
+
+    resume: bool = False
+    as_json: bool = False
+    ignore_plan: bool = False
+
+
+class Engine:
+    """One engine.
+
+    on_gpus: it trains on GPUs, so that the planner counts and times them; else on one machine's CPU.
+    on_cluster: its job goes to the Ray cluster at `cluster.ray_address` where there is one.
+    doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.runner.CHECKS`, or dotted
+        paths of one's own.
+    open_files: of this process: doctor's check fails below the first number and warns below the second.
+    raises_open_files: it raises the soft limit to the hard one by itself, as Ray does.
+    """
+
+    on_gpus: ClassVar[bool] = False
+    on_cluster: ClassVar[bool] = False
+    doctor: ClassVar[tuple[str, ...]] = ()
+    open_files: ClassVar[tuple[int, int]] = (512, 1024)
+    raises_open_files: ClassVar[bool] = False
+
+    def violations(self, recipe: Recipe) -> Iterable[Violation]:
+        """What this engine does not take of a recipe whose fields are valid one by one."""
+        return ()
+
+    def checkpoints(self, recipe: Recipe) -> int:
+        """How many checkpoints lie in the folder of a whole run at most."""
+        return math.ceil(recipe.run.num_rollouts / max(1, recipe.run.save_interval))
+
+    def check(self, recipe: Recipe, start: Start) -> None:
+        """Raise the `UserError` of what would keep the recipe from running, before a folder is made for it."""
+
+    def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
+        """Train in `folder`, which holds the recipe; the exit code."""
+        raise NotImplementedError
+
+    def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
+        """The command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
+        raise UserError(f"engine={recipe.engine} trains in this process: --dry-run has no command to show")
+
+
+def engine_of(recipe: Recipe) -> Engine:
+    """The engine that the recipe names. Raises `UserError` with what there is where it names none."""
+    found = load_registered(recipe.engine, ENGINES, "engine")
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise UserError(f"engine={recipe.engine}: it must be a subclass of slime_swe.launch.engines.Engine")
+    return found()
+
+
+def violations(recipe: Recipe) -> list[Violation]:
+    """Every rule that the recipe breaks, its engine's among them; where single fields are wrong, only these."""
+    return checks.violations(recipe, engine_of(recipe).violations)
+
+
+def require_legal(recipe: Recipe) -> None:
+    """Raise `UserError` with every rule that the recipe breaks."""
+    refuse(violations(recipe))
+
+
+_ONE_PROCESS = "this engine trains in one process on one machine"
+_NO_GPUS = "this engine asks for no GPUs"
+_DENSE = "this engine runs dense Qwen2 models"
+_SMALL = "this engine keeps everything in one machine's memory"
+
+_SIZES = tuple(f"parallel.{way}" for way in ("tp", "pp", "cp", "ep", "etp"))
+
+WITHOUT_GPUS: tuple[Fixed, ...] = (  # what the engines leave out that serve by `embedded/`: one value a field, and why
+    *only(1, _ONE_PROCESS, "cluster.nodes", *_SIZES, "serving.ep"),
+    *only(0, _NO_GPUS, "cluster.gpus_per_node", "cluster.rollout_gpus", "serving.gpus_per_engine"),
+    *only("", _NO_GPUS, "cluster.gpu"),
+    *only(False, _NO_GPUS, "serving.dp_attention"),
+    *only("qwen2", _DENSE, "model.architecture.family"),
+    *only("none", _DENSE, "algorithm.routing_replay"),
+    *only("none", _SMALL, "parallel.recompute"),
+    *only(False, _SMALL, "optimizer.cpu_offload"),
+)

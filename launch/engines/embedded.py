@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
-from launch.args import to_args
-from launch.engines.base import Start
-from launch.extras import EMBEDDED, require
-from launch.progress import make_progress
-from launch.slime.job import Job
-from launch.summary import tell_summary
-from recipes.base import Recipe, RecipeError
+from slime_swe.fields import read_arguments
+from slime_swe.launch.args import to_args
+from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.extras import EMBEDDED, require
+from slime_swe.launch.progress import make_progress
+from slime_swe.launch.summary import show_summary
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import Fixed, not_fixed, only
+from slime_swe.recipes.violation import Violation
+
+_SYNC = "the embedded engine samples, then trains"
+_LOSS = "the embedded engine has no other"
+_METRICS = "the embedded engine logs to metrics.jsonl"
+_NO_SERVER_YET = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 1}
+
+RULES: tuple[Fixed, ...] = (
+    *WITHOUT_GPUS,
+    *only(True, "the embedded engine trains and serves on the same machine", "cluster.colocate"),
+    *only("", "the embedded engine uses no Ray", "cluster.ray_address"),
+    *only([], "a running server is named by serving.router_ip and serving.router_port", "serving.external_engines"),
+    *only("sync", _SYNC, "rollout.schedule"),
+    *only(False, _SYNC, "rollout.partial"),
+    *only("grpo", _LOSS, "algorithm.estimator"),
+    *only("trajectory", _LOSS, "algorithm.reduction"),
+    *only("loss", _LOSS, "algorithm.kl_in"),
+    *only(False, _LOSS, "algorithm.kl_unbiased"),
+    *only(
+        1,
+        "the embedded engine writes one after every rollout, and run.keep_checkpoints says how many stay",
+        "run.save_interval",
+    ),
+    *only("", _METRICS, "run.wandb_project"),
+    *only(False, _METRICS, "run.tensorboard"),
+)
 
 
-def check(recipe: Recipe, start: Start) -> None:
-    """Raise the `ValueError` of what would keep the recipe from running."""
-    require(*EMBEDDED)
-    if start.resume:
-        return  # the run has started once, and the loop compares what it resumes
-    args = to_args(recipe, Path(recipe.run.dir))
-    from launch.preflight import check_args  # torch takes seconds to import; the other commands don't need it
+class Embedded(Engine):
+    """Trainer and server of `embedded/`, on this machine's CPU, or on its GPU where PyTorch can use it."""
 
-    check_args(args)
+    doctor = (
+        *("recipe", "machine", "limits", "run folder", "packages", "ports", "checkpoint", "chat template"),
+        *("tasks", "overlap", "plug-ins", "engine", "sandbox"),
+    )
+
+    def violations(self, recipe: Recipe) -> Iterable[Violation]:
+        return not_fixed(recipe, RULES)
+
+    def checkpoints(self, recipe: Recipe) -> int:
+        """The newest, and the one that is written before the oldest of them goes."""
+        total, keep = super().checkpoints(recipe), recipe.run.keep_checkpoints
+        return min(total, keep + 1) if keep else total
+
+    def check(self, recipe: Recipe, start: Start) -> None:
+        require(*EMBEDDED)
+        if not start.resume:  # a resumed run has started once, and the loop compares what it resumes
+            check_args(to_args(recipe, Path(recipe.run.dir)))
+
+    def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
+        from slime_swe.embedded.loop import train  # torch takes seconds to import; other commands don't need it
+
+        args = to_args(recipe, folder, resume=start.resume)
+        with make_progress(recipe, folder) as progress:
+            summary = train(args, progress)
+        show_summary(summary, folder, as_json=start.as_json)
+        return 0
 
 
-def run(recipe: Recipe, folder: Path, start: Start) -> int:
-    """Train, and print the summary."""
-    from embedded.loop import train  # torch, as above
+def check_args(args: Namespace) -> None:
+    """Load every part that needs no server. Raises the `UserError` of the first that can't be used."""
+    from slime_swe.embedded.evaluate import load_evaluation_tasks
+    from slime_swe.embedded.hooks import Hooks
+    from slime_swe.embedded.loss import LossConfig
+    from slime_swe.rewards.grade import GradingSettings
+    from slime_swe.rollout.resources import require_room_for
+    from slime_swe.rollout.sandbox.pool import make_backend
+    from slime_swe.rollout.settings import RolloutSettings
 
-    args = to_args(recipe, folder, resume=start.resume)
-    with make_progress(recipe, folder) as progress:
-        summary = train(args, progress)
-    tell_summary(summary, folder, as_json=start.as_json)
-    return 0
-
-
-def job(recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-    """There is none: raises `RecipeError`."""
-    raise RecipeError("engine=embedded trains in this process and starts no command: --dry-run has nothing to show")
+    read_arguments(GradingSettings, args)
+    settings = RolloutSettings.from_args(args if args.sglang_router_ip else Namespace(**vars(args) | _NO_SERVER_YET))
+    LossConfig.from_args(args)
+    make_backend(settings.sandbox)
+    require_room_for(settings.agent, settings.sandbox)
+    Hooks.load(args).data_source(args)  # reads the training tasks
+    load_evaluation_tasks(args)

@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from launch.args import checkpoint_folder
-from launch.engines.base import Start
-from launch.output import print_json
-from launch.plan.plan import make_plan
-from launch.slime.environment import Homes
-from launch.slime.job import Job
-from launch.slime.journals import cut_back
-from launch.slime.places import TRACKER, Places
-from launch.slime.render import render
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.args import checkpoint_folder
+from slime_swe.launch.engines import Engine, Start
+from slime_swe.launch.output import print_json
+from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.journals import cut_back
+from slime_swe.launch.slime.paths import TRACKER, RunPaths
+from slime_swe.launch.slime.render import render
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.rules import trainer
+from slime_swe.recipes.violation import Violation
 
 
-def check(recipe: Recipe, start: Start) -> None:
-    """Raise the `ValueError` of what would keep the recipe from running, before Ray or a GPU is touched."""
-    if not start.ignore_plan:
-        require_fit(recipe)
-    Homes.find().require()
-    require_checkpoints(recipe)
-    render(recipe, Path(recipe.run.dir))
+class Slime(Engine):
+    """SLiME, Megatron-core and SGLang on the GPUs of a Ray cluster, which is started here where there is none."""
+
+    on_gpus = True
+    on_cluster = True
+    doctor = (
+        *("recipe", "plan", "gpus", "nvlink", "machine", "limits", "run folder", "model folder", "sources"),
+        *("versions", "ports", "ray", "checkpoint", "converted", "chat template", "tasks", "overlap", "plug-ins"),
+        "sandbox",
+    )
+    open_files = (8192, 65536)
+    raises_open_files = True
+
+    def violations(self, recipe: Recipe) -> Iterable[Violation]:
+        return trainer.violations(recipe)
+
+    def check(self, recipe: Recipe, start: Start) -> None:
+        """Raises before Ray or a GPU is touched."""
+        if not start.ignore_plan:
+            require_fit(recipe)
+        Checkouts.find().require()
+        require_checkpoints(recipe)
+        render(recipe, Path(recipe.run.dir))
+
+    def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
+        from slime_swe.launch.ray.run import run_job  # Ray takes seconds to import
+
+        folder = folder.resolve()
+        if start.resume:
+            cut_back(RunPaths(folder))
+        code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
+        if start.as_json:
+            print_json({"run": str(folder), "exit_code": code})
+        return code
+
+    def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
+        return render(recipe, folder, resume=resume)
 
 
 def require_fit(recipe: Recipe) -> None:
-    """Raise `RecipeError` where the planner says that the recipe does not fit its cluster."""
+    """Raise `UserError` where the planner says that the recipe does not fit its cluster."""
     plan = make_plan(recipe)
     if not plan.fits:
         problems = "\n".join(f"  {problem}" for problem in plan.problems)
-        raise RecipeError(
+        raise UserError(
             f"the plan of {recipe.name} does not fit its cluster:\n{problems}\n`slime-swe plan` shows the figures and "
             "proposes a change; --ignore-plan starts it all the same"
         )
 
 
 def require_checkpoints(recipe: Recipe) -> None:
-    """Raise `RecipeError` where the model, or the same weights converted for Megatron, is not there."""
+    """Raise `UserError` where the model, or the same weights converted for Megatron, is not there."""
     folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
     converted = folder.with_name(f"{folder.name}_torch_dist")
     if not (converted / TRACKER).is_file():
-        raise RecipeError(
+        raise UserError(
             f"{converted} holds no Megatron checkpoint ({TRACKER} is missing): `slime-swe doctor "
             f"recipe={recipe.name}` prints the command that converts {folder}"
         )
-
-
-def run(recipe: Recipe, folder: Path, start: Start) -> int:
-    """Run the job on Ray; its exit code."""
-    from launch.ray.run import run_job  # Ray takes seconds to import
-
-    folder = folder.resolve()
-    if start.resume:
-        cut_back(Places(folder))
-    code = run_job(job(recipe, folder, resume=start.resume), recipe, folder)
-    if start.as_json:
-        print_json({"run": str(folder), "exit_code": code})
-    return code
-
-
-def job(recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-    """The job of a run in `folder`."""
-    return render(recipe, folder, resume=resume)

@@ -7,46 +7,66 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
-from launch.engines.base import Start
-from launch.slime.environment import Homes
-from launch.slime.job import Job
-from launch.slime_cpu.checkouts import require_checkouts
-from launch.slime_cpu.render import render
-from launch.summary import tell_summary
-from recipes.base import Recipe, RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime_cpu.render import render
+from slime_swe.launch.summary import show_summary
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import Fixed, not_fixed, only
+from slime_swe.recipes.rules import objective, placement, trainer
+from slime_swe.recipes.violation import Violation
 
 PACKAGES = ("ray", "sglang", "sglang_router", "tensorboard", "torch", "transformers")
 NO_SERVER = "HOST:PORT"  # stands for the server's address, which is not known before it runs
 
-
-def check(recipe: Recipe, start: Start) -> None:
-    """Raise the `ValueError` of what would keep the recipe from running."""
-    require_checkouts(os.environ)
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RecipeError(
-            f"engine=slime_cpu needs SLiME's own packages, and {', '.join(missing)} is missing: start it by `bash "
-            "launch/run_qwen_swe.sh engine=slime_cpu ...`, which makes an environment that has them"
-        )
-    if recipe.rollout.schedule != "sync":
-        raise RecipeError(
-            f"rollout.schedule={recipe.rollout.schedule!r}: engine=slime_cpu samples and trains in turns, so "
-            "rollout.schedule=sync"
-        )
-    job(recipe, Path(recipe.run.dir), resume=start.resume)
+RULES: tuple[Fixed, ...] = (
+    *WITHOUT_GPUS,
+    *only([], "this engine starts the embedded server and names it to SLiME", "serving.external_engines"),
+)
+_OF_SLIME = (trainer.kept_checkpoints, *objective.RULES, placement.fully_async, placement.partial)
 
 
-def run(recipe: Recipe, folder: Path, start: Start) -> int:
-    """Train, and print the summary."""
-    from launch.slime_cpu.run import train  # torch takes seconds to import
+class SlimeCpu(Engine):
+    """SLiME and Megatron-core in an environment of their own, with the embedded server in SGLang's place."""
 
-    summary = train(recipe, folder.resolve(), resume=start.resume)
-    tell_summary(summary, folder, as_json=start.as_json)
-    return 0
+    doctor = (
+        *("recipe", "machine", "limits", "run folder", "sources", "ports", "checkpoint", "chat template", "tasks"),
+        *("overlap", "plug-ins", "sandbox"),
+    )
+    open_files = (4096, 8192)
+    raises_open_files = True
 
+    def violations(self, recipe: Recipe) -> Iterable[Violation]:
+        return chain(not_fixed(recipe, RULES), *(rule(recipe) for rule in _OF_SLIME))
 
-def job(recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-    """The command that `run` starts once its server says where it is."""
-    return render(recipe, folder, NO_SERVER, homes=Homes.find(), resume=resume)
+    def check(self, recipe: Recipe, start: Start) -> None:
+        require_checkouts(os.environ)
+        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise UserError(
+                f"engine=slime_cpu needs SLiME's own packages, and {', '.join(missing)} is missing: start it by `bash "
+                "launch/run_qwen_swe.sh engine=slime_cpu ...`, which makes an environment that has them"
+            )
+        if recipe.rollout.schedule != "sync":
+            raise UserError(
+                f"rollout.schedule={recipe.rollout.schedule!r}: engine=slime_cpu samples and trains in turns, so "
+                "rollout.schedule=sync"
+            )
+        self.job(recipe, Path(recipe.run.dir), resume=start.resume)
+
+    def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
+        from slime_swe.launch.slime_cpu.run import train  # torch takes seconds to import
+
+        summary = train(recipe, folder.resolve(), resume=start.resume)
+        show_summary(summary, folder, as_json=start.as_json)
+        return 0
+
+    def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
+        """The command that `run` starts once its server says where it is."""
+        return render(recipe, folder, NO_SERVER, checkouts=Checkouts.find(), resume=resume)

@@ -1,8 +1,8 @@
 """Serve a model on Modal as an external engine of a SLiME run.
 
-python -m launch.modal deploy --model ORG/NAME --gpu H100 --gpus 2    prints its URL
-python -m launch.modal connect URL --port 8100                         makes it serving.external_engines=[host:8100]
-python -m launch.modal stop
+python -m slime_swe.launch.modal deploy --model ORG/NAME --gpu H100 --gpus 2    prints its URL
+python -m slime_swe.launch.modal connect URL --port 8100    makes it serving.external_engines=[host:8100]
+python -m slime_swe.launch.modal stop
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from launch.modal.forward import forwarder
-from launch.modal.settings import APP, FUNCTION, VARIABLE, Served, ServedError
+from slime_swe.errors import UserError
+from slime_swe.launch.modal.forward import forwarder
+from slime_swe.launch.modal.settings import APP, FUNCTION, VARIABLE, Served
 
 KEY_VARIABLES = {"Modal-Key": "MODAL_PROXY_KEY", "Modal-Secret": "MODAL_PROXY_SECRET"}
 
 
 def deploy(options: argparse.Namespace) -> int:
     served = Served(**{field.name: getattr(options, field.name) for field in fields(Served)})
-    code = _modal("deploy", "-m", "launch.modal.app", env={**os.environ, VARIABLE: served.to_json()})
+    code = _modal("deploy", "-m", "slime_swe.launch.modal.app", env={**os.environ, VARIABLE: served.to_json()})
     if code == 0:
         print(_url())
     return code
@@ -39,7 +40,7 @@ def stop(options: argparse.Namespace) -> int:
 def connect(options: argparse.Namespace) -> int:
     missing = [name for name in KEY_VARIABLES.values() if not os.environ.get(name)]
     if missing:
-        raise ServedError(
+        raise UserError(
             f"{' and '.join(missing)} must hold a proxy token, which `modal workspace proxy-tokens create` makes: the "
             "URL refuses requests without one"
         )
@@ -52,7 +53,7 @@ def connect(options: argparse.Namespace) -> int:
 def _modal(*words: str, env: Mapping[str, str] | None = None) -> int:
     """The exit code of Modal's own command line."""
     if find_spec("modal") is None:
-        raise ServedError("modal is not installed: pip install 'slime-swe[modal]', then `modal setup`")
+        raise UserError("modal is not installed: pip install 'slime-swe[modal]', then `modal setup`")
     return subprocess.run([sys.executable, "-m", "modal", *words], env=env).returncode
 
 
@@ -64,7 +65,9 @@ def _url() -> str:
 
 def parser() -> argparse.ArgumentParser:
     build = argparse.ArgumentParser(
-        prog="python -m launch.modal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m slime_swe.launch.modal",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = build.add_subparsers(required=True)
     deploying = commands.add_parser("deploy", help="serve a model; what served a model before under this name ends")
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     options = parser().parse_args(argv)
     try:
         sys.exit(options.run(options))
-    except ServedError as error:
+    except UserError as error:
         sys.exit(str(error))
 
 

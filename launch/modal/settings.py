@@ -1,9 +1,14 @@
-"""What is served on Modal, and SGLang's command for it. Nothing but the standard library: Modal imports this too."""
+"""What is served on Modal, and SGLang's command for it.
+
+It imports the standard library and `slime_swe.errors` alone: the container has no more.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+
+from slime_swe.errors import UserError
 
 APP = "slime-swe-engine"
 FUNCTION = "serve"
@@ -39,19 +44,15 @@ class Served:
 
     def __post_init__(self) -> None:
         if bool(self.weights) != bool(self.bucket):
-            raise ServedError(
+            raise UserError(
                 "weights and bucket go together: new weights reach Modal through a bucket that is mounted at the "
                 "folder that the trainer writes them to"
             )
         if self.weights and not self.weights.startswith("/"):
-            raise ServedError(f"weights={self.weights!r} must be an absolute path, the same on both sides")
+            raise UserError(f"weights={self.weights!r} must be an absolute path, the same on both sides")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-
-class ServedError(ValueError):
-    """The model can't be served as asked; the message says why."""
 
 
 def from_json(text: str) -> Served:

@@ -11,8 +11,8 @@ selective never more than none; all of it is proportional to the tokens.
 
 from __future__ import annotations
 
-from launch.plan.formulae import Layout, padded_vocab
-from recipes.architecture import Architecture
+from slime_swe.launch.plan.formulae import Layout, padded_vocab
+from slime_swe.recipes.architecture import Architecture
 
 
 def saved_bytes(

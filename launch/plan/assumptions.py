@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recipes.base import RecipeError
+from slime_swe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class Assumptions:
     node_gib: float = 16.0
 
 
-def assume(words: Iterable[str]) -> Assumptions:
-    """The assumptions with `NAME=VALUE` changes. Raises `RecipeError` for an unknown name or what is no number."""
+def assume(options: Iterable[str]) -> Assumptions:
+    """The assumptions with `NAME=VALUE` changes. Raises `UserError` for an unknown name or what is no number."""
     names = [field.name for field in dataclasses.fields(Assumptions)]
     changes = {}
-    for word in words:
-        name, _, value = word.partition("=")
+    for option in options:
+        name, _, value = option.partition("=")
         if name not in names:
-            raise RecipeError(f"--assume {word!r}: there is no assumption {name!r}. There are {', '.join(names)}")
-        changes[name] = _positive(word, value)
+            raise UserError(f"--assume {option!r}: there is no assumption {name!r}. There are {', '.join(names)}")
+        changes[name] = _positive(option, value)
     return dataclasses.replace(Assumptions(), **changes)
 
 
-def _positive(word: str, value: str) -> float:
+def _positive(option: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError as error:
-        raise RecipeError(f"--assume {word!r}: {value!r} is not a number") from error
+        raise UserError(f"--assume {option!r}: {value!r} is not a number") from error
     if not 0 <= number < float("inf"):
-        raise RecipeError(f"--assume {word!r}: {value!r} must be a number of at least 0")
+        raise UserError(f"--assume {option!r}: {value!r} must be a number of at least 0")
     return number

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log
 
-from recipes.architecture import Architecture
+from slime_swe.recipes.architecture import Architecture
 
 GIB = 2**30
 

@@ -1,21 +1,21 @@
-"""The plans of all GPU recipes as one Markdown page: `python -m launch.plan.golden > docs/plans.md`."""
+"""The plans of all GPU recipes as one Markdown page: `python -m slime_swe.launch.plan.golden > docs/plans.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from launch.plan.formulae import GIB
-from launch.plan.memory import cache_tokens
-from launch.plan.plan import make_plan
-from launch.plan.result import Budget, Plan, Timing
-from recipes.base import Recipe
-from recipes.registry import RECIPES, load_recipe
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.memory import cache_tokens
+from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.plan.result import Budget, Plan, Timing
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.registry import RECIPES, load_recipe
 
 HEAD = """# Plans of the recipes
 
 What [`slime-swe plan`](planner.md) computes for each recipe that wants GPUs: estimates, none of them measured. Made
-by `python -m launch.plan.golden > docs/plans.md`; a test compares, so that what a change of recipe or formula does is
-seen in review.
+by `python -m slime_swe.launch.plan.golden > docs/plans.md`; a test compares, so that what a change of recipe or
+formula does is seen in review.
 """
 
 LASTING = ("weights", "gradients", "optimizer states", "activations")
@@ -28,7 +28,7 @@ def page() -> str:
     """The whole text."""
     room = ("GPUs", "tp, pp, cp, ep", "training", "serving", "machine", "cache of an engine, tokens")
     parts = (*LASTING, "logits or one layer", "the rest")
-    step = ("rollout", "training", "step", "M tokens", "training tokens/s/GPU", "binds")
+    step = ("rollout", "training", "step", "M tokens", "training tokens/s/GPU", "bottleneck")
     return "\n".join(
         (
             HEAD,
@@ -69,8 +69,13 @@ def _parts(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
 
 def _step(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
     seconds = (timing.rollout_seconds, timing.training_seconds, timing.seconds)
-    binds = plan.binds[-1].removeprefix("time: ")
-    return (*(f"{figure:.0f}" for figure in seconds), f"{timing.tokens / 1e6:.1f}", f"{timing.train_rate:.0f}", binds)
+    bottleneck = plan.bottlenecks[-1].removeprefix("time: ")
+    return (
+        *(f"{figure:.0f}" for figure in seconds),
+        f"{timing.tokens / 1e6:.1f}",
+        f"{timing.train_rate:.0f}",
+        bottleneck,
+    )
 
 
 def _gib(budget: Budget) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from launch.plan import activations, formulae, serving
-from launch.plan.assumptions import Assumptions
-from launch.plan.formulae import GIB, Layout
-from launch.plan.gpus import GPUS
-from launch.plan.result import Budget, Component
-from launch.plan.serving import Engine
-from recipes.base import Recipe
+from slime_swe.launch.plan import activations, formulae, serving
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import GIB, Layout
+from slime_swe.launch.plan.result import Budget, Component
+from slime_swe.launch.plan.serving import SglangEngine
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.gpus import GPUS
+from slime_swe.rollout.sandbox.pool import make_backend
 
-WITHOUT_IMAGES = ("local", "bubblewrap", "subprocess")  # sandboxes that use the machine's own files
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
 
 
@@ -26,8 +26,8 @@ def layout_of(recipe: Recipe) -> Layout:
     )
 
 
-def engine_of(recipe: Recipe) -> Engine:
-    return Engine(gpus=max(recipe.serving.gpus_per_engine, 1), dp_attention=recipe.serving.dp_attention)
+def sglang_engine(recipe: Recipe) -> SglangEngine:
+    return SglangEngine(gpus=max(recipe.serving.gpus_per_engine, 1), dp_attention=recipe.serving.dp_attention)
 
 
 def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:
@@ -42,12 +42,12 @@ def cache_pool(recipe: Recipe) -> float:
     Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
     """
     static = recipe.serving.mem_fraction * _gpu_bytes(recipe)
-    return static - serving.weight_bytes(recipe.model.architecture, engine_of(recipe))
+    return static - serving.weight_bytes(recipe.model.architecture, sglang_engine(recipe))
 
 
 def cache_tokens(recipe: Recipe) -> int:
     """Tokens that one engine's KV cache holds."""
-    return serving.capacity(recipe.model.architecture, engine_of(recipe), cache_pool(recipe))
+    return serving.capacity(recipe.model.architecture, sglang_engine(recipe), cache_pool(recipe))
 
 
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
@@ -121,13 +121,13 @@ def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 
 def _served_weights(recipe: Recipe) -> Component:
-    engine = engine_of(recipe)
+    engine = sglang_engine(recipe)
     held = serving.weight_bytes(recipe.model.architecture, engine)
     return Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine")
 
 
 def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
-    needed = serving.runtime_bytes(recipe.model.architecture, engine_of(recipe), int(assumed.prefill_chunk))
+    needed = serving.runtime_bytes(recipe.model.architecture, sglang_engine(recipe), int(assumed.prefill_chunk))
     return Component("CUDA graphs and workspace", needed, f"prefill of {assumed.prefill_chunk:.0f} tokens")
 
 
@@ -154,7 +154,7 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
     copies = max(formulae.host_weight_bytes(part, reference=reference) for part in held)
-    sandboxes = recipe.rollout.sandbox_concurrency
+    sandboxes = recipe.rollout.sandbox_concurrency if make_backend(recipe.rollout.sandbox).runs_here else 0
     parts = (
         Component("optimizer states", count * states, "offloaded" if offload else "while the server has the GPUs"),
         Component("copies of the weights", count * copies, "pinned, the reference's too" if reference else "pinned"),
@@ -167,13 +167,19 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
     """One node's disk, if all lies there: images of one rollout's tasks, the model twice, one checkpoint."""
     model = recipe.model.architecture
-    tasks = 0 if recipe.rollout.sandbox in WITHOUT_IMAGES else sampled_tasks(recipe)
+    tasks = sampled_tasks(recipe) if holds_images(recipe) else 0
     parts = (
         Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
         Component("model", 2 * formulae.WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
         Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
+
+
+def holds_images(recipe: Recipe) -> bool:
+    """Whether the tasks' images lie on a node's disk."""
+    backend = make_backend(recipe.rollout.sandbox)
+    return backend.takes_images and backend.runs_here
 
 
 def sampled_tasks(recipe: Recipe) -> int:

@@ -3,59 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from launch.model import mismatches
-from launch.plan import formulae
-from launch.plan.assumptions import Assumptions
-from launch.plan.formulae import GIB
-from launch.plan.gpus import GPUS
-from launch.plan.limits import overruns
-from launch.plan.memory import WITHOUT_IMAGES, budgets, cache_tokens, layout_of, sampled_tasks
-from launch.plan.result import Budget, Component, Plan, Timing
-from launch.plan.timing import time_step, workload_of
-from recipes.base import Recipe
-from recipes.checks import violations
-from recipes.rules.values import RULES, broken
-from recipes.violation import Violation
+from slime_swe.launch.engines import engine_of
+from slime_swe.launch.model import mismatches
+from slime_swe.launch.plan import formulae
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images, sampled_tasks
+from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
+from slime_swe.launch.plan.result import Budget, Component, Plan, Timing
+from slime_swe.launch.plan.timing import time_step, workload_of
+from slime_swe.recipes.base import Recipe
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
 EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """overrides: for the command line. plan: of the recipe with these."""
+
+    overrides: tuple[str, ...]
+    plan: Plan
+
+
 def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
     """Everything that is known of a recipe before it runs, its checkpoint compared with it where that lies here.
 
-    Raises `RecipeError` where the checkpoint is of no model that we know.
+    Raises `UserError` where the checkpoint is of no model that we know.
     """
     assumed = assumed or Assumptions()
-    illegal = (*violations(recipe), *mismatches(recipe))
-    if not _is_countable(recipe):
-        return Plan(recipe.name, hardware(recipe), illegal, assumptions=assumed)
-    if recipe.engine != "slime":
-        return _without_gpus(recipe, assumed, illegal)
-    found = budgets(recipe, assumed)
-    timing = time_step(recipe, assumed)
-    return Plan(
-        recipe=recipe.name,
-        hardware=hardware(recipe),
-        problems=(*illegal, *overruns(recipe, found)),
+    problems = (*checked_advice(recipe, assumed), *mismatches(recipe))
+    plan = Plan(recipe.name, hardware(recipe), problems, assumptions=assumed)
+    if not is_countable(recipe):
+        return plan
+    if not engine_of(recipe).on_gpus:
+        return _without_gpus(recipe, plan)
+    found, timing = budgets(recipe, assumed), time_step(recipe, assumed)
+    return replace(
+        plan,
         budgets=found,
         timing=timing,
-        binds=tuple(_binds(recipe, found, timing)),
+        bottlenecks=tuple(_bottlenecks(found, timing)),
         notes=tuple(_notes(recipe, timing, assumed)),
-        assumptions=assumed,
     )
 
 
-def burden(recipe: Recipe, assumed: Assumptions) -> float:
-    """0 for a plan that fits, more the further from it: what a search goes by. Rules count more than bytes, which mean
-    nothing where the layout is no layout."""
-    illegal = len(violations(recipe))
-    if not _is_countable(recipe):
-        return 10.0 * (illegal + 1)
-    found = budgets(recipe, assumed)
-    excess = sum(max(budget.excess, 0.0) / budget.capacity for budget in found)
-    return 10.0 * illegal + sum(1 for _ in overruns(recipe, found)) + excess
+def propose(recipe: Recipe, assumed: Assumptions, limit: int = 3) -> tuple[Proposal, ...]:
+    """The nearest changes that make a recipe legal and let it fit, each planned again; where nothing does, the one that
+    comes nearest, whose plan has problems left."""
+    return tuple(
+        Proposal(candidate.overrides, make_plan(candidate.recipe, assumed))
+        for candidate in nearest(recipe, assumed, limit)
+    )
 
 
 def hardware(recipe: Recipe) -> str:
@@ -66,37 +67,23 @@ def hardware(recipe: Recipe) -> str:
     return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}{servers}"
 
 
-def _is_countable(recipe: Recipe) -> bool:
-    """Whether fields have allowed values and sizes divide, so that bytes and seconds mean something."""
-    if broken(recipe, RULES):
-        return False
-    on_gpus = recipe.cluster.gpu in GPUS and layout_of(recipe).is_whole(recipe.model.architecture)
-    return on_gpus or recipe.engine != "slime"
-
-
-def _without_gpus(recipe: Recipe, assumed: Assumptions, illegal: tuple[Violation, ...]) -> Plan:
+def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
     """An engine on CPUs: what its lasting tensors take at least, and no roofline worth the name."""
     parameters = recipe.model.architecture.parameters
     parts = (
         Component("weights, gradients, moments", float(TRAINED_ON_CPU * parameters), "fp32, activations come on top"),
         Component("processes", EMBEDDED_GIB * GIB, "Python, PyTorch"),
     )
-    machine = Budget("machine", recipe.cluster.memory_per_node * GIB, parts, assumed.margin)
+    machine = Budget("machine", recipe.cluster.memory_per_node * GIB, parts, plan.assumptions.margin)
     note = (
         f"engine {recipe.engine}, {parameters / 1e6:.1f} M parameters, "
-        f"{workload_of(recipe, assumed).trained_episodes} episodes a step: the planner times GPUs only"
+        f"{workload_of(recipe, plan.assumptions).trained_episodes} episodes a step: the planner times GPUs only"
     )
-    return Plan(
-        recipe=recipe.name,
-        hardware=hardware(recipe),
-        problems=(*illegal, *overruns(recipe, (machine,))),
-        budgets=(machine,),
-        notes=(note,),
-        assumptions=assumed,
-    )
+    found = tuple(problem for _, problem in overruns(recipe, (machine,)).values())
+    return replace(plan, problems=(*plan.problems, *found), budgets=(machine,), notes=(note,))
 
 
-def _binds(recipe: Recipe, found: tuple[Budget, ...], timing: Timing) -> Iterator[str]:
+def _bottlenecks(found: tuple[Budget, ...], timing: Timing) -> Iterator[str]:
     """The fullest budget, and the longest phase of what a step waits for."""
     fullest = max(found, key=lambda budget: budget.bytes / budget.capacity)
     share = fullest.bytes / fullest.capacity
@@ -115,13 +102,14 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
         f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens, of which it samples "
         f"{work.sampled:.0f}: put in what a first run measures with --assume"
     )
-    cost = f", cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else ""
+    wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
+    cost = f"cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else "for their cost give cluster.gpu_hour_price"
     size = formulae.checkpoint_bytes(recipe.model.architecture) / GIB
     yield (
-        f"the whole run: {run.num_rollouts} steps, {run.num_rollouts * timing.seconds / 3600:.1f} hours{cost}; "
+        f"the whole run: {run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
         f"{run.num_rollouts // run.save_interval} checkpoints of {size:.0f} GiB where run.dir lies"
     )
-    if recipe.rollout.sandbox not in WITHOUT_IMAGES:
+    if holds_images(recipe):
         images = sampled_tasks(recipe) * run.num_rollouts
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
     if not recipe.serving.external_engines:

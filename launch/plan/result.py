@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launch.plan.assumptions import Assumptions
-from launch.plan.formulae import GIB
-from recipes.violation import Violation
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.recipes.violation import Violation
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,17 @@ class Timing:
         return max(both) if self.overlap else sum(both)
 
     @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.seconds / 3600
+
+    @property
     def cost(self) -> float:
-        return self.gpus * self.gpu_hour_price * self.seconds / 3600
+        return self.gpu_hours * self.gpu_hour_price
 
 
 @dataclass(frozen=True)
 class Plan:
-    """recipe, hardware: in words. problems: why it can't run; empty if it can. binds: what limits the run.
+    """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
     budgets, timing: empty and None where the layout makes no sense; a recipe without GPUs has no timing.
     """
@@ -106,7 +110,7 @@ class Plan:
     problems: tuple[Violation, ...]
     budgets: tuple[Budget, ...] = ()
     timing: Timing | None = None
-    binds: tuple[str, ...] = ()
+    bottlenecks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumptions: Assumptions = field(default_factory=Assumptions)
 

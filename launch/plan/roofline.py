@@ -6,7 +6,7 @@ TFLOP/s at 8,826 tokens/s on one H100).
 
 from __future__ import annotations
 
-from recipes.architecture import Architecture
+from slime_swe.recipes.architecture import Architecture
 
 FORWARD, BACKWARD = 1, 2  # in units of one forward pass
 OPTIMIZER_TRAFFIC = 28  # bytes a parameter: master weight, two moments and gradient read, three of them written

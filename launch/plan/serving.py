@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launch.plan.formulae import GIB, WEIGHT_BYTES, expert_parameters
-from recipes.architecture import Architecture
+from slime_swe.launch.plan.formulae import GIB, WEIGHT_BYTES, expert_parameters
+from slime_swe.recipes.architecture import Architecture
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Engine:
+class SglangEngine:
     """gpus: of one engine. dp_attention: each GPU attends for its own requests, with whole attention weights."""
 
     gpus: int
@@ -32,18 +32,18 @@ def kv_bytes(architecture: Architecture) -> int:
     return 2 * WEIGHT_BYTES * architecture.layers * architecture.kv_heads * architecture.head_dim
 
 
-def kv_bytes_per_gpu(architecture: Architecture, engine: Engine) -> float:
+def kv_bytes_per_gpu(architecture: Architecture, engine: SglangEngine) -> float:
     """Of one token, on a GPU that holds part of it. Heads are replicated where an engine has more GPUs than heads."""
     return kv_bytes(architecture) / engine.cache_gpus(architecture)
 
 
-def capacity(architecture: Architecture, engine: Engine, pool: float) -> int:
+def capacity(architecture: Architecture, engine: SglangEngine, pool: float) -> int:
     """Tokens that one engine's cache holds, with `pool` bytes on each of its GPUs."""
     groups = engine.gpus if engine.dp_attention else 1
     return int(groups * max(pool, 0.0) / kv_bytes_per_gpu(architecture, engine))
 
 
-def weight_bytes(architecture: Architecture, engine: Engine) -> float:
+def weight_bytes(architecture: Architecture, engine: SglangEngine) -> float:
     """bf16 weights on one GPU of an engine: experts and feed-forward layers are sharded, norms are not; attention and
     the embedding table are whole on each GPU under data-parallel attention.
 
@@ -60,7 +60,7 @@ def weight_bytes(architecture: Architecture, engine: Engine) -> float:
     return WEIGHT_BYTES * (whole + spread / engine.gpus)
 
 
-def runtime_bytes(architecture: Architecture, engine: Engine, prefill: int) -> float:
+def runtime_bytes(architecture: Architecture, engine: SglangEngine, prefill: int) -> float:
     """What an engine needs beside weights and cache: CUDA context and attention workspace (1.5 GiB), graphs (2 MiB for
     each of 256 batch sizes, 512 from 4 GPUs on), 1/8 GiB a GPU of the engine for communication, and the activations of
     one prefill chunk of `prefill` tokens.
@@ -91,7 +91,7 @@ def read_bytes(architecture: Architecture, batch: float, context: float) -> floa
 
 def decode_seconds(
     architecture: Architecture,
-    engine: Engine,
+    engine: SglangEngine,
     batch: float,
     context: float,
     *,

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from launch.plan.formulae import GIB
-from launch.plan.propose import Proposal
-from launch.plan.result import Budget, Plan, Timing
-from launch.text import duration
+from slime_swe.launch.output import duration
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.plan import Proposal
+from slime_swe.launch.plan.result import Budget, Plan, Timing
 
 WIDTH = 100
 
@@ -52,7 +52,7 @@ def document(plan: Plan, proposals: Sequence[Proposal]) -> dict[str, Any]:
             "seconds": timing.seconds,
             "cost": timing.cost,
         }
-    found["proposals"] = [list(proposal.overrides) for proposal in proposals]
+    found["proposals"] = [list(proposal.overrides) for proposal in proposals if proposal.plan.fits]
     return found
 
 
@@ -106,8 +106,8 @@ def _summary(plan: Plan) -> Iterator[str]:
             f"{timing.episodes} episodes and {timing.tokens / 1e6:.1f} M tokens a step{cost}; on each GPU "
             f"{timing.train_rate:.0f} tokens/s while training, {timing.sample_rate:.0f} sampled tokens/s in a rollout"
         )
-    yield from (f"[bold]binds[/]  {escape(line)}" for line in plan.binds)
-    yield from (f"[bold]note[/]   {escape(line)}" for line in plan.notes)
+    yield from (f"[bold]bottleneck[/]  {escape(line)}" for line in plan.bottlenecks)
+    yield from (f"[bold]note[/]  {escape(line)}" for line in plan.notes)
 
 
 def _problems(plan: Plan) -> Iterator[str]:
@@ -118,11 +118,13 @@ def _problems(plan: Plan) -> Iterator[str]:
 def _proposals(plan: Plan, proposals: Sequence[Proposal]) -> Iterator[str]:
     if plan.fits:
         return
-    if not proposals:
+    if not proposals or not proposals[0].plan.fits:
         yield "No change of layout, recomputation, offloading, memory shares or nodes that was tried makes it run."
-        return
-    yield "[bold]What would run[/], nearest first:"
+    else:
+        yield "[bold]What would run[/], nearest first:"
     for proposal in proposals:
+        for problem in proposal.plan.problems:
+            yield f"Nearest to it are the changes below; they leave {escape(problem.message)}"
         timing = proposal.plan.timing
         step = f"   # a step in {duration(timing.seconds)}, {proposal.plan.hardware}" if timing else ""
         yield f"  {escape(' '.join(proposal.overrides))}{escape(step)}"

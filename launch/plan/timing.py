@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launch.plan import formulae, roofline, serving
-from launch.plan.assumptions import Assumptions
-from launch.plan.gpus import GPUS, Gpu
-from launch.plan.memory import cache_tokens, engine_of, layout_of, sampled_tasks
-from launch.plan.result import Phase, Timing
-from recipes.base import Recipe
+from slime_swe.launch.plan import formulae, roofline, serving
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.memory import cache_tokens, layout_of, sampled_tasks, sglang_engine
+from slime_swe.launch.plan.result import Phase, Timing
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.gpus import GPUS, Gpu
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
         episodes=work.trained_episodes,
         tokens=tokens,
         train_rate=tokens / (training[0].seconds * layout_of(recipe).gpus),
-        sample_rate=work.sampled_episodes * work.sampled / (rollout_seconds * engines(recipe) * engine_of(recipe).gpus),
+        sample_rate=work.sampled_episodes
+        * work.sampled
+        / (rollout_seconds * engines(recipe) * sglang_engine(recipe).gpus),
         gpus=layout_of(recipe).gpus + cluster.rollout_gpus,
         gpu_hour_price=cluster.gpu_hour_price,
     )
@@ -57,7 +59,7 @@ def engines(recipe: Recipe) -> int:
     """Copies of the model that sample."""
     if recipe.serving.external_engines:
         return len(recipe.serving.external_engines)
-    return max(recipe.cluster.serve_gpus // engine_of(recipe).gpus, 1)
+    return max(recipe.cluster.serve_gpus // sglang_engine(recipe).gpus, 1)
 
 
 def in_flight(recipe: Recipe, work: Workload) -> tuple[float, str]:
@@ -116,7 +118,7 @@ def _decode_step(recipe: Recipe, batch: float, context: float, assumed: Assumpti
     gpu = _gpu(recipe)
     return serving.decode_seconds(
         recipe.model.architecture,
-        engine_of(recipe),
+        sglang_engine(recipe),
         batch,
         context,
         bandwidth=gpu.bandwidth * 1e12 * assumed.decode_bandwidth,
@@ -128,7 +130,7 @@ def _decode_step(recipe: Recipe, batch: float, context: float, assumed: Assumpti
 def _prefill(recipe: Recipe, work: Workload, assumed: Assumptions) -> float:
     """Seconds of an engine for one episode's new tokens."""
     flops = (work.length - work.sampled) * roofline.forward_flops(recipe.model.architecture, work.length)
-    return flops / (engine_of(recipe).gpus * _gpu(recipe).flops * 1e12 * assumed.prefill_mfu)
+    return flops / (sglang_engine(recipe).gpus * _gpu(recipe).flops * 1e12 * assumed.prefill_mfu)
 
 
 def _training(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phase, ...]:

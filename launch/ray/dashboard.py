@@ -1,25 +1,32 @@
-"""What a cluster's dashboard tells: that it answers, and which nodes it has."""
+"""Talking to a Ray cluster: whether its dashboard answers, which nodes it has, and the token that it asks for.
+
+Ray before 2.52 knows of no token and leaves all of this unread. A cluster started here has a token of its own, since
+whoever reaches a Ray may run any command on its machines. With a cluster that was there already, the token is the
+user's: where Ray's own clients look for it, it is looked for here.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from launch.ray.errors import ClusterError, RayError
-from launch.ray.token import PATH, TOKEN, headers
+from slime_swe.errors import InfrastructureError, UserError
 
 ANSWER_SECONDS = 5.0
 LIST_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0  # with one request for that list
 POLL_SECONDS = 0.5
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _OVERRIDING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # Ray's clients prefer these to the address that they are given
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 _REFUSALS = (401, 403)
@@ -30,7 +37,7 @@ _MOST_NODES = 10_000  # that Ray lists at once
 def reaching(dashboard: str, token: str = "") -> Iterator[None]:
     """Have Ray's clients talk to this address, whatever cluster or proxy the environment names.
 
-    `token` is that of a cluster of our own; the person's is used without one.
+    `token` is that of a cluster of our own; the user's is used without one.
     """
     before = dict(os.environ)
     host = urlsplit(dashboard).hostname or ""
@@ -52,7 +59,7 @@ def reaching(dashboard: str, token: str = "") -> Iterator[None]:
 def ray_version(dashboard: str) -> str | None:
     """The version that the cluster runs, or None where nothing answers as Ray does.
 
-    Raises `ClusterError` where the cluster asks for a token.
+    Raises `UserError` where the cluster asks for a token.
     """
     try:
         return str(_get(f"{dashboard}/api/version", ANSWER_SECONDS)["ray_version"])
@@ -61,16 +68,16 @@ def ray_version(dashboard: str) -> str | None:
             return None
     except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
-    raise ClusterError(
+    raise UserError(
         f"the Ray cluster at {dashboard} refuses this machine's token, or asks for one that isn't here: set {TOKEN} "
         f"to the token, or {PATH} to the file that holds it"
     )
 
 
 def gpus_by_node(dashboard: str) -> list[int]:
-    """One entry for each living node: how many GPUs it has. Raises `RayError` where the cluster doesn't say.
+    """One entry for each living node: how many GPUs it has. Raises `InfrastructureError` where the cluster doesn't say.
 
-    A cluster that has just started tells its version before it can list its nodes, so it is asked for some time.
+    A cluster that has just started answers with its version before it can list its nodes, so this waits for the list.
     """
     deadline = time.monotonic() + LIST_SECONDS
     while True:
@@ -78,14 +85,14 @@ def gpus_by_node(dashboard: str) -> list[int]:
             return _listed(dashboard)
         except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError) as error:
             if time.monotonic() > deadline:
-                raise RayError(f"the Ray cluster at {dashboard} does not list its nodes: {error}") from error
+                raise InfrastructureError(f"the Ray cluster at {dashboard} does not list its nodes: {error}") from error
         time.sleep(POLL_SECONDS)
 
 
 def _listed(dashboard: str) -> list[int]:
     asked = {"limit": _MOST_NODES, "timeout": int(PATIENCE_SECONDS), "detail": False}
-    told = _get(f"{dashboard}/api/v0/nodes?{urlencode(asked)}", PATIENCE_SECONDS)
-    nodes = [node for node in told["data"]["result"]["result"] if node["state"] == "ALIVE"]
+    answer = _get(f"{dashboard}/api/v0/nodes?{urlencode(asked)}", PATIENCE_SECONDS)
+    nodes = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
     return [int((node["resources_total"] or {}).get("GPU", 0)) for node in nodes]
 
 
@@ -102,3 +109,26 @@ def wait_until(ready: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
+
+
+def new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def asking_for(token: str) -> dict[str, str]:
+    """The environment in which a Ray node asks for this token, and its jobs have it."""
+    return {MODE: "token", TOKEN: token}
+
+
+def headers() -> dict[str, str]:
+    """Of every request to a cluster; none where the user has no token."""
+    token = os.environ.get(TOKEN) or _saved()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _saved() -> str:
+    path = Path(os.environ.get(PATH) or Path.home() / ".ray" / "auth_token")
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

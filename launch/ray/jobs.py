@@ -1,4 +1,4 @@
-"""Submit one job to a Ray cluster, show its log as it comes, and stop it when told to."""
+"""Submit one job to a Ray cluster, show its log as it comes, and stop it when asked to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from launch.ray.errors import RayError
-from launch.ray.signals import deferring
-from launch.ray.token import headers
+from slime_swe.errors import InfrastructureError
+from slime_swe.launch.ray.dashboard import headers
+from slime_swe.launch.ray.processes import deferring
 
 LOG_FILE = "ray_job.log"
 RECORD_FILE = "ray_job.json"
@@ -59,12 +59,13 @@ class RayJob:
         self.dashboard, self.folder, self.stop_seconds = dashboard, folder, stop_seconds
         self.id = f"slime-swe-{uuid.uuid4().hex[:12]}"
         self.entrypoint = ""
+        self._cluster = f"the Ray cluster at {dashboard}"
         self._shown = 0  # characters
         self._submitted = False
         try:
             self._client: Any = JobSubmissionClient(dashboard, headers=headers())
         except (RuntimeError, OSError) as error:
-            raise RayError(f"the Ray cluster at {dashboard} takes no jobs: {error}") from error
+            raise InfrastructureError(f"{self._cluster} takes no jobs: {error}") from error
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path) -> Outcome:
         """Submit, follow to the end, and record it. Ctrl-C stops the job and is raised again when that is done."""
@@ -93,7 +94,7 @@ class RayJob:
             except RuntimeError as error:
                 if _NOT_YET not in str(error) or time.monotonic() > deadline:
                     self._submitted = False
-                    raise RayError(f"the Ray cluster at {self.dashboard} refused the job: {error}") from error
+                    raise InfrastructureError(f"{self._cluster} refused the job: {error}") from error
             time.sleep(POLL_SECONDS)
 
     async def _follow(self) -> None:
@@ -109,7 +110,7 @@ class RayJob:
                 over = False
                 heard = time.monotonic() if self._shown > shown else heard
                 if time.monotonic() - heard > PATIENCE_SECONDS:
-                    raise RayError(f"the Ray cluster at {self.dashboard} no longer answers: {error}") from error
+                    raise InfrastructureError(f"{self._cluster} no longer answers: {error}") from error
             if over:
                 return
             await asyncio.sleep(POLL_SECONDS)
@@ -133,16 +134,16 @@ class RayJob:
             self._client.stop_job(self.id)
             asyncio.run(asyncio.wait_for(self._follow(), self.stop_seconds + PATIENCE_SECONDS))
         except (RuntimeError, OSError, TimeoutError) as error:
-            print(f"can't tell whether the Ray job {self.id} has stopped: {error}", file=sys.stderr)
+            print(f"it is not known whether the Ray job {self.id} has stopped: {error}", file=sys.stderr)
 
     def _record(self) -> Outcome:
         """The outcome, also written into the folder. A cluster that has gone leaves the status `UNKNOWN`."""
         try:
             info = self._client.get_job_info(self.id)
-            told = (str(info.status), info.message or "", info.driver_exit_code)
+            end = (str(info.status), info.message or "", info.driver_exit_code)
         except (RuntimeError, OSError) as error:
-            told = ("UNKNOWN", str(error), None)
-        outcome = Outcome(self.id, self.dashboard, self.entrypoint, *told)
+            end = ("UNKNOWN", str(error), None)
+        outcome = Outcome(self.id, self.dashboard, self.entrypoint, *end)
         (self.folder / RECORD_FILE).write_bytes(orjson.dumps(asdict(outcome), option=orjson.OPT_INDENT_2))
         return outcome
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -18,10 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launch.ray.errors import RayError
-from launch.ray.processes import MARK, stop_owned
-from launch.ray.signals import deferring
-from launch.ray.token import asking_for, new_token
+from slime_swe.errors import InfrastructureError
+from slime_swe.launch.ray.dashboard import asking_for, new_token
+from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
 
 STOP_SECONDS = 10.0
 TAIL = 2000  # characters of a node's output in an error message
@@ -102,7 +102,7 @@ class Node:
                 stderr=subprocess.STDOUT,
                 env=inherited | ours,
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
-                preexec_fn=_die_with_parent,
+                preexec_fn=_prepare,
             )
         return self
 
@@ -116,17 +116,17 @@ class Node:
     def _output(self) -> Path:
         return self.folder / "start.log"
 
-    def wait(self) -> None:
-        """Until the node ends by itself."""
+    def alive(self) -> bool:
         assert self._process is not None
-        self._process.wait()
+        return self._process.poll() is None
 
     def require_alive(self) -> None:
-        """Raise `RayError` where the node has ended."""
+        """Raise `InfrastructureError` where the node has ended."""
         assert self._process is not None
-        if self._process.poll() is not None:
+        if not self.alive():
             said = self._output.read_text(errors="replace").strip()[-TAIL:]
-            raise RayError(f"Ray ended on this machine with code {self._process.returncode}. It said:\n{said}")
+            code = self._process.returncode
+            raise InfrastructureError(f"Ray ended on this machine with code {code}. It said:\n{said}")
 
     def stop(self) -> None:
         """End every process of the node, and remove its files."""
@@ -147,5 +147,8 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _die_with_parent() -> None:
+def _prepare() -> None:
+    """End with the parent, and dump no core: Ray's dashboard agent leaves one of half a gigabyte when it is stopped."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

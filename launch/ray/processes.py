@@ -1,4 +1,4 @@
-"""Which processes are ours, and which Ray runs on this machine already.
+"""Processes and signals: which processes are ours, which Ray runs here already, and what stops a run.
 
 A process is ours if its environment holds the mark that its ancestor was started with. That finds daemons too, which
 have left their parent, group and session; it misses a process that was started with an emptied environment.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 PROC = Path("/proc")
 MARK = "SLIME_SWE_OWNER"
 POLL_SECONDS = 0.1
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_RAY = frozenset({"gcs_server", "raylet"})
 
 
@@ -37,7 +40,7 @@ def stop_owned(mark: str, grace: float) -> list[int]:
 
 
 def running_ray() -> tuple[int, str] | None:
-    """Process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't told."""
+    """Process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't known."""
     found = None
     for pid in _processes():
         words = [word.decode(errors="replace") for word in _read(pid, "cmdline")]
@@ -70,3 +73,30 @@ def lives(pid: int) -> bool:
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `KeyboardInterrupt` as Ctrl-C does, which a shell's background jobs would ignore."""
+    with _handlers(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def deferring() -> Iterator[None]:
+    """None of the three ends what is inside: for clean-up whose time is bounded."""
+    with _handlers(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handlers(handler: Any) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers, and only it is interrupted
+        return
+    before = {number: signal.signal(number, handler) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from launch.ray.dashboard import gpus_by_node, ray_version, reaching, wait_until
-from launch.ray.errors import ClusterError, RayError, require_ray
-from launch.ray.jobs import RayJob
-from launch.ray.node import Head, Node
-from launch.ray.processes import running_ray
-from launch.ray.signals import heeding
-from launch.slime.job import Job
-from recipes.base import Cluster, Recipe
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.extras import CLUSTER, require
+from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching, wait_until
+from slime_swe.launch.ray.jobs import RayJob
+from slime_swe.launch.ray.node import Head, Node
+from slime_swe.launch.ray.processes import interrupting, running_ray
+from slime_swe.launch.slime.job import Job
+from slime_swe.recipes.base import Cluster, Recipe
 
 START_SECONDS = 300.0
 NODE_LOGS = "ray_logs"
@@ -21,11 +21,11 @@ NODE_LOGS = "ray_logs"
 def run_job(job: Job, recipe: Recipe, folder: Path) -> int:
     """The job's exit code. Its log is shown on standard error; log and outcome are left in `folder`.
 
-    Raises `ClusterError` where the recipe's cluster can't be had, `RayError` where Ray breaks, and `KeyboardInterrupt`
-    on Ctrl-C and SIGTERM, when the job and everything else that this started have ended.
+    Raises `UserError` where the recipe's cluster can't be had, `InfrastructureError` where Ray breaks, and
+    `KeyboardInterrupt` on Ctrl-C and SIGTERM, when the job and everything else that this started have ended.
     """
-    require_ray()
-    with heeding():
+    require(*CLUSTER, extra="cluster")
+    with interrupting():
         if recipe.cluster.ray_address:
             return _submit(job, recipe, existing(recipe.cluster.ray_address), folder)
         require_alone(recipe.cluster)
@@ -55,10 +55,10 @@ def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
 
 
 def existing(address: str) -> str:
-    """The address, without a closing slash. Raises `ClusterError` where no Ray answers there."""
+    """The address, without a closing slash. Raises `UserError` where no Ray answers there."""
     dashboard = address.rstrip("/")
     if ray_version(dashboard) is None:
-        raise ClusterError(
+        raise UserError(
             f"cluster.ray_address={address}: no Ray dashboard answers there. Give the http://host:port that `ray start "
             "--head` printed, or leave the field empty to have a cluster started on this machine"
         )
@@ -66,9 +66,9 @@ def existing(address: str) -> str:
 
 
 def require_alone(cluster: Cluster) -> None:
-    """Raise `ClusterError` where a cluster of this machine alone is too small, or another one is here."""
+    """Raise `UserError` where a cluster of this machine alone is too small, or another one is here."""
     if cluster.nodes > 1:
-        raise ClusterError(
+        raise UserError(
             f"cluster.nodes={cluster.nodes}, but without cluster.ray_address Ray is started on this machine alone: "
             "submit launch/slurm/train.sbatch, or start Ray on the nodes and give its dashboard as "
             "cluster.ray_address=http://host:port"
@@ -77,15 +77,15 @@ def require_alone(cluster: Cluster) -> None:
     if found is not None:
         pid, gcs = found
         where = f" of the cluster at {gcs}" if gcs else ""
-        raise ClusterError(
+        raise UserError(
             f"Ray runs on this machine already (process {pid}{where}), and two of them would share the GPUs unawares. "
-            "Use it: cluster.ray_address=http://host:port of its dashboard (port 8265 unless told otherwise); or end "
+            "Use it: cluster.ray_address=http://host:port of its dashboard (port 8265 by default); or end "
             "it first, with `ray stop` if it is yours"
         )
 
 
 def wait_for_dashboard(head: Head, node: Node) -> None:
-    """Until it answers. Raises `RayError` where the node ends, or does not answer in time."""
+    """Until it answers. Raises `InfrastructureError` where the node ends, or does not answer in time."""
 
     def ready() -> bool:
         node.require_alive()
@@ -93,15 +93,15 @@ def wait_for_dashboard(head: Head, node: Node) -> None:
 
     with reaching(head.dashboard, head.token):
         if not wait_until(ready, START_SECONDS):
-            raise RayError(f"Ray did not start on this machine within {START_SECONDS:g} s")
+            raise InfrastructureError(f"Ray did not start on this machine within {START_SECONDS:g} s")
 
 
 def require_gpus(cluster: Cluster, dashboard: str) -> None:
-    """Raise `ClusterError` where the cluster has fewer GPUs than the recipe asks for."""
+    """Raise `UserError` where the cluster has fewer GPUs than the recipe asks for."""
     asked = cluster.nodes * cluster.gpus_per_node + cluster.rollout_gpus
     found = gpus_by_node(dashboard)
     if sum(found) < asked:
-        raise ClusterError(
+        raise UserError(
             f"the recipe asks for {asked} GPUs (cluster.nodes={cluster.nodes}, cluster.gpus_per_node="
             f"{cluster.gpus_per_node}, cluster.rollout_gpus={cluster.rollout_gpus}), and the Ray cluster at "
             f"{dashboard} has {sum(found)} on {len(found)} nodes: choose a smaller recipe, or a larger cluster"

@@ -1,14 +1,12 @@
-"""`Architecture` -> Megatron's names for a model's shape.
-
-Which of Megatron's switches make a Qwen model: SLiME's `scripts/models/*.sh`, whose values are not taken over.
-"""
+"""`Architecture` -> Megatron's names for a model's shape, and the switches of its family."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from recipes.architecture import Architecture
-from recipes.base import RecipeError
+from slime_swe.errors import UserError
+from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.families import load_family
 
 PADDING = 128  # rows of the embedding table that one GPU's share is padded to at most
 
@@ -36,7 +34,16 @@ def model_section(architecture: Architecture, tp: int = 1) -> dict[str, Any]:
         "qk_layernorm": architecture.qk_norm,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        **(_mixture(architecture) if architecture.experts else {}),
+        **(_experts(architecture) if architecture.experts else {}),
+        **load_family(architecture.family).flags,
+    }
+
+
+def _experts(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "num_experts": architecture.experts,
+        "moe_router_topk": architecture.experts_per_token,
+        "moe_ffn_hidden_size": architecture.expert_ffn,
     }
 
 
@@ -51,27 +58,9 @@ def vocabulary_unit(vocab: int, tp: int) -> int:
     return unit
 
 
-def _mixture(architecture: Architecture) -> dict[str, Any]:
-    """Experts in every layer; the router's softmax is over the chosen ones, which normalises their weights."""
-    return {
-        "num_experts": architecture.experts,
-        "moe_router_topk": architecture.experts_per_token,
-        "moe_ffn_hidden_size": architecture.expert_ffn,
-        "moe_layer_freq": 1,
-        "moe_router_score_function": "softmax",
-        "moe_router_pre_softmax": False,
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": ["none"],
-        "moe_aux_loss_coeff": [0.0],
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": True,
-        "moe_permute_fusion": True,
-    }
-
-
 def _whole(theta: float) -> int:
     if theta != int(theta):
-        raise RecipeError(
+        raise UserError(
             f"model.architecture.rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other"
         )
     return int(theta)

@@ -1,4 +1,4 @@
-"""`Job`: one command that trains under SLiME, with everything that it needs beside its words."""
+"""`Job`: one command that trains under SLiME, with everything that it needs beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.slime.prompts import prompts
+from slime_swe.launch.slime.prompts import prompts
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Job:
     """What a launcher starts, as it is: every path is absolute, every value is text.
 
     program: the interpreter and SLiME's entry script.
-    flags: heading for people -> the words of that group of flags.
+    flags: heading for people -> that group of flags with their values.
     environment: variables that the command and every Ray worker of it need, added to what is there.
     files: path -> content; all of them lie in `directory` and must be there before the command starts.
     prompts: path -> the task set that this file must hold then.
@@ -32,7 +32,7 @@ class Job:
     @property
     def argv(self) -> list[str]:
         """The whole command."""
-        return [*self.program, *(word for words in self.flags.values() for word in words)]
+        return [*self.program, *(argument for group in self.flags.values() for argument in group)]
 
     def write_files(self) -> None:
         """Write `files` and `prompts`, each whole or not at all, over what earlier starts of the run left.

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import orjson
 
-from launch.slime.places import TRACKER, Places
+from slime_swe.launch.slime.paths import TRACKER, RunPaths
 
 JOURNALS = ("episodes.jsonl", "evaluations.jsonl")  # written by the plug-ins' logging hooks, once a rollout
 
 
-def cut_back(places: Places) -> None:
+def cut_back(paths: RunPaths) -> None:
     """Leave in each journal the rollouts that the newest checkpoint has seen: none where there is no checkpoint.
 
     SLiME's evaluation before the first rollout is numbered 0 too. It is kept with a checkpoint and made again without.
     """
-    last = last_saved(places.checkpoints)
-    for path in map(places.run.joinpath, JOURNALS):
+    last = last_saved(paths.checkpoints)
+    for path in map(paths.run.joinpath, JOURNALS):
         if path.exists():
             os.truncate(path, _bytes_up_to(path, last))
 

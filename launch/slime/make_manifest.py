@@ -1,6 +1,6 @@
 """Write `flags.json`: every flag that SLiME's own parsers know, and the commits that they were read from.
 
-    python -m launch.slime.make_manifest SLIME_DIR MEGATRON_DIR > flags.json && mv flags.json launch/slime/
+    python -m slime_swe.launch.slime.make_manifest SLIME_DIR MEGATRON_DIR > flags.json && mv flags.json launch/slime/
 
 It builds the real parsers, so it needs an interpreter in which SLiME imports: the training image, or the environment
 that `engine=slime_cpu` makes, where that engine's stand-ins for a GPU are put in place first.
@@ -24,7 +24,7 @@ def main(slime: Path, megatron: Path) -> None:
     commits = {"slime": commit(slime), "megatron": commit(megatron)}
     sys.path[:0] = [str(slime), str(megatron)]
     if not importlib.import_module("torch").cuda.is_available():
-        importlib.import_module("launch.slime_cpu.shims").install()
+        importlib.import_module("slime_swe.launch.slime_cpu.shims").install()
     flags: dict[str, Any] = {}
     for owner, parser in parsers():
         for action in parser._actions:
@@ -75,7 +75,7 @@ def only(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> argp
 
 def describe(action: argparse.Action) -> dict[str, Any]:
     """One flag, as far as a command line is concerned; what is None or the usual is left out."""
-    told = {
+    found = {
         "dest": action.dest,
         "action": action_name(action),
         "type": type_name(action),
@@ -85,7 +85,7 @@ def describe(action: argparse.Action) -> dict[str, Any]:
         "default": plain(action.default),
         "required": action.required or None,
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def action_name(action: argparse.Action) -> str:

@@ -1,6 +1,6 @@
 """Evaluation tasks as SLiME reads them: a file of prompts, each with the task as its metadata.
 
-    python -m launch.slime.prompts TASK_SET FILE
+    python -m slime_swe.launch.slime.prompts TASK_SET FILE
 
 SLiME's evaluation (`slime/rollout/sglang_rollout.py`) asks no data source, but makes its samples from such files.
 """
@@ -14,31 +14,30 @@ from typing import Any
 import orjson
 import yaml
 
-from data_sources.registry import load_tasks
-from launch.args import task_set
-from launch.slime.places import Places
-from recipes.base import Recipe
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.slime_plugin import metadata_of
+from slime_swe.launch.args import task_set
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.recipes.base import Recipe
 
 INPUT_KEY, METADATA_KEY = "input", "metadata"
 
 
-def evaluation_config(recipe: Recipe, places: Places) -> str:
+def evaluation_config(recipe: Recipe, paths: RunPaths) -> str:
     """The YAML for `--eval-config`; all that it leaves out is as in training."""
-    datasets = [{"name": name, "path": str(places.prompts(number))} for number, name in enumerate(recipe.data.eval)]
+    datasets = [{"name": name, "path": str(paths.prompts(number))} for number, name in enumerate(recipe.data.eval)]
     defaults = {"input_key": INPUT_KEY, "metadata_key": METADATA_KEY}
     return as_yaml({"eval": {"defaults": defaults, "datasets": datasets}})
 
 
-def prompt_files(recipe: Recipe, places: Places) -> dict[Path, str]:
+def prompt_files(recipe: Recipe, paths: RunPaths) -> dict[Path, str]:
     """File -> the task set that it holds."""
-    return {places.prompts(number): task_set(spec) for number, spec in enumerate(recipe.data.eval.values())}
+    return {paths.prompts(number): task_set(spec) for number, spec in enumerate(recipe.data.eval.values())}
 
 
 def prompts(spec: str) -> str:
     """One JSON object a line: the statement and the task of a set, in its order."""
-    lines = [
-        orjson.dumps({INPUT_KEY: task.statement, METADATA_KEY: {"task": task.to_dict()}}) for task in load_tasks(spec)
-    ]
+    lines = [orjson.dumps({INPUT_KEY: task.statement, METADATA_KEY: metadata_of(task)}) for task in load_tasks(spec)]
     return b"".join(line + b"\n" for line in lines).decode()
 
 

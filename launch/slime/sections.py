@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launch.args import Attributes, checkpoint_path, shared
-from launch.slime.architecture import model_section
-from launch.slime.places import Places
-from recipes.base import Recipe
+from slime_swe.launch.args import Attributes, checkpoint_path, shared
+from slime_swe.launch.slime.architecture import model_section
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.recipes.base import Recipe
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 SYNC = "slime.rollout.sglang_rollout.generate_rollout"
 LOGITS_CHUNK = 1024  # tokens whose log-probabilities are computed at once, each over the whole vocabulary
 
 
-def sections(recipe: Recipe, places: Places, *, resume: bool) -> dict[str, Attributes]:
+def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes, in the order of a command line."""
-    common = shared(recipe, places.run)
+    common = shared(recipe, paths.run)
     return {
         "cluster": cluster(recipe),
         "model": model_section(recipe.model.architecture, recipe.parallel.tp),
-        "checkpoints": checkpoints(recipe, places, resume=resume),
-        "run": {**common["run"], "custom_config_path": str(places.settings)},
+        "checkpoints": checkpoints(recipe, paths, resume=resume),
+        "run": {**common["run"], "custom_config_path": str(paths.settings)},
         "plug-ins": common["plug-ins"],
         "rollout": {**common["rollout"], "rollout_function_path": rollout_function(recipe)},
-        "evaluation": evaluation(recipe, places),
-        "serving": {**common["serving"], **serving(recipe, places)},
+        "evaluation": evaluation(recipe, paths),
+        "serving": {**common["serving"], **serving(recipe, paths)},
         "loss": common["loss"],
         "optimizer": {**common["optimizer"], **offload(recipe)},
         "parallel": parallel(recipe),
         "precision": dict(PRECISION),
-        "logging": logging(recipe, places),
+        "logging": logging(recipe, paths),
     }
 
 
@@ -43,7 +43,7 @@ PRECISION: Mapping[str, Any] = {
 
 
 def cluster(recipe: Recipe) -> Attributes:
-    """`num_gpus_per_node` is that of the nodes that serve, which SLiME takes for 8 unless told."""
+    """`num_gpus_per_node` is that of the nodes that serve, which SLiME takes for 8 by default."""
     own = not recipe.serving.external_engines
     return {
         "actor_num_nodes": recipe.cluster.nodes,
@@ -54,14 +54,14 @@ def cluster(recipe: Recipe) -> Attributes:
     }
 
 
-def checkpoints(recipe: Recipe, places: Places, *, resume: bool) -> Attributes:
+def checkpoints(recipe: Recipe, paths: RunPaths, *, resume: bool) -> Attributes:
     """A fresh run starts from `ref_load`; so does one that is resumed before its first checkpoint."""
     folder = str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder))
     return {
         "hf_checkpoint": folder,
         "ref_load": f"{folder}_torch_dist",
-        "load": str(places.checkpoints) if resume else None,
-        "save_hf": f"{places.exports}/{{rollout_id}}",
+        "load": str(paths.checkpoints) if resume else None,
+        "save_hf": f"{paths.exports}/{{rollout_id}}",
     }
 
 
@@ -69,24 +69,24 @@ def rollout_function(recipe: Recipe) -> str:
     return FULLY_ASYNC if recipe.rollout.schedule == "fully_async" else SYNC
 
 
-def evaluation(recipe: Recipe, places: Places) -> Attributes:
+def evaluation(recipe: Recipe, paths: RunPaths) -> Attributes:
     """SLiME evaluates before the first rollout and after each one whose number the interval divides."""
     if not recipe.data.eval:
         return {}
     return {
-        "eval_config": str(places.evaluation),
+        "eval_config": str(paths.evaluation),
         "eval_interval": recipe.run.eval_interval or max(1, recipe.run.num_rollouts),
     }
 
 
-def serving(recipe: Recipe, places: Places) -> Attributes:
-    """External engines, which the trainer's NCCL need not reach, are told to load new weights from a shared folder."""
+def serving(recipe: Recipe, paths: RunPaths) -> Attributes:
+    """External engines, which the trainer's NCCL need not reach, load new weights from a shared folder."""
     serve = recipe.serving
     if serve.external_engines:
         return {
             "rollout_external_engine_addrs": list(serve.external_engines),
             "update_weight_transport": "disk",
-            "update_weight_disk_dir": str(places.weights),
+            "update_weight_disk_dir": str(paths.weights),
         }
     return {
         "rollout_num_gpus_per_engine": serve.gpus_per_engine,
@@ -132,14 +132,14 @@ RECOMPUTE: Mapping[str, Attributes] = {
 }
 
 
-def logging(recipe: Recipe, places: Places) -> Attributes:
+def logging(recipe: Recipe, paths: RunPaths) -> Attributes:
     run = recipe.run
     wandb = {
         "use_wandb": True,
         "wandb_project": run.wandb_project,
         "wandb_group": run.name,
         "wandb_random_suffix": False,
-        "wandb_dir": str(places.run),
+        "wandb_dir": str(paths.run),
     }
     return {
         **(wandb if run.wandb_project else {}),

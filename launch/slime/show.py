@@ -7,15 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from launch.slime.job import Job
-from launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.manifest import load_manifest, split
 
-PROMPTS = "launch.slime.prompts"
+PROMPTS = "slime_swe.launch.slime.prompts"
 
 
 def readable(job: Job) -> str:
     """Flags in their groups, one a line, then environment and files."""
-    groups: dict[str, list[str]] = {heading: lines(words) for heading, words in job.flags.items()}
+    groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
     groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
     groups["files"] = [line for path, content in job.files.items() for line in _file(path, content)]
     groups["files"] += [f"{path}: the tasks of {spec}" for path, spec in job.prompts.items()]
@@ -27,7 +27,7 @@ def document(job: Job) -> dict[str, Any]:
     """The same as plain JSON types."""
     return {
         "argv": job.argv,
-        "flags": {heading: list(words) for heading, words in job.flags.items()},
+        "flags": {heading: list(argv) for heading, argv in job.flags.items()},
         "environment": dict(job.environment),
         "files": {str(path): content for path, content in job.files.items()},
         "prompts": {str(path): spec for path, spec in job.prompts.items()},
@@ -45,9 +45,9 @@ def script(job: Job) -> str:
     return "\n".join(_script_lines(job)) + "\n"
 
 
-def lines(words: Sequence[str]) -> list[str]:
+def lines(argv: Sequence[str]) -> list[str]:
     """Each flag with its values, quoted for a shell."""
-    return [" ".join([name, *map(quote, values)]) for name, values in split(words)]
+    return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
 
 
 def made_from() -> str:
@@ -77,9 +77,9 @@ def _script_lines(job: Job) -> Iterator[str]:
         yield f"{quote(job.program[0])} -m {PROMPTS} {quote(spec)} {quote(str(path))}"
     yield ""
     yield "flags=("
-    for heading, words in job.flags.items():
+    for heading, argv in job.flags.items():
         yield f"  # {heading}"
-        for line in lines(words):
+        for line in lines(argv):
             yield f"  {line}"
     yield ")"
     yield f'exec {" ".join(map(quote, job.program))} "${{flags[@]}}"'

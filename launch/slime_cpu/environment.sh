@@ -2,9 +2,12 @@
 # Sourced by run_qwen_swe.sh for engine=slime_cpu, after launch/environment.sh: an environment in which SLiME and
 # Megatron-LM import without a GPU. Their code comes from SLIME_HOME and MEGATRON_HOME, whose commits the engine names.
 
+# shellcheck disable=SC2034 # read by run_qwen_swe.sh
+ENGINE_VENV=.venv-slime
+
 # Before anything is installed: exits with the commands that make what is missing.
 require_checkouts() { # ROOT
-  PYTHONPATH=$1 "$(find_python)" -m launch.slime_cpu.checkouts || exit 2
+  PYTHONPATH=$1/src "$(find_python)" -m slime_swe.launch.slime.checkouts || exit 2
 }
 
 slime_cpu_stamp() { # ROOT
@@ -12,8 +15,9 @@ slime_cpu_stamp() { # ROOT
 }
 
 # What pins packages that exclude each other, or CUDA ones that are only imported, is installed without dependencies.
-make_slime_cpu_environment() { # ROOT VENV
+make_engine_environment() { # ROOT VENV
   local root=$1 venv=$2 here=$1/launch/slime_cpu
+  require_checkouts "$root"
   if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$(slime_cpu_stamp "$root")" ]; then
     return
   fi

@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, read_records
 
-from data_sources.sample import Sample
-from embedded.metrics import evaluation_metrics, outcome_metrics
-
-Line = Mapping[str, Any]
 Scalars = Mapping[str, Mapping[int, float]]  # SLiME's name of a figure -> step -> value
 
 TRAINED = {  # SLiME's figure of an optimizer step -> its name in the records
@@ -34,94 +31,77 @@ TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
 }
 
 
-def read_records(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
+def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
     """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
-    told = scalars(tensorboard)
+    figures = scalars(tensorboard)
     trained = [
-        training_record(number, lines) | step_figures(told, number, steps)
-        for number, lines in _by("rollout_id", read_lines(run / "episodes.jsonl")).items()
+        training_record(number, episodes) | step_figures(figures, number, steps)
+        for number, episodes in _by("rollout_id", read_records(run / EPISODES)).items()
     ]
     evaluated = [
-        evaluation_record(name, lines, place, rollouts)
-        for name, played in _by("dataset", read_lines(run / "evaluations.jsonl")).items()
-        for place, lines in enumerate(_rounds(played))
+        evaluation_record(name, episodes, place, rollouts)
+        for name, played in _by("dataset", read_records(run / EVALUATIONS)).items()
+        for place, episodes in enumerate(_rounds(played))
     ]
     return sorted([*trained, *evaluated], key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
 
 
-def training_record(rollout_id: int, episodes: Iterable[Line]) -> dict[str, Any]:
-    """One rollout's outcome, from its lines of `episodes.jsonl`."""
-    return {"kind": "train", "rollout_id": rollout_id, **outcome_metrics([sample_of(line) for line in episodes])}
+def training_record(rollout_id: int, episodes: Iterable[Record]) -> dict[str, Any]:
+    """One rollout's figures, but for the times of its episodes."""
+    figures = {name: value for name, value in episode_metrics(episodes).items() if not name.endswith("seconds")}
+    return {"kind": "train", "rollout_id": rollout_id, **figures}
 
 
-def evaluation_record(name: str, episodes: Sequence[Line], place: int, rollouts: int) -> dict[str, Any]:
+def evaluation_record(name: str, episodes: Sequence[Record], place: int, rollouts: int) -> dict[str, Any]:
     """The outcome of the set's evaluation number `place`; the first is that before the first rollout."""
-    rollout_id = -1 if place == 0 else int(episodes[0]["rollout_id"])  # SLiME calls that one 0 too
+    rollout_id = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls that one 0 too
     moment = "before" if place == 0 else "after" if rollout_id == rollouts - 1 else "during"
-    figures = evaluation_metrics([sample_of(line) for line in episodes])
+    figures = evaluation_metrics(episodes)
     return {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **figures}
 
 
-def step_figures(told: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
+def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
     """SLiME's own figures of a rollout: means over its optimizer steps.
 
     `logprob_diff_mean` compares trainer and server in the first step, where both have the same weights.
     """
     numbers = range(rollout_id * steps, (rollout_id + 1) * steps)
-    found = {name: [told[tag][n] for n in numbers if n in told[tag]] for tag, name in TRAINED.items() if tag in told}
+    found = {
+        name: [figures[tag][n] for n in numbers if n in figures[tag]] for tag, name in TRAINED.items() if tag in figures
+    }
     means = {name: sum(values) / len(values) for name, values in found.items() if values}
-    gap = told.get(GAP, {}).get(numbers[0])
-    seconds = {name: told[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in told.get(tag, {})}
+    gap = figures.get(GAP, {}).get(numbers[0])
+    seconds = {name: figures[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in figures.get(tag, {})}
     return means | ({} if gap is None else {"logprob_diff_mean": gap}) | {"seconds": seconds}
-
-
-def sample_of(line: Line) -> Sample:
-    """As much of an episode's sample as the figures need."""
-    parts = {name: line[name] for name in ("episode", "score", "infrastructure") if line.get(name)}
-    return Sample(
-        index=line["index"],
-        group_index=line["group_index"],
-        rollout_id=line["trajectory"],
-        status=Sample.Status(line["status"]),
-        reward=line["reward"],
-        metadata={"task": {"id": line["task"]}, **parts},
-    )
-
-
-def read_lines(path: Path) -> list[Line]:
-    """The whole lines of a journal; a last one that is still being written is left out."""
-    if not path.exists():
-        return []
-    return [orjson.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Every figure in a folder of TensorBoard files; of a step that was repeated after a resumption, the last."""
-    told: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # SLiME's environment has it
 
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                told.setdefault(value.tag, {})[event.step] = float(value.tensor.float_val[0])
-    return told
+                found.setdefault(value.tag, {})[event.step] = float(value.tensor.float_val[0])
+    return found
 
 
-def _by(key: str, lines: Iterable[Line]) -> dict[Any, list[Line]]:
-    groups: dict[Any, list[Line]] = {}
-    for line in lines:
-        groups.setdefault(line[key], []).append(line)
+def _by(key: str, records: Iterable[Record]) -> dict[Any, list[Record]]:
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, key), []).append(record)
     return groups
 
 
-def _rounds(lines: Iterable[Line]) -> list[list[Line]]:
-    """One set's lines by evaluation: an index that is there already begins the next."""
-    rounds: list[list[Line]] = []
-    seen: set[int] = set()
-    for line in lines:
-        if not rounds or line["index"] in seen:
+def _rounds(records: Iterable[Record]) -> list[list[Record]]:
+    """One set's records by evaluation: an index that is there already begins the next."""
+    rounds: list[list[Record]] = []
+    seen: set[int | None] = set()
+    for record in records:
+        if not rounds or record.index in seen:
             rounds.append([])
             seen = set()
-        seen.add(line["index"])
-        rounds[-1].append(line)
+        seen.add(record.index)
+        rounds[-1].append(record)
     return rounds

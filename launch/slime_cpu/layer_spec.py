@@ -1,4 +1,6 @@
-"""Megatron's layers without Transformer Engine: a layer spec for `--spec launch.slime_cpu.layer_spec layer_spec`.
+"""Megatron's layers without Transformer Engine.
+
+For `--spec slime_swe.launch.slime_cpu.layer_spec layer_spec`.
 
 SLiME packs sequences of different lengths into one row (`thd` layout), and converts weights from and to Hugging Face
 format by the parameter names of Transformer Engine's fused layers. Megatron's own local spec does neither.
@@ -6,11 +8,14 @@ format by the parameter names of Transformer Engine's fused layers. Megatron's o
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
@@ -19,7 +24,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 from torch.nn import functional
 
-from launch.slime_cpu.loading import let_adam_load
+_COPY = "_set_main_param_and_optimizer_states"
 
 
 def layer_spec(args: Any, config: Any, vp_stage: int | None) -> ModuleSpec:
@@ -88,3 +93,24 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             query, key, value, is_causal=True, scale=self.scale, enable_gqa=grouped
         )
         return output.squeeze(0).transpose(0, 1).flatten(1)
+
+
+def let_adam_load() -> None:
+    """Let Megatron's distributed optimizer load a checkpoint of float32 weights into PyTorch's Adam.
+
+    Copy a parameter and its moments without gradients, and let the step number be, which is loaded before them.
+
+    Half-precision weights have copies that need no gradients; these are the model's own parameters. Transformer
+    Engine's Adam keeps no step number with each parameter, and a checkpoint holds none.
+    """
+    optimizer: Any = DistributedOptimizer
+    original = getattr(optimizer, _COPY)
+
+    @functools.wraps(original)
+    def copy(self: Any, parameter: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        group, place = self.model_param_group_index_map[parameter]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        with torch.no_grad():
+            original(self, parameter, {"step": state["step"], **tensors})
+
+    setattr(optimizer, _COPY, copy)

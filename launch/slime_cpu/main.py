@@ -1,7 +1,9 @@
-"""Run SLiME's own `train.py` with the shims in place: `python -m launch.slime_cpu.main SLIME_HOME ARGUMENT ...`.
+"""Run SLiME's own `train.py` with the shims in place.
 
-Ray counts the trainer's processes as GPUs, so it is told of as many as the arguments ask for. SLiME gives each of its
-actors a whole CPU, and most of them only wait, so Ray is told of more CPUs than there may be.
+    python -m slime_swe.launch.slime_cpu.main SLIME_HOME ARGUMENT ...
+
+Ray counts the trainer's processes as GPUs, so it gets as many as the arguments ask for. SLiME gives each of its
+actors a whole CPU, and most of them only wait, so Ray is given more CPUs than there may be.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import ray
 
-from launch.slime_cpu.shims import install
+from slime_swe.launch.slime_cpu.shims import install
 
 CPUS = 16
 
@@ -24,7 +26,7 @@ def main(home: str, arguments: list[str]) -> None:
         num_gpus=_processes(arguments),
         num_cpus=CPUS,
         include_dashboard=False,
-        runtime_env={"worker_process_setup_hook": "launch.slime_cpu.shims.install"},
+        runtime_env={"worker_process_setup_hook": "slime_swe.launch.slime_cpu.shims.install"},
     )
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")

@@ -7,18 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launch.args import Attributes, checkpoint_folder, ours
-from launch.slime.environment import Homes, environment
-from launch.slime.job import Job
-from launch.slime.places import Places
-from launch.slime.prompts import as_yaml, prompt_files
-from launch.slime.render import render_flags, settings_files
-from launch.slime.sections import sections
-from recipes.base import Recipe
+from slime_swe.launch.args import Attributes, checkpoint_folder, ours
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.environment import environment
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.prompts import as_yaml, prompt_files
+from slime_swe.launch.slime.render import render_flags, settings_files
+from slime_swe.launch.slime.sections import sections
+from slime_swe.recipes.base import Recipe
 
 WITHOUT_GPU: Attributes = {
     "transformer_impl": "local",
-    "spec": ["launch.slime_cpu.layer_spec", "layer_spec"],
+    "spec": ["slime_swe.launch.slime_cpu.layer_spec", "layer_spec"],
     "distributed_backend": "gloo",
     "attention_backend": "unfused",
     "gradient_accumulation_fusion": False,
@@ -32,39 +33,39 @@ WITHOUT_GPU: Attributes = {
 IN_FLOAT32 = {"bf16": False}  # SLiME has a flag for half precision alone, and the embedded server computes in float32
 
 
-def render(recipe: Recipe, folder: Path, address: str, *, homes: Homes, resume: bool = False) -> Job:
+def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, resume: bool = False) -> Job:
     """The job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples. Touches no file."""
-    recipe, places = told_to_tensorboard(recipe), Places(folder.resolve())
+    recipe, paths = with_tensorboard(recipe), RunPaths(folder.resolve())
     return Job(
-        program=(sys.executable, "-m", "launch.slime_cpu.main", str(homes.slime)),
-        flags=render_flags(cpu_sections(recipe, places, address, resume=resume)),
-        environment=environment(recipe, places, homes) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
-        files=settings_files(recipe, places) | {places.settings: as_yaml(ours(recipe, places.run) | IN_FLOAT32)},
-        prompts=prompt_files(recipe, places),
-        directory=places.run,
+        program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime)),
+        flags=render_flags(cpu_sections(recipe, paths, address, resume=resume)),
+        environment=environment(recipe, paths, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
+        files=settings_files(recipe, paths) | {paths.settings: as_yaml(ours(recipe, paths.run) | IN_FLOAT32)},
+        prompts=prompt_files(recipe, paths),
+        directory=paths.run,
     )
 
 
-def told_to_tensorboard(recipe: Recipe) -> Recipe:
+def with_tensorboard(recipe: Recipe) -> Recipe:
     """SLiME's figures are read back from its TensorBoard files."""
     return replace(recipe, run=replace(recipe.run, tensorboard=True))
 
 
-def cpu_sections(recipe: Recipe, places: Places, address: str, *, resume: bool) -> dict[str, Attributes]:
+def cpu_sections(recipe: Recipe, paths: RunPaths, address: str, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes: those of a GPU run, the parts that differ replaced."""
     checkpoint = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
-    resumed = resume and places.checkpoints.is_dir()
+    resumed = resume and paths.checkpoints.is_dir()
     changes: dict[str, dict[str, Any]] = {
         "cluster": {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
-        "checkpoints": {"load": str(places.checkpoints) if resumed else checkpoint, "ref_load": checkpoint},
+        "checkpoints": {"load": str(paths.checkpoints) if resumed else checkpoint, "ref_load": checkpoint},
         "weights": {
             "rollout_external_engine_addrs": [address],
             "update_weight_transport": "disk",
-            "update_weight_disk_dir": str(places.run / "weights"),
+            "update_weight_disk_dir": str(paths.run / "weights"),
         },
         "precision": WITHOUT_GPU,
     }
-    found = sections(recipe, places, resume=resume)
+    found = sections(recipe, paths, resume=resume)
     found["serving"] = {name: value for name, value in found["serving"].items() if name in SERVING}
     found["cluster"], found["precision"] = {}, {}
     return {heading: {**found.get(heading, {}), **changes.get(heading, {})} for heading in {**found, **changes}}

@@ -1,4 +1,4 @@
-"""One run of `engine=slime_cpu`: start the embedded server, run SLiME's `train.py` beside it, tell what came of it."""
+"""One run of `engine=slime_cpu`: start the embedded server, run SLiME's `train.py` beside it, summarise the run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 
 import orjson
 
-from embedded import report
-from embedded.disk import replace_file, writing
-from embedded.server_process import ServerProcess
-from launch.args import to_args
-from launch.progress import Progress, make_progress
-from launch.slime.environment import Homes
-from launch.slime.job import Job
-from launch.slime.journals import JOURNALS, cut_back
-from launch.slime.places import Places
-from launch.slime_cpu.figures import read_records
-from launch.slime_cpu.render import render
-from recipes.base import Recipe
+from slime_swe.embedded import report
+from slime_swe.embedded.server_process import ServerProcess
+from slime_swe.errors import InfrastructureError
+from slime_swe.files import replace_file, writing
+from slime_swe.launch.args import to_args
+from slime_swe.launch.progress import Reporter, make_progress
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.journals import JOURNALS, cut_back
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime_cpu.figures import read_figures
+from slime_swe.launch.slime_cpu.render import render
+from slime_swe.recipes.base import Recipe
 
 LOG = "slime.log"
 METRICS = "metrics.jsonl"
@@ -32,27 +33,23 @@ STOP = 20.0  # seconds that Ray gets to end its processes
 TAIL = 3000  # characters of the log in an error message
 
 
-class SlimeError(RuntimeError):
-    """SLiME's own process failed; the message holds the end of its log."""
-
-
 def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
-    """Run the recipe in `folder`; returns the summary that it wrote. Raises `SlimeError` or `ServerError`."""
+    """Run the recipe in `folder`; returns the summary that it wrote. Raises `InfrastructureError` or `ServerError`."""
     with make_progress(recipe, folder) as progress:
         return asyncio.run(_train(recipe, folder, progress, resume=resume))
 
 
-async def _train(recipe: Recipe, folder: Path, progress: Progress, *, resume: bool) -> dict[str, Any]:
+async def _train(recipe: Recipe, folder: Path, progress: Reporter, *, resume: bool) -> dict[str, Any]:
     started = time.perf_counter()
     if resume:
-        cut_back(Places(folder))
+        cut_back(RunPaths(folder))
     args = to_args(recipe, folder)
-    teller = Teller(recipe, folder, progress)
+    monitor = Monitor(recipe, folder, progress)
     async with ServerProcess.of_run(args, folder / "server.log") as server:
-        job = render(recipe, folder, f"{server.host}:{server.port}", homes=Homes.find(), resume=resume)
+        job = render(recipe, folder, f"{server.host}:{server.port}", checkouts=Checkouts.find(), resume=resume)
         job.write_files()
-        await _follow(job, folder / LOG, teller)
-    records = teller.look()
+        await _follow(job, folder / LOG, monitor)
+    records = monitor.read()
     seconds = _seconds(records)
     summary = report.summarize(args, records, seconds, time.perf_counter() - started)
     summary["logprob_diff_mean"] = [record.get("logprob_diff_mean") for record in records if record["kind"] == "train"]
@@ -61,7 +58,7 @@ async def _train(recipe: Recipe, folder: Path, progress: Progress, *, resume: bo
     return summary
 
 
-async def _follow(job: Job, log: Path, teller: Teller) -> None:
+async def _follow(job: Job, log: Path, monitor: Monitor) -> None:
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *job.argv,
@@ -74,12 +71,12 @@ async def _follow(job: Job, log: Path, teller: Teller) -> None:
         )
     try:
         while not await _ended(process):
-            teller.glance()
+            monitor.poll()
     finally:
         await _stop(process)
     if process.returncode:
         text = log.read_text(errors="replace")[-TAIL:]
-        raise SlimeError(f"SLiME ended with code {process.returncode}; {log} ends with:\n{text}")
+        raise InfrastructureError(f"SLiME ended with code {process.returncode}; {log} ends with:\n{text}")
 
 
 async def _ended(process: asyncio.subprocess.Process) -> bool:
@@ -102,38 +99,38 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-class Teller:
+class Monitor:
     """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
-    def __init__(self, recipe: Recipe, folder: Path, progress: Progress) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, progress: Reporter) -> None:
         self.folder, self.progress = folder, progress
-        self.tensorboard = Places(folder).tensorboard
+        self.tensorboard = RunPaths(folder).tensorboard
         self.steps, self.rollouts = recipe.algorithm.steps_per_rollout, recipe.run.num_rollouts
-        self.told: set[tuple[str, str, int]] = set()
+        self.reported: set[tuple[str, str, int]] = set()
         self.size = -1
 
-    def glance(self) -> None:
+    def poll(self) -> None:
         """Look where episodes were written since the last time."""
         size = sum(path.stat().st_size for path in map(self.folder.joinpath, JOURNALS) if path.exists())
         if size != self.size:
             self.size = size
-            self.look()
+            self.read()
 
-    def look(self) -> list[dict[str, Any]]:
+    def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
-        records = read_records(self.folder, self.tensorboard, steps=self.steps, rollouts=self.rollouts)
+        records = read_figures(self.folder, self.tensorboard, steps=self.steps, rollouts=self.rollouts)
         with writing(self.folder / METRICS):
             lines = b"".join(orjson.dumps(record) + b"\n" for record in records)
             replace_file(self.folder / METRICS, lines)
         for record in records:
-            self._tell(record)
+            self._report(record)
         return records
 
-    def _tell(self, record: Mapping[str, Any]) -> None:
+    def _report(self, record: Mapping[str, Any]) -> None:
         name = (record["kind"], record.get("name", ""), record["rollout_id"])
-        if name in self.told:
+        if name in self.reported:
             return
-        self.told.add(name)
+        self.reported.add(name)
         if record["kind"] == "train":
             self.progress.on_step(record["rollout_id"], {k: v for k, v in record.items() if k != "seconds"})
         else:

@@ -21,7 +21,7 @@ use_caches() { # FOLDER
   export FLASHINFER_WORKSPACE_BASE=$1/flashinfer MPLCONFIGDIR=$1/matplotlib
 }
 
-# The words that every Python of this job begins with, in `python`.
+# The command that runs Python in this job, in `python`.
 choose_python() { # ROOT
   python=()
   if [ -n "${SLIME_SWE_CONTAINER:-}" ]; then
@@ -35,12 +35,12 @@ choose_python() { # ROOT
   else
     python+=(python3)
   fi
-  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}
-  "${python[@]}" -c 'import launch.cli' ||
+  export PYTHONPATH=$1/src${PYTHONPATH:+:$PYTHONPATH}
+  "${python[@]}" -c 'import slime_swe.launch.cli' ||
     die "${python[*]} can't import this project: make .venv (bash launch/run_qwen_swe.sh --help), or set SLIME_SWE_PYTHON or SLIME_SWE_CONTAINER"
 }
 
-value_of() { # KEY DEFAULT WORDS...: the value of the last KEY=value among the words
+value_of() { # KEY DEFAULT ARGUMENTS...: the value of the last KEY=value among the arguments
   local key=$1 value=$2 word
   shift 2
   for word in "$@"; do
@@ -49,16 +49,16 @@ value_of() { # KEY DEFAULT WORDS...: the value of the last KEY=value among the w
   printf '%s\n' "$value"
 }
 
-# What `slime-swe` is asked for, in `words`. The run is named after the SLURM job, so that it is found again when SLURM
+# The arguments of `slime-swe`, in `arguments`. The run is named after the SLURM job, so that it is found again when SLURM
 # starts the job anew; it then goes on where it was.
-choose_words() { # WORDS...
+choose_arguments() { # ARGUMENTS...
   local name folder
   name=$(value_of run.name "slurm-$SLURM_JOB_ID" "$@")
   folder=$(value_of run.dir runs "$@")/$name
-  words=(train "$@" "run.name=$name")
+  arguments=(train "$@" "run.name=$name")
   if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$folder/recipe.yaml" ]; then
     say "SLURM has restarted this job: going on with $folder"
-    words+=(--resume)
+    arguments+=(--resume)
   fi
 }
 
@@ -75,37 +75,37 @@ await() { # PID
 
 stop_job() { # REASON
   signalled=1
-  say "$1: the run is told to stop"
+  say "$1: the run is asked to stop"
   kill -TERM "$job" 2>/dev/null || true
 }
 
-train_on_cluster() { # ROOT WORDS...
-  local root=$1 meeting code=0 requeue=
+train_on_cluster() { # ROOT ARGUMENTS...
+  local root=$1 rendezvous code=0 requeue=
   shift
   : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
   cd "$root" || die "can't go to $root"
   export SLIME_SWE_CACHE=${SLIME_SWE_CACHE:-$root/.cache}
   use_caches "$SLIME_SWE_CACHE"
   choose_python "$root"
-  choose_words "$@"
-  meeting=$SLIME_SWE_CACHE/slurm/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
-  mkdir -p "$meeting"
+  choose_arguments "$@"
+  rendezvous=$SLIME_SWE_CACHE/slurm/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+  mkdir -p "$rendezvous"
 
   srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none \
-    "${python[@]}" -m launch.ray.slurm node "$meeting" &
+    "${python[@]}" -m slime_swe.launch.ray.slurm node "$rendezvous" &
   nodes=$!
-  "${python[@]}" -m launch.ray.slurm submit "$meeting" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${words[@]}" &
+  "${python[@]}" -m slime_swe.launch.ray.slurm submit "$rendezvous" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${arguments[@]}" &
   job=$!
   trap 'requeue=1; stop_job "SLURM needs these nodes back, or their time is up"' USR1
   trap 'stop_job "SLURM ends this job"' TERM
   await "$job" || code=$?
-  scancel --signal=TERM "$SLURM_JOB_ID" || true # of the nodes only: srun would pass SIGTERM on as SIGKILL
+  : >"$rendezvous/done" # the nodes end when they see it
   wait "$nodes" || true
 
   if [ -n "$requeue" ] && [ "$code" = 130 ]; then
     say "back into the queue"
     scontrol requeue "$SLURM_JOB_ID" ||
-      die "could not be put back into the queue; to go on: sbatch ... $(printf '%q ' "${words[@]:1}") --resume"
+      die "could not be put back into the queue; to go on: sbatch ... $(printf '%q ' "${arguments[@]:1}") --resume"
   fi
   return "$code"
 }

@@ -1,1 +1,1 @@
-"""What a recipe must be like, rule by rule; `recipes.checks` and `recipes.parallelism` put them together."""
+"""What SLiME, Megatron and SGLang refuse of a recipe; `trainer.RULES` puts it together."""

@@ -1,14 +1,11 @@
-"""Losses, advantages and optimizers that SLiME can't combine. Sources: see `recipes.parallelism`."""
+"""Losses, advantages and optimizers that SLiME can't combine. Sources: see `slime_swe.recipes.rules.trainer`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from recipes.violation import Violation
-
-if TYPE_CHECKING:
-    from recipes.base import Recipe
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.violation import Violation
 
 
 def kl(recipe: Recipe) -> Iterator[Violation]:

@@ -1,14 +1,11 @@
-"""Which GPUs train and which serve, and what schedules that allows. Sources: see `recipes.parallelism`."""
+"""Which GPUs train and which serve, and what schedules that allows. Sources: see `slime_swe.recipes.rules.trainer`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from recipes.violation import Violation
-
-if TYPE_CHECKING:
-    from recipes.base import Recipe
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.violation import Violation
 
 
 def gpus(recipe: Recipe) -> Iterator[Violation]:
@@ -99,11 +96,11 @@ def fully_async(recipe: Recipe) -> Iterator[Violation]:
 def partial(recipe: Recipe) -> Iterator[Violation]:
     """SLiME hands an unfinished sample to `generate` again, and asks that it isn't a list of siblings."""
     rollout = recipe.rollout
-    if rollout.partial and rollout.generate == "rollout.slime_plugin.generate":
+    if rollout.partial and rollout.generate == "slime_swe.rollout.slime_plugin.generate":
         yield Violation(
             "rollout.partial",
-            "rollout.partial=true, but rollout.generate=rollout.slime_plugin.generate can't go on with an unfinished "
-            "episode: its sandbox is gone",
+            "rollout.partial=true, but rollout.generate=slime_swe.rollout.slime_plugin.generate can't go on with an "
+            "unfinished episode: its sandbox is gone",
             "set partial to false, or use rollout.schedule=fully_async, which cuts no episode short",
         )
 

@@ -1,14 +1,12 @@
-"""What SGLang's engines allow. Sources: see `recipes.parallelism`."""
+"""What SGLang's engines allow. Sources: see `slime_swe.recipes.rules.trainer`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from recipes.violation import Violation, divisors, listed
-
-if TYPE_CHECKING:
-    from recipes.base import Recipe
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.families import load_family
+from slime_swe.recipes.violation import Violation, divisors, listed
 
 VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
@@ -83,13 +81,14 @@ def experts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def dp_attention(recipe: Recipe) -> Iterator[Violation]:
-    """SGLang's Qwen2 attention always splits over the whole engine."""
     serving, architecture = recipe.serving, recipe.model.architecture
     if not serving.dp_attention:
         return
-    if architecture.family == "qwen2":
+    if not load_family(architecture.family).dp_attention:
         yield Violation(
-            "serving.dp_attention", "serving.dp_attention=true is not there for qwen2 models", "set it to false"
+            "serving.dp_attention",
+            f"serving.dp_attention=true is not there for {architecture.family} models",
+            "set it to false",
         )
     elif 0 < serving.gpus_per_engine <= architecture.kv_heads:
         yield Violation(

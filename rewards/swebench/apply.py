@@ -14,18 +14,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from data_sources.task import HarnessOracle
-from rewards.guard import Guard
-from rewards.score import GraderError
-from rollout.patch import PatchError
-from rollout.patch_reader import header_paths
-from rollout.sandbox.base import ExecResult, Sandbox
+from slime_swe.data_sources.task import HarnessOracle
+from slime_swe.patches import PatchError, header_paths
+from slime_swe.rewards.guard import Guard
+from slime_swe.rewards.score import GraderError
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
 
 PATCH = "/tmp/patch.diff"
 _GIT = "git -c safe.directory='*'"
 _BY_GIT = ("apply --verbose", "apply --verbose --3way", "apply --verbose --reject")
 _BY_PATCH = "patch --batch --forward --fuzz=5 -p1 -i"
-_BY_GIT_ALONE = re.compile(r"^[ \tX]*(\d+(,\d+)?[acdis]|new (file )?mode 120000)", re.MULTILINE)
+# A link, or a whole line that GNU patch takes for a command of ed (its pch.c, `get_ed_command_letter`).
+_BY_GIT_ALONE = re.compile(
+    r"^[ \tX]*(new (file )?mode 120000|\d+(,\d+)?([acdi]|s/\.//)[ \t\r]*$)", re.MULTILINE | re.ASCII
+)
 _RESET = f"{_GIT} checkout -- . ; {_GIT} clean -fd"
 _LIST = f"{_GIT} ls-files -z"
 _KEPT = "/tmp/.kept"  # guarded files, as the image has them
@@ -90,10 +92,10 @@ async def _first_that_takes_it(sandbox: Sandbox, commands: Collection[str]) -> s
             return command
     if (await sandbox.exec(f"{_GIT} apply --check --reverse {PATCH}")).exit_code == 0:
         return "all of them together"  # the last one's leavings are the whole patch, as the harness checks too
-    raise PatchError(_told(result))
+    raise PatchError(_tail(result))
 
 
-def _told(result: ExecResult | None) -> str:
+def _tail(result: ExecResult | None) -> str:
     return "" if result is None else result.output[-2_000:].strip()
 
 
@@ -105,13 +107,13 @@ def _keep(guarded: Collection[str]) -> str:
 def _put_back(guarded: Collection[str]) -> str:
     """It prints the paths that have changed, each with a NUL after it."""
     there = f'[ -e "$path" ] || [ -L "$path" ] || [ -e "{_KEPT}/$path" ]'
-    told = f'cmp -s -- "$path" "{_KEPT}/$path" || printf \'%s\\0\' "$path"'
-    one = f'if {there}; then {told}; fi; rm -rf -- "$path" || exit 1'
+    changed = f'cmp -s -- "$path" "{_KEPT}/$path" || printf \'%s\\0\' "$path"'
+    one = f'if {there}; then {changed}; fi; rm -rf -- "$path" || exit 1'
     return f"for path in {shlex.join(guarded)}; do {one}; done && cp -a {_KEPT}/. ."
 
 
 async def _run(sandbox: Sandbox, command: str) -> str:
     result = await sandbox.exec(command)
     if result.exit_code != 0:
-        raise GraderError(f"the grader's files can't be put back: {_told(result)}")
+        raise GraderError(f"the grader's files can't be put back: {_tail(result)}")
     return result.output

@@ -1,30 +1,41 @@
 """`Evaluation`: the runs of one task's eval script, each in a fresh sandbox.
 
-A control's run (`rewards.swebench.control`) has the tests falsified, and what the tests want is all that tells the code
-under test which of the runs it is in. Where the script brings its tests in a patch, that patch brings falsified ones
-(`rewards.swebench.script`). Where it does not, every run that may be controlled copies the test files once more, as
-they are or falsified.
+A run of the negative control has the tests mutated. What the tests want is all that may differ between it and the first
+run, since code under test can read the script:
+
+- A script that embeds its tests as a patch, as SWE-bench's do, gets mutated tests in that patch.
+- A script that restores them in another way: every run that may be controlled copies the test files once more before
+  the tests, as they are or mutated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Collection
+import re
+import shlex
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from data_sources.task import HarnessOracle, Image, Task
-from rewards.limits import image_limits
-from rewards.swebench.apply import Applied, apply_in
-from rewards.swebench.instance import image_of, instance_of, oracle_of
-from rewards.swebench.script import Files, before_the_tests, bringing, brings_tests, copying
-from rewards.verdict import Sandboxes
-from rollout.patch_reader import header_paths
-from rollout.sandbox.base import ExecResult, Sandbox, SandboxError
+from slime_swe.data_sources.corpora.swebench import START
+from slime_swe.data_sources.task import HarnessOracle, Image, Task
+from slime_swe.patches import header_paths, make_patch, paths_of
+from slime_swe.rewards.grade import image_limits
+from slime_swe.rewards.swebench.apply import Applied, apply_in
+from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
+from slime_swe.rollout.loop_scope import loop_scope
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
+Files = Mapping[str, bytes]
+
+KEPT_TASKS = 128  # whose restored tests are remembered
 _SCRIPT, _TESTS = "/tmp/eval.sh", "/tmp/tests"
+_HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -66,32 +77,34 @@ class Evaluation:
         return [path for path in self.oracle.protected if path.endswith(".py") and path not in gold]
 
     @cached_property
-    def brings_tests(self) -> bool:
-        return brings_tests(self.script)
+    def embeds_test_patch(self) -> bool:
+        return embeds_test_patch(self.script)
 
     async def run(
-        self, patch: str, tests: RestoredTests = NO_TESTS, falsified: Files | None = None
+        self, patch: str, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
     ) -> tuple[Applied | None, ExecResult]:
-        """The script with a patch (an empty one is not applied).
+        """Run the script with a patch (an empty one is not applied).
 
-        tests: None known: the script is run as it is. falsified: what test files hold in place of what is restored.
-        Raises `PatchError`, `GraderError`, `SandboxError`.
+        tests: as `restored_tests` gives them; without them the script is run as it is. mutated: what some test files
+        hold instead. Raises `PatchError`, `GraderError`, `SandboxError`.
         """
         async with self._sandbox() as sandbox:
             applied = await apply_in(sandbox, self.oracle, patch) if patch else None
-            return applied, await self.run_in(sandbox, tests, falsified)
+            return applied, await self.run_in(sandbox, tests, mutated)
 
     async def run_in(
-        self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, falsified: Files | None = None
+        self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
     ) -> ExecResult:
         """The same in a sandbox that has the patch."""
-        if self.brings_tests:
-            script = bringing(self.script, tests.shown, falsified) if falsified else self.script
+        if self.embeds_test_patch:
+            script = with_embedded_tests(self.script, tests.shown, mutated) if mutated else self.script
             return await self._run(sandbox, script)
-        files = {**tests.restored, **(falsified or {})}
+        files = {**tests.restored, **(mutated or {})}
         for path, content in files.items():
             await _write(sandbox, f"{_TESTS}/{path}", content)
-        return await self._run(sandbox, copying(self.script, _TESTS, self.image.folder) if files else self.script)
+        return await self._run(
+            sandbox, with_copied_tests(self.script, _TESTS, self.image.folder) if files else self.script
+        )
 
     async def restored_tests(self) -> RestoredTests:
         """The test files without a patch; none where the script does not mark where they run."""
@@ -110,6 +123,72 @@ class Evaluation:
     async def _run(self, sandbox: Sandbox, script: str) -> ExecResult:
         await _write(sandbox, _SCRIPT, script.encode())
         return await sandbox.exec(f"/bin/bash {_SCRIPT}", timeout=self.oracle.timeout_seconds)
+
+
+async def restored_tests(evaluation: Evaluation) -> RestoredTests:
+    """`Evaluation.restored_tests`, read once for all patches of a task: the first caller's sandbox serves all."""
+    scope = await loop_scope()
+    known = await scope.get("restored tests", lambda: contextlib.nullcontext(_KnownTests()))
+    return await known.of(evaluation)
+
+
+class _KnownTests:
+    """The restored tests of the last tasks."""
+
+    def __init__(self) -> None:
+        self._by_task: OrderedDict[tuple[str, str, tuple[str, ...]], asyncio.Future[RestoredTests]] = OrderedDict()
+
+    async def of(self, evaluation: Evaluation) -> RestoredTests:
+        key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
+        if key not in self._by_task:
+            self._by_task[key] = asyncio.ensure_future(evaluation.restored_tests())
+            while len(self._by_task) > KEPT_TASKS:
+                self._by_task.popitem(last=False)
+        self._by_task.move_to_end(key)
+        try:
+            return await asyncio.shield(self._by_task[key])  # a cancelled caller must not break the others
+        except BaseException:
+            failed = self._by_task.get(key)
+            if failed is not None and failed.done():
+                del self._by_task[key]  # a failure is not remembered
+            raise
+
+
+def before_the_tests(script: str) -> str:
+    """The script up to the line that marks where the tests' output starts; all of it where none does."""
+    before, marked, _ = script.partition(START)
+    return before[: before.rfind("\n") + 1] if marked else script
+
+
+def embeds_test_patch(script: str) -> bool:
+    """Whether it has one patch, in a here-document before the tests, in which no file has two names."""
+    patch = _patch_in(script)
+    return patch is not None and all(len(paths_of(section)) == 1 for section in _sections(patch["body"]))
+
+
+def with_embedded_tests(script: str, shown: Files, tests: Files) -> str:
+    """The script, its patch making these test files of those that are shown. It must embed a test patch."""
+    patch = _patch_in(script)
+    assert patch is not None, script
+    others = [section for section in _sections(patch["body"]) if tests.keys().isdisjoint(paths_of(section))]
+    made = make_patch({path: shown[path] for path in tests if path in shown}, tests)
+    return script[: patch.start("body")] + "".join(others) + made + script[patch.end("body") :]
+
+
+def with_copied_tests(script: str, source: str, folder: str) -> str:
+    """The script with all that is in `source` copied to `folder` before the tests."""
+    before = before_the_tests(script)
+    return f"{before}cp -R {shlex.quote(source)}/. {shlex.quote(folder)}/\n{script.removeprefix(before)}"
+
+
+def _patch_in(script: str) -> re.Match[str] | None:
+    found = [match for match in _HERE_DOCUMENT.finditer(before_the_tests(script)) if _sections(match["body"])]
+    return found[0] if len(found) == 1 else None
+
+
+def _sections(patch: str) -> list[str]:
+    """One of each file."""
+    return [section for section in _SECTION.split(patch) if section.startswith("diff --git ")]
 
 
 async def _write(sandbox: Sandbox, path: str, content: bytes) -> None:

@@ -7,30 +7,26 @@ Requests have an `id`, which the answer repeats, and an `op`:
 | `script` | instance | `script`: the eval script as the harness runs it |
 | `report` | instance, log | `report`: what `get_eval_report` says of the log |
 | `run` | instance, patch, seconds, run_id | `report`, `log` and `seconds`, or `unappliable`, or `timed_out` and `log` |
-| `cancel` | target | none; that run is killed and its container removed |
 
 An answer with `refused` says what is wrong with the request, one with `error` that grading failed. The first line,
-before any request, is `ready` (the version), or `missing` (what can't be imported). At the end of its input the process
-kills what it runs, removes the containers and ends.
+before any request, is `ready` (the version), or `missing` (what can't be imported). The process ends with its input.
+`worker.py run` takes one request, a `run`: the harness names its loggers by the instance and writes into the current
+folder. If its input ends before the run does, it removes the run's container and ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import re
-import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +39,12 @@ TIMED_OUT = re.compile(r"\n\nTimeout error: \d+ seconds exceeded\.\Z")
 Message = dict[str, Any]
 
 
-def report(instance: Message, log: str, folder: Path) -> Message:
+def report(instance: Message, log: str) -> Message:
     """The harness's report of a log."""
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
-    path = folder / "test_output.txt"
+    path = Path("test_output.txt")
     path.write_text(log, errors="replace")
     prediction = {"instance_id": instance["instance_id"], "model_name_or_path": MODEL, "model_patch": ""}
     reports = get_eval_report(make_test_spec(instance), prediction, str(path), include_tests_status=True)
@@ -103,146 +99,41 @@ def run(request: Message) -> Message:
     return _failure(_text(logs / "run_instance.log"), log)
 
 
-def _failure(story: str, log: str) -> Message:
-    """Why `run_instance` gave no report: it tells its own log alone."""
-    if unappliable := UNAPPLIABLE.search(story):
+def _failure(run_log: str, log: str) -> Message:
+    """Why `run_instance` gave no report: it says so in its own log alone."""
+    if unappliable := UNAPPLIABLE.search(run_log):
         return {"unappliable": unappliable[1][:LOG_CHARACTERS]}
     if TIMED_OUT.search(log):
         return {"timed_out": True, "log": log[-LOG_CHARACTERS:]}
-    return {"error": story[-LOG_CHARACTERS:]}
+    return {"error": run_log[-LOG_CHARACTERS:]}
 
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-@dataclass
-class Child:
-    """A forked run of the harness: its loggers, its folder and its run id are its own."""
-
-    request: Message
-    pid: int
-    end: int  # a pipe that ends with it
-    folder: str
-
-    @classmethod
-    def start(cls, request: Message, *not_its: int) -> Child:
-        """`not_its`: descriptors that only the parent may hold, so that its end is seen."""
-        folder = tempfile.mkdtemp(prefix="slime-swe-harness-")
-        end, held = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for descriptor in (end, *not_its):
-                    os.close(descriptor)
-                os.setpgid(0, 0)
-                os.chdir(folder)
-                Path("answer.json").write_text(json.dumps(guarded(lambda: run(request))))
-            finally:
-                os._exit(0)  # without the parent's clean-up
-        os.close(held)
-        with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # whoever comes first: it may be killed at once
-        return cls(request, pid, end, folder)
-
-    def answer(self) -> Message:
-        """What it left. Waits for its end."""
-        os.waitpid(self.pid, 0)
-        left = _text(Path(self.folder, "answer.json"))
-        self._clear()
-        return json.loads(left) if left else {"error": "the harness's process died"}
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        name = f"sweb.eval.{self.request['instance']['instance_id'].lower()}.{self.request['run_id']}"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=60)
-        self._clear()
-
-    def _clear(self) -> None:
-        os.close(self.end)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def guarded(work: Callable[[], Message]) -> Message:
-    """What the work gives. A parser may raise anything, and none of it may end the process that all gradings share."""
+def answer(request: Message) -> Message:
+    """A parser may raise anything, and none of it may end the process that all gradings share."""
     try:
-        return work()
+        if refused := refusal(request):
+            return {"refused": refused}
+        if request["op"] == "script":
+            return {"script": script(request["instance"])}
+        return run(request) if request["op"] == "run" else {"report": report(request["instance"], request["log"])}
     except Exception:
         return {"error": traceback.format_exc()}
 
 
-class Worker:
-    """Answers until its input ends. One thread: parsing takes milliseconds, and runs are processes of their own."""
-
-    def __init__(self, answers: int, folder: Path) -> None:
-        self._answers = answers
-        self._folder = folder
-        self._children: dict[Any, Child] = {}
-        self._selector = selectors.DefaultSelector()
-        self._unread: list[bytes] = []  # of a line that is not yet whole
-
-    def serve(self) -> None:
-        self._selector.register(0, selectors.EVENT_READ)
-        try:
-            while self._step():
-                pass
-        finally:
-            for child in self._children.values():
-                child.kill()
-
-    def _step(self) -> bool:
-        """False at the end of the input."""
-        for key, _ in self._selector.select():
-            if key.fd != 0:
-                self._reap(key.data)
-            elif not self._read():
-                return False
-        return True
-
-    def _read(self) -> bool:
-        data = os.read(0, 1 << 20)
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            line = b"".join((*self._unread, end))
-            self._unread = []
-            self._handle(json.loads(line))
-        self._unread.append(rest)
-        return bool(data)
-
-    def _handle(self, request: Message) -> None:
-        if request["op"] == "cancel":
-            self._cancel(request["target"])
-        elif refused := refusal(request):
-            self.say({"id": request["id"], "refused": refused})
-        elif request["op"] == "run":
-            child = self._children[request["id"]] = Child.start(request, 0, self._answers)
-            self._selector.register(child.end, selectors.EVENT_READ, request["id"])
-        else:
-            self.say({"id": request["id"], **guarded(lambda: self._grade(request))})
-
-    def _grade(self, request: Message) -> Message:
-        if request["op"] == "script":
-            return {"script": script(request["instance"])}
-        return {"report": report(request["instance"], request["log"], self._folder)}
-
-    def _reap(self, request_id: Any) -> None:
-        child = self._children.pop(request_id)
-        self._selector.unregister(child.end)
-        self.say({"id": request_id, **child.answer()})
-
-    def _cancel(self, request_id: Any) -> None:
-        child = self._children.pop(request_id, None)
-        if child is not None:
-            self._selector.unregister(child.end)
-            child.kill()
-
-    def say(self, message: Message) -> None:
-        left = memoryview(json.dumps(message).encode() + b"\n")
-        while left:
-            left = left[os.write(self._answers, left) :]
+def end_with_input(request: Message) -> None:
+    """Wait for the end of the input, and then remove the container of this run and end the process."""
+    while os.read(0, 4096):  # not by `sys.stdin`, whose lock would be held when the interpreter ends
+        pass
+    name = f"sweb.eval.{request['instance']['instance_id'].lower()}.{request['run_id']}"
+    try:
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=20)
+    finally:
+        shutil.rmtree(os.getcwd(), ignore_errors=True)
+        os._exit(0)  # without waiting for the run
 
 
 def missing() -> str:
@@ -254,21 +145,30 @@ def missing() -> str:
     return "" if hasattr(utils, "make_test_spec") else f"swebench 5 is needed, not {run_evaluation.__file__}"
 
 
-def main() -> None:
-    answers = os.dup(1)
+def main(only_a_run: bool) -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what swebench prints is no answer
-    os.set_inheritable(answers, False)
-    with tempfile.TemporaryDirectory(prefix="slime-swe-parser-") as folder:
-        worker = Worker(answers, Path(folder))
-        if why := missing():
-            worker.say({"missing": why})
-            return
-        from swebench import __version__
 
-        worker.say({"ready": __version__})
-        worker.serve()
+    def say(message: Message) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    if why := missing():
+        say({"missing": why})
+        return
+    from swebench import __version__
+
+    say({"ready": __version__})
+    with tempfile.TemporaryDirectory(prefix="slime-swe-harness-") as folder:
+        os.chdir(folder)
+        for line in iter(sys.stdin.buffer.readline, b""):
+            request = json.loads(line)
+            if only_a_run:
+                threading.Thread(target=end_with_input, args=(request,), daemon=True).start()
+            say({"id": request["id"], **answer(request)})
+            if only_a_run:
+                return
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    main()
+    main(sys.argv[1:] == ["run"])

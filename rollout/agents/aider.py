@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 from pathlib import Path
 
-from rollout.agents.cli import HOME, CliSpec, Command, Launch, python_command
-from rollout.agents.cli_agent import open_cli
-from rollout.agents.layer import folder_of, pip_install
-from rollout.proxy.conversation import Request
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, python_command
+from slime_swe.rollout.agents.layer import folder_of, pip_install
+from slime_swe.rollout.agents.toy_task import BUG, FIX
+from slime_swe.rollout.proxy.conversation import Request
 
-NAME = "aider"
 MAX_FILES = 20  # given to it at the start; of larger repositories it has a map
 
 # Its own command, with the cache of its map outside the repository.
@@ -34,32 +32,36 @@ _FLAGS = (
 )
 
 
-def install(folder: Path) -> None:
-    pip_install(NAME, folder)
-    (folder / "run.py").write_text(_RUN.format(folder=folder_of(NAME), home=HOME), encoding="utf-8")
+class Aider(CliAgent):
+    name = "aider"
+    version = "0.86.2"
+    check_script = (
+        f"It subtracts.\n\ncalc.py\n```python\n<<<<<<< SEARCH\n    {BUG}\n=======\n    {FIX}\n>>>>>>> REPLACE\n```\n",
+        "The sums are right now.",
+    )
 
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        pip_install(cls.name, folder)
+        (folder / "run.py").write_text(_RUN.format(folder=folder_of(cls.name), home=HOME), encoding="utf-8")
 
-def start(launch: Launch) -> Command:
-    model = f"openai/{launch.model}"
-    known = {"max_input_tokens": launch.max_context, "max_output_tokens": launch.max_reply, "mode": "chat",
-             "litellm_provider": "openai", "input_cost_per_token": 0, "output_cost_per_token": 0}  # fmt: skip
-    environment = {
-        "OPENAI_API_BASE": f"{launch.url}/v1",
-        "OPENAI_API_KEY": launch.key,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
-    }
-    testing = f"--auto-test --test-cmd {shlex.quote(launch.test_command)}" if launch.test_command else ""
-    files = " ".join(shlex.quote(path) for path in launch.files) if len(launch.files) <= MAX_FILES else ""
-    git = "git rev-parse >/dev/null 2>&1 && git= || git=--no-git"  # or it would make a repository
-    shell = f"{git}\n{python_command(NAME, f'--model {model} $git {_FLAGS} {testing} {files} </dev/null')}"
-    return Command(shell, environment, {"task.txt": launch.statement, "model.json": json.dumps({model: known})})
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        model = f"openai/{launch.model}"
+        known = {"max_input_tokens": launch.max_context, "max_output_tokens": launch.max_reply, "mode": "chat",
+                 "litellm_provider": "openai", "input_cost_per_token": 0, "output_cost_per_token": 0}  # fmt: skip
+        environment = {
+            "OPENAI_API_BASE": f"{launch.url}/v1",
+            "OPENAI_API_KEY": launch.key,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
+        }
+        testing = f"--auto-test --test-cmd {shlex.quote(launch.test_command)}" if launch.test_command else ""
+        files = " ".join(shlex.quote(path) for path in launch.files) if len(launch.files) <= MAX_FILES else ""
+        git = "git rev-parse >/dev/null 2>&1 && git= || git=--no-git"  # or it would make a repository
+        shell = f"{git}\n{python_command(cls.name, f'--model {model} $git {_FLAGS} {testing} {files} </dev/null')}"
+        return Command(shell, environment, {"task.txt": launch.statement, "model.json": json.dumps({model: known})})
 
-
-def side_call(request: Request) -> bool:
-    """A commit message; it writes none here, but by a person's settings in the repository it might."""
-    return any("Git commit messages" in message.text[:500] for message in request.messages[:1])
-
-
-SPEC = CliSpec(NAME, "0.86.2", install, start, side_call=side_call)
-
-open_agent = functools.partial(open_cli, SPEC)
+    @classmethod
+    def side_call(cls, request: Request) -> bool:
+        """A commit message; it writes none here, but by a person's settings in the repository it might."""
+        return any("Git commit messages" in message.text[:500] for message in request.messages[:1])

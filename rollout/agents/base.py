@@ -1,124 +1,91 @@
-"""`Agent`: who acts in an episode, and the `Journal` that it keeps meanwhile."""
+"""`Agent`: who acts in an episode, and the registry of those there are."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol
+from typing import ClassVar, Self
 
-from data_sources.task import Task
-from rollout.episode import StopReason
-from rollout.sampling import Sampling
-from rollout.sandbox.base import Limits, Sandbox
-from rollout.session import Session
+from slime_swe.data_sources.task import Task
+from slime_swe.dotted import load_registered
+from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.chat.tokenizer import vocabulary_size
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.sandbox.base import Limits, Sandbox
+from slime_swe.rollout.session import Session
+from slime_swe.rollout.settings import RolloutSettings
+
+# Short name -> dotted path of an `Agent` class. Any such path works as a name.
+AGENTS = {
+    "native": "slime_swe.rollout.agents.native.NativeAgent",
+    "mini_swe_agent": "slime_swe.rollout.agents.mini_swe_agent.MiniSweAgent",
+    "qwen_code": "slime_swe.rollout.agents.qwen_code.QwenCode",
+    "aider": "slime_swe.rollout.agents.aider.Aider",
+    "claude_code": "slime_swe.rollout.agents.claude_code.ClaudeCode",
+    "codex": "slime_swe.rollout.agents.codex.Codex",
+}
+_ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
 
-class AgentError(RuntimeError):
+class AgentError(InfrastructureError):
     """The agent's own program failed (is missing, can't start, can't reach its model): never the policy's doing."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an agent's sandboxes must have. limits: None for the pool's own. layers: see `SandboxPool.open`."""
+    """What the sandboxes of an agent must have. limits: None for the pool's own. layers: see `SandboxPool.open`."""
 
     limits: Limits | None = None
     layers: tuple[Path, ...] = ()
 
 
-@dataclass
-class Journal:
-    """What has happened so far. Written as it happens, so that an episode that is cut short keeps it."""
+class Agent:
+    """One object plays all episodes of a run. The class states what it needs; nothing else has to know its name."""
 
-    turns: int = 0
-    cut_turns: int = 0  # ended by max_new_tokens
-    tool_calls: Counter[str] = field(default_factory=Counter)  # well-formed calls, by tool
-    malformed_calls: int = 0
-    edits: int = 0
-    failed_edits: int = 0
-    first_edit_patch: str | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    engine_aborted: bool = False  # the engine was told to drop the request: trying again is no use
-    engine_seconds: float = 0.0
-    sandbox_seconds: float = 0.0
-    budget: asyncio.Timeout | None = None  # the episode's time budget, once it runs
-    _calls: int = 0  # model calls under way
-    _called: float = 0.0
-    _deadline: float | None = None
+    is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
+    check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
+    needs: Needs = Needs()
 
-    def counters(self) -> dict[str, Any]:
-        """As plain JSON types. `first_edit_patch` is the repository's diff after the first edit that was applied."""
-        return {
-            "tool_calls": dict(self.tool_calls),
-            "test_runs": self.tool_calls["run_tests"],
-            "malformed_calls": self.malformed_calls,
-            "cut_turns": self.cut_turns,
-            "edits": self.edits,
-            "failed_edits": self.failed_edits,
-            "first_edit_patch": self.first_edit_patch,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "engine_aborted": self.engine_aborted,
-        }
-
-    @contextmanager
-    def engine_time(self) -> Iterator[None]:
-        """Around a model call. The budget stands still meanwhile: an engine that is slow or hangs is not the policy's
-        doing, and its client has a limit of its own. Of calls at once, the time is theirs together."""
-        self._calls += 1
-        if self._calls == 1:
-            self._called, self._deadline = perf_counter(), _stopped(self.budget)
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                seconds = perf_counter() - self._called
-                self.engine_seconds += seconds
-                if self.budget is not None and self._deadline is not None:
-                    self.budget.reschedule(self._deadline + seconds)
-
-    @contextmanager
-    def sandbox_time(self) -> Iterator[None]:
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.sandbox_seconds += perf_counter() - started
-
-
-def _stopped(budget: asyncio.Timeout | None) -> float | None:
-    """The deadline of a budget, which it no longer has."""
-    deadline = budget.when() if budget else None
-    if budget is not None and deadline is not None:
-        budget.reschedule(None)
-    return deadline
-
-
-class Agent(Protocol):
-    @property
-    def needs(self) -> Needs: ...
+    @classmethod
+    def open(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Self]:
+        """An agent for a run. Raises `UserError` where it can't be had."""
+        raise NotImplementedError
 
     @property
     def placeholder_token(self) -> int:
         """Any valid token id: it stands, masked, where an episode has no sampled token."""
-        ...
+        raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for people."""
-        ...
+        raise NotImplementedError
 
     async def run(
-        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, journal: Journal
+        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> StopReason:
         """Work on the task, recording every model call in `session`, and say why it ended.
 
         Raises `EngineError`, `SandboxError` or `AgentError` for what infrastructure does; may be cancelled at any
         await.
         """
-        ...
+        raise NotImplementedError
+
+
+def agent_class(name: str) -> type[Agent]:
+    """The agent of a name in `AGENTS`, or at a dotted path. Raises `UserError`."""
+    found: type[Agent] = load_registered(name, AGENTS, "rollout.agent")
+    return found
+
+
+async def engine_client(settings: RolloutSettings) -> EngineClient:
+    """The connections of a run's agent to its engine, to be entered.
+
+    One model call may take half as long as an episode's time budget; one that takes longer is the engine's failure.
+    """
+    vocabulary = await asyncio.to_thread(vocabulary_size, settings.checkpoint)
+    body = {"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}
+    return EngineClient(settings.engine_url, timeout=settings.time_budget / 2, vocabulary=vocabulary, **body)

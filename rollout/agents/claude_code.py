@@ -2,64 +2,74 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
 
-from rollout.agents.cli import HOME, CliSpec, Command, Ended, Launch, by_exit_code
-from rollout.agents.cli_agent import open_cli
-from rollout.agents.layer import folder_of, machine, npm_install
-from rollout.episode import StopReason
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch
+from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
+from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
+from slime_swe.rollout.episode import StopReason
 
-NAME = "claude_code"
-VERSION = "2.1.329"
 _TOOLS = "Agent,Bash,Edit,Glob,Grep,Read,Write"  # none that needs a network, a person or another day
 _ENDS = {"Error: Reached max turns": StopReason.MAX_TURNS, "Prompt is too long": StopReason.CONTEXT_FULL}
 _SETTINGS = {"includeCoAuthoredBy": False, "cleanupPeriodDays": 1}
 
 
-def install(folder: Path) -> None:
-    """Its program alone: the package that is named `claude-code` only finds it."""
-    package = f"@anthropic-ai/claude-code-linux-{machine()}"
-    npm_install(f"{package}@{VERSION}", folder)
-    (folder / "node_modules" / package / "claude").rename(folder / "claude")
-    shutil.rmtree(folder / "node_modules")
+class ClaudeCode(CliAgent):
+    name = "claude_code"
+    version = "2.1.329"
+    check_script = (
+        f"Let me look first.\n{tool_call('Bash', command='cat calc.py', description='Show the module')}",
+        f"It subtracts.\n{tool_call('Bash', command=EDIT_COMMAND, description='Mend the sum')}",
+        tool_call("Bash", command=TEST_COMMAND, description="Run the tests"),
+        "The sums are right now.",
+    )
+
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        """Its program alone: the package that is named `claude-code` only finds it."""
+        package = f"@anthropic-ai/claude-code-linux-{machine()}"
+        npm_install(f"{package}@{cls.version}", folder)
+        (folder / "node_modules" / package / "claude").rename(folder / "claude")
+        shutil.rmtree(folder / "node_modules")
+
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        environment = {
+            "ANTHROPIC_BASE_URL": launch.url,
+            "ANTHROPIC_API_KEY": launch.key,
+            "ANTHROPIC_SMALL_FAST_MODEL": launch.model,
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(launch.max_context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+            "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "DISABLE_TELEMETRY": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            "DISABLE_COST_WARNINGS": "1",
+            "IS_SANDBOX": "1",  # root may run it without asking
+        }
+        fixed = f"-p --dangerously-skip-permissions --output-format text --model {launch.model}"
+        limit = f"--max-turns {launch.max_turns} --tools {_TOOLS} --no-session-persistence"
+        shell = f"{folder_of(cls.name)}/claude {fixed} {limit} {cls.flags} <{HOME}/task.txt"
+        files = {"task.txt": launch.statement, ".claude/settings.json": json.dumps(_SETTINGS)}
+        return Command(shell, environment, files)
+
+    @classmethod
+    def outcome(cls, ended: Ended) -> StopReason:
+        for text, reason in _ENDS.items():
+            if text in ended.output:
+                return reason
+        return super().outcome(ended)
 
 
-def start(launch: Launch, *flags: str) -> Command:
-    environment = {
-        "ANTHROPIC_BASE_URL": launch.url,
-        "ANTHROPIC_API_KEY": launch.key,
-        "ANTHROPIC_SMALL_FAST_MODEL": launch.model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(launch.max_context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
-        "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "DISABLE_TELEMETRY": "1",
-        "DISABLE_ERROR_REPORTING": "1",
-        "DISABLE_COST_WARNINGS": "1",
-        "IS_SANDBOX": "1",  # root may run it without asking
-    }
-    fixed = f"-p --dangerously-skip-permissions --output-format text --model {launch.model}"
-    limit = f"--max-turns {launch.max_turns} --tools {_TOOLS} --no-session-persistence"
-    shell = f"{folder_of(NAME)}/claude {fixed} {limit} {' '.join(flags)} <{HOME}/task.txt"
-    files = {"task.txt": launch.statement, ".claude/settings.json": json.dumps(_SETTINGS)}
-    return Command(shell, environment, files)
+class WithoutShell(ClaudeCode):
+    flags = "--disallowedTools Bash"
 
 
-def outcome(ended: Ended) -> StopReason:
-    for told, reason in _ENDS.items():
-        if told in ended.output:
-            return reason
-    return by_exit_code(ended)
+class Bare(ClaudeCode):
+    """With its minimal first prompt."""
 
-
-SPEC = CliSpec(NAME, VERSION, install, start, outcome)
-
-
-open_agent = functools.partial(open_cli, SPEC)
-open_without_shell = functools.partial(open_cli, SPEC.with_flags("--disallowedTools Bash"))
-open_bare = functools.partial(open_cli, SPEC.with_flags("--bare"))
+    flags = "--bare"

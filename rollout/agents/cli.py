@@ -1,26 +1,44 @@
-"""Real coding agents: command-line programs that run unmodified in a sandbox, against the recording proxy.
+"""`CliAgent`: a real coding agent, a program that runs unmodified in the sandbox against the recording proxy.
 
-One file per agent beside this one says how it is installed, started and understood (`CliSpec`).
+One file per agent beside this one says how it is installed, started and understood.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
+from typing import ClassVar, Self
 
-from rollout.agents.base import AgentError
-from rollout.agents.layer import folder_of, python_version
-from rollout.episode import StopReason
-from rollout.proxy.conversation import Request
-from rollout.sandbox.base import Limits
+from slime_swe.data_sources.task import Task
+from slime_swe.rollout.agents.base import Agent, AgentError, Needs, engine_client
+from slime_swe.rollout.agents.layer import folder_of, layer_of, python_version
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy.conversation import Request
+from slime_swe.rollout.proxy.server import Proxy, open_proxy
+from slime_swe.rollout.proxy.sessions import Policy, ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox
+from slime_swe.rollout.session import Session
+from slime_swe.rollout.settings import RolloutSettings
 
 HOME = "/tmp/agent"  # where an agent keeps its own files: outside the repository, gone with the sandbox
 MISSING = 125  # exit code of ours: the sandbox lacks what the agent needs
 # Of the agent and all that it starts: the time budget and the agent's own limits end commands. Node.js and the programs
 # that bring their own runtime reserve far more address space than they use.
 LIMITS = Limits(cpu_seconds=3600, memory_bytes=4 << 30, file_bytes=256 << 20, disk_bytes=1 << 30, processes=512)
+PORT = 4141  # of the proxy, on each sandbox's own loopback
+START_SECONDS = 120.0  # until an agent first calls its model, or it never will
+END_SECONDS = 10.0  # that an agent gets to end by itself when no further call is answered
+FAILED_SECONDS = 60.0  # that an engine may fail for, while the agent goes on asking
+_POLL_SECONDS = 1.0
+_FOREVER = 7 * 86400.0  # the runner's budget ends the command
 _NOT_STARTED = (MISSING, 126, 127)  # the shell's own: not executable, not found
 
 
@@ -62,48 +80,155 @@ class Ended:
     calls: int
 
 
-def by_exit_code(ended: Ended) -> StopReason:
-    """For agents that say by it whether they came to their end. One that talked to the policy, and fails then, may do
-    so by what the policy said or did to it."""
-    if ended.exit_code == 0:
-        return StopReason.SUBMITTED
-    return StopReason.GAVE_UP
+class CliAgent(Agent):
+    """One program for all episodes of a run. A subclass states what it is; a variant is a subclass with other `flags`.
 
-
-def never(request: Request) -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class CliSpec:
-    """One agent. `version` is what `install` installs.
-
-    install: puts the program into a folder that sandboxes see as `/opt/agents/<name>`. start: the command for a
-    `Launch`, with further flags where the agent has variants. outcome: why an agent ended, supposing that it had called
-    the policy. side_call: whether a call is no work on the task (a title, a commit message), and not trained. limits:
-    what a sandbox must grant it.
+    version: what `install` installs. flags: further ones of its command line. limits: what a sandbox must grant it.
     """
 
-    name: str
-    version: str
-    install: Callable[[Path], None]
-    start: Callable[..., Command]
-    outcome: Callable[[Ended], StopReason] = by_exit_code
-    side_call: Callable[[Request], bool] = never
-    limits: Limits = LIMITS
+    is_program = True
+    name: ClassVar[str]
+    version: ClassVar[str]
+    flags: ClassVar[str] = ""
+    limits: ClassVar[Limits] = LIMITS
 
-    def with_flags(self, *flags: str) -> CliSpec:
-        """The same agent, whose `start` takes further flags of its command line."""
-        return replace(self, start=lambda launch: self.start(launch, *flags))
+    def __init__(self, policy: Policy, proxy: Proxy, layer: Path, system_prompt: str = "") -> None:
+        """layer: where it is installed."""
+        self.policy = policy
+        self.proxy = proxy
+        self.system_prompt = system_prompt
+        self.needs = Needs(self.limits, (layer,))
+        self.on_session: Callable[[ProxySession], None] = lambda session: None  # is shown each episode's record
+
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        """Put the program into a folder that sandboxes see as `/opt/agents/<name>`."""
+        raise NotImplementedError
+
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        raise NotImplementedError
+
+    @classmethod
+    def outcome(cls, ended: Ended) -> StopReason:
+        """Why the agent ended, supposing that it had called the policy. One that talked to the policy, and fails then,
+        may do so by what the policy said or did to it."""
+        return StopReason.SUBMITTED if ended.exit_code == 0 else StopReason.GAVE_UP
+
+    @classmethod
+    def side_call(cls, request: Request) -> bool:
+        """Whether a call is no work on the task (a title, a commit message), and not trained."""
+        return False
+
+    @classmethod
+    def stop_reason(cls, ended: Ended) -> StopReason:
+        """Raises `AgentError` where the program failed before the policy had any part in it."""
+        reason = cls.outcome(ended)
+        if ended.exit_code in _NOT_STARTED or not (ended.calls or reason is StopReason.CONTEXT_FULL):
+            what = "could not be started" if ended.exit_code in _NOT_STARTED else "ended without a model call"
+            raise AgentError(f"{cls.name} {what} (exit code {ended.exit_code}): {ended.output[-2000:].strip()}")
+        return reason
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
+        """See `Agent.open`. Raises `TemplateError` as the native agent does."""
+        layer = await asyncio.to_thread(layer_of, cls.name, cls.version, cls.install)
+        tokenizer = await asyncio.to_thread(load_tokenizer, settings.checkpoint)
+        templates = await asyncio.to_thread(Templates, tokenizer, settings.tool_format)
+        async with await engine_client(settings) as client, open_proxy() as proxy:
+            policy = Policy(
+                client=client,
+                templates=templates,
+                tool_format=settings.tool_format,
+                max_context=settings.max_context,
+                max_turns=settings.max_turns,
+                routing_replay=settings.routing_replay,
+            )
+            yield cls(policy, proxy, layer, settings.system_prompt)
+
+    @property
+    def placeholder_token(self) -> int:
+        return self.policy.templates.stop_token_ids[0]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.policy.templates.decode(tokens)
+
+    async def run(
+        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
+    ) -> StopReason:
+        """See `Agent.run`."""
+        calls = ProxySession(self.policy, session, sampling, statistics, side_call=self.side_call)
+        self.on_session(calls)
+        listening = await sandbox.listen(PORT)
+        async with self.proxy.serve(calls, listening) as path:
+            launch = self._launch(task, f"http://127.0.0.1:{PORT}{path}", calls)
+            try:
+                result = await self._execute(sandbox, shell_command(self.start(launch)), calls)
+            except asyncio.CancelledError:
+                if statistics.budget is not None and statistics.budget.expired():
+                    self._require_model(calls)
+                raise
+            return self._judge(result, calls)
+
+    def _require_model(self, calls: ProxySession) -> None:
+        """Raises what kept the agent from its model at last: whatever it made of that, it is no policy's doing."""
+        if calls.failure is not None:
+            raise calls.failure
+        if not calls.asked:
+            raise AgentError(f"{self.name} did not call its model")
+
+    def _judge(self, result: ExecResult, calls: ProxySession) -> StopReason:
+        if calls.ended is not None:
+            return calls.ended
+        if calls.failure is not None:
+            raise calls.failure
+        if calls.full:  # which some agents end by as if all were well, and others as if they had failed
+            return StopReason.CONTEXT_FULL
+        code = -1 if result.exit_code is None else result.exit_code
+        return self.stop_reason(Ended(code, result.output, calls.statistics.turns))
+
+    def _launch(self, task: Task, url: str, calls: ProxySession) -> Launch:
+        shown = tuple(path for path in task.workspace.files if path not in task.oracle.protected)
+        return Launch(
+            statement=task.statement,
+            url=url,
+            key=calls.key,
+            model=self.policy.model,
+            max_turns=self.policy.max_turns,
+            max_reply=calls.sampling.params["max_new_tokens"],
+            max_context=self.policy.max_context,
+            system_prompt=self.system_prompt,
+            files=shown,
+            test_command=task.oracle.command,
+        )
+
+    async def _execute(self, sandbox: Sandbox, command: str, calls: ProxySession) -> ExecResult:
+        """Run the agent to its end, or until no call of it has been answered for a while."""
+        statistics = calls.statistics
+        started, in_engine = perf_counter(), statistics.engine_seconds
+        running = asyncio.ensure_future(sandbox.exec(command, timeout=_FOREVER))
+        unanswered = 0.0
+        try:
+            while not (await asyncio.wait({running}, timeout=_POLL_SECONDS))[0]:
+                if not calls.asked and perf_counter() - started > START_SECONDS:
+                    raise AgentError(f"{self.name} did not call its model within {START_SECONDS:.0f} s")
+                unanswered = unanswered + _POLL_SECONDS if calls.ended or calls.failure else 0.0
+                if unanswered >= (END_SECONDS if calls.ended else FAILED_SECONDS):
+                    return ExecResult(None, "", perf_counter() - started)
+            return running.result()
+        finally:
+            await _cancelled(running)
+            spent = perf_counter() - started - (statistics.engine_seconds - in_engine)
+            statistics.sandbox_seconds += max(0.0, spent)
 
 
-def stop_reason(spec: CliSpec, ended: Ended) -> StopReason:
-    """Raises `AgentError` where the program failed before the policy had any part in it."""
-    reason = spec.outcome(ended)
-    if ended.exit_code in _NOT_STARTED or not (ended.calls or reason is StopReason.CONTEXT_FULL):
-        what = "could not be started" if ended.exit_code in _NOT_STARTED else "ended without a model call"
-        raise AgentError(f"{spec.name} {what} (exit code {ended.exit_code}): {ended.output[-2000:].strip()}")
-    return reason
+async def _cancelled(task: asyncio.Future[ExecResult]) -> None:
+    """Cancel what has not ended, and wait for its end: the sandbox is used again right after."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # was seen
 
 
 def shell_command(command: Command) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from pathlib import Path
 
-from rollout.agents.cli import HOME, CliSpec, Command, Launch
-from rollout.agents.cli_agent import open_cli
-from rollout.agents.layer import folder_of, machine, npm_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
+from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
+from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
 
-NAME = "codex"
-VERSION = "0.169.0"
 _CONFIG = """\
 model = "{model}"
 model_provider = "proxy"
@@ -43,22 +40,28 @@ stream_max_retries = 2
 """
 
 
-def install(folder: Path) -> None:
-    """Its programs alone: the package without a platform in its version only finds them."""
-    npm_install(f"@openai/codex@{VERSION}-linux-{machine()}", folder)
-    (programs,) = (folder / "node_modules").glob("@openai/*/vendor/*")
-    shutil.rmtree(programs / "codex-resources" / "voice", ignore_errors=True)
-    programs.rename(folder / "programs")
-    shutil.rmtree(folder / "node_modules")
+class Codex(CliAgent):
+    name = "codex"
+    version = "0.169.0"
+    check_script = (
+        f"Let me look first.\n{tool_call('exec_command', cmd='cat calc.py')}",
+        f"It subtracts.\n{tool_call('exec_command', cmd=EDIT_COMMAND)}",
+        tool_call("exec_command", cmd=TEST_COMMAND),
+        "The sums are right now.",
+    )
 
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        """Its programs alone: the package without a platform in its version only finds them."""
+        npm_install(f"@openai/codex@{cls.version}-linux-{machine()}", folder)
+        (programs,) = (folder / "node_modules").glob("@openai/*/vendor/*")
+        shutil.rmtree(programs / "codex-resources" / "voice", ignore_errors=True)
+        programs.rename(folder / "programs")
+        shutil.rmtree(folder / "node_modules")
 
-def start(launch: Launch) -> Command:
-    config = _CONFIG.format(model=launch.model, url=launch.url, max_context=launch.max_context)
-    shell = f"{folder_of(NAME)}/programs/bin/codex exec --skip-git-repo-check --color never - <{HOME}/task.txt"
-    environment = {"CODEX_PROXY_KEY": launch.key, "NO_COLOR": "1"}
-    return Command(shell, environment, {"task.txt": launch.statement, ".codex/config.toml": config})
-
-
-SPEC = CliSpec(NAME, VERSION, install, start)
-
-open_agent = functools.partial(open_cli, SPEC)
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        config = _CONFIG.format(model=launch.model, url=launch.url, max_context=launch.max_context)
+        shell = f"{folder_of(cls.name)}/programs/bin/codex exec --skip-git-repo-check --color never - <{HOME}/task.txt"
+        environment = {"CODEX_PROXY_KEY": launch.key, "NO_COLOR": "1"}
+        return Command(shell, environment, {"task.txt": launch.statement, ".codex/config.toml": config})

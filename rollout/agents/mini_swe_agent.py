@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from rollout.agents.cli import HOME, CliSpec, Command, Ended, Launch, python_command
-from rollout.agents.cli_agent import open_cli
-from rollout.agents.layer import folder_of, pip_install
-from rollout.episode import StopReason
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch, python_command
+from slime_swe.rollout.agents.layer import folder_of, pip_install
+from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
+from slime_swe.rollout.episode import StopReason
 
-NAME = "mini_swe_agent"
-
-# Its own command, less what asks a person; it tells at last why it ended, which its exit code does not.
+# Its own command, less what asks a person; at its end it prints why it ended, which its exit code does not say.
 _RUN = """\
 import sys
 
@@ -28,40 +25,46 @@ print("ended:", agent.messages[-1]["extra"]["exit_status"])
 _ENDS = {"Submitted": StopReason.SUBMITTED, "LimitsExceeded": StopReason.MAX_TURNS}
 
 
-def install(folder: Path) -> None:
-    pip_install(NAME, folder)
-    (folder / "run.py").write_text(_RUN.format(folder=folder_of(NAME)), encoding="utf-8")
-
-
-def start(launch: Launch) -> Command:
-    settings: dict[str, Any] = {
-        "run": {"task": launch.statement},
-        "agent": {"agent_class": "default", "step_limit": launch.max_turns, "cost_limit": 0},
-        "model": {"model_name": f"openai/{launch.model}", "model_kwargs": {"max_tokens": launch.max_reply}},
-    }
-    if launch.system_prompt:  # a small model has no room for the agent's own thousand words
-        settings["agent"] |= {"system_template": launch.system_prompt, "instance_template": "{{task}}"}
-    environment = {
-        "OPENAI_API_BASE": f"{launch.url}/v1",
-        "OPENAI_API_KEY": launch.key,
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_GLOBAL_CONFIG_DIR": HOME,
-        "MSWEA_SILENT_STARTUP": "1",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # litellm tries again itself
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
-    }
-    shell = python_command(
-        NAME, f"--yolo --exit-immediately -c mini.yaml -c {HOME}/task.yaml -o {HOME}/trajectory.json </dev/null"
+class MiniSweAgent(CliAgent):
+    name = "mini_swe_agent"
+    version = "2.4.6"
+    check_script = (
+        f"Let me look first.\n{tool_call('bash', command='cat calc.py')}",
+        f"It subtracts.\n{tool_call('bash', command=EDIT_COMMAND)}",
+        tool_call("bash", command=TEST_COMMAND),
+        tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     )
-    return Command(shell, environment, {"task.yaml": json.dumps(settings)})
 
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        pip_install(cls.name, folder)
+        (folder / "run.py").write_text(_RUN.format(folder=folder_of(cls.name)), encoding="utf-8")
 
-def outcome(ended: Ended) -> StopReason:
-    told = re.findall(r"^ended: (\w+)$", ended.output, re.MULTILINE)
-    return _ENDS.get(told[-1], StopReason.GAVE_UP) if told else StopReason.GAVE_UP
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        settings: dict[str, Any] = {
+            "run": {"task": launch.statement},
+            "agent": {"agent_class": "default", "step_limit": launch.max_turns, "cost_limit": 0},
+            "model": {"model_name": f"openai/{launch.model}", "model_kwargs": {"max_tokens": launch.max_reply}},
+        }
+        if launch.system_prompt:  # a small model has no room for the agent's own thousand words
+            settings["agent"] |= {"system_template": launch.system_prompt, "instance_template": "{{task}}"}
+        environment = {
+            "OPENAI_API_BASE": f"{launch.url}/v1",
+            "OPENAI_API_KEY": launch.key,
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_GLOBAL_CONFIG_DIR": HOME,
+            "MSWEA_SILENT_STARTUP": "1",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # litellm tries again itself
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
+        }
+        shell = python_command(
+            cls.name, f"--yolo --exit-immediately -c mini.yaml -c {HOME}/task.yaml -o {HOME}/trajectory.json </dev/null"
+        )
+        return Command(shell, environment, {"task.yaml": json.dumps(settings)})
 
-
-SPEC = CliSpec(NAME, "2.4.6", install, start, outcome)
-
-open_agent = functools.partial(open_cli, SPEC)
+    @classmethod
+    def outcome(cls, ended: Ended) -> StopReason:
+        ends = re.findall(r"^ended: (\w+)$", ended.output, re.MULTILINE)
+        return _ENDS.get(ends[-1], StopReason.GAVE_UP) if ends else StopReason.GAVE_UP

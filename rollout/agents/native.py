@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Self
 
-from data_sources.task import Task
-from rollout.agents.base import Journal, Needs
-from rollout.chat.cutting import fit
-from rollout.chat.parsers import ParsedTurn, ToolCall, parse
-from rollout.chat.template import ChatTemplate, Message
-from rollout.client import EngineClient, Generation
-from rollout.episode import StopReason
-from rollout.sampling import MIN_REPLY, Sampling
-from rollout.sandbox.base import Sandbox
-from rollout.session import Session
-from rollout.settings import RolloutSettings
-from rollout.tools import TOOLS, Tool, ToolResult
+from slime_swe.data_sources.task import Task
+from slime_swe.rollout.agents.base import Agent, engine_client
+from slime_swe.rollout.chat.template import ChatTemplate, Message
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, parse
+from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.rollout.session import Session
+from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.rollout.tools import TOOLS, Tool, ToolResult
 
+MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
 _CHANGES_FILES = frozenset({"bash", "str_replace"})
 
 
-class NativeAgent:
+class NativeAgent(Agent):
     """Samples a turn, runs its calls in order, appends their results, until something ends the episode."""
 
-    needs = Needs()
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
+        """See `Agent.open`. Raises `TemplateError` where the chat template can't be used token-exactly."""
+        template = await asyncio.to_thread(load_template, settings.checkpoint)
+        async with await engine_client(settings) as client:
+            yield cls(settings, client, template)
 
     def __init__(
         self,
@@ -46,10 +55,10 @@ class NativeAgent:
         return self.template.decode(tokens)
 
     async def run(
-        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, journal: Journal
+        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> StopReason:
         """See `Agent.run`."""
-        return await _Run(self, task, sandbox, session, sampling, journal).play()
+        return await _Run(self, task, sandbox, session, sampling, statistics).play()
 
     def opening(self, task: Task) -> list[Message]:
         system = self.settings.system_prompt
@@ -67,10 +76,10 @@ class _Run:
         sandbox: Sandbox,
         session: Session,
         sampling: Sampling,
-        journal: Journal,
+        statistics: EpisodeStatistics,
     ) -> None:
         self.agent, self.task, self.sandbox = agent, task, sandbox
-        self.session, self.sampling, self.journal = session, sampling, journal
+        self.session, self.sampling, self.statistics = session, sampling, statistics
         self.settings, self.template = agent.settings, agent.template
         self.context: list[int] = []
         self.submitted = False
@@ -92,7 +101,7 @@ class _Run:
             results = await self._answer(turn)
             if self.submitted:
                 return StopReason.SUBMITTED
-            if self.journal.turns >= self.settings.max_turns:
+            if self.statistics.turns >= self.settings.max_turns:
                 return StopReason.MAX_TURNS
             closed = generation.tokens[-1] in self.template.stop_token_ids
             added = fit(results, partial(self._delta, closed), self.room - self._reserve())
@@ -106,9 +115,9 @@ class _Run:
         return max(MIN_REPLY, min(wanted, self.room // 4))
 
     async def _sample(self) -> Generation:
-        journal, settings = self.journal, self.settings
-        params = self.sampling.for_turn(journal.turns, self.room, self.template.stop_token_ids)
-        with journal.engine_time():
+        statistics, settings = self.statistics, self.settings
+        params = self.sampling.for_turn(statistics.turns, self.room, self.template.stop_token_ids)
+        with statistics.engine_time():
             generation = await self.agent.client.generate(
                 self.context, params, routed_experts=settings.routing_replay, headers=self.sampling.headers
             )
@@ -119,10 +128,10 @@ class _Run:
             weight_version=generation.weight_version,
             routed_experts=generation.routed_experts,
         )
-        journal.turns += 1
-        journal.cut_turns += generation.finish_reason == "length"
-        journal.prompt_tokens += generation.prompt_tokens
-        journal.cached_tokens += generation.cached_tokens
+        statistics.turns += 1
+        statistics.cut_turns += generation.finish_reason == "length"
+        statistics.prompt_tokens += generation.prompt_tokens
+        statistics.cached_tokens += generation.cached_tokens
         return generation
 
     async def _answer(self, turn: ParsedTurn) -> list[str]:
@@ -135,7 +144,7 @@ class _Run:
                 self.submitted = True
                 return texts
         if turn.error is not None:
-            self.journal.malformed_calls += 1
+            self.statistics.malformed_calls += 1
             texts.append(f"Error: {turn.error}")
         return texts
 
@@ -146,15 +155,15 @@ class _Run:
         else:
             wrong = tool.spec.check(call.arguments)
         if tool is None or wrong is not None:
-            self.journal.malformed_calls += 1
+            self.statistics.malformed_calls += 1
             return ToolResult(f"Error: {wrong}", ok=False)
-        self.journal.tool_calls[call.name] += 1
-        with self.journal.sandbox_time():
+        self.statistics.tool_calls[call.name] += 1
+        with self.statistics.sandbox_time():
             await self._keep_first_edit(call.name)
             result = await self._use(tool, call)
         if call.name == "str_replace":
-            self.journal.edits += result.ok
-            self.journal.failed_edits += not result.ok
+            self.statistics.edits += result.ok
+            self.statistics.failed_edits += not result.ok
         return result
 
     async def _use(self, tool: Tool, call: ToolCall) -> ToolResult:
@@ -165,9 +174,9 @@ class _Run:
 
     async def _keep_first_edit(self, tool: str) -> None:
         """Take the diff only when something else is about to change files; else the final patch is the same."""
-        journal = self.journal
-        if journal.edits and journal.first_edit_patch is None and tool in _CHANGES_FILES:
-            journal.first_edit_patch = await self.sandbox.diff()
+        statistics = self.statistics
+        if statistics.edits and statistics.first_edit_patch is None and tool in _CHANGES_FILES:
+            statistics.first_edit_patch = await self.sandbox.diff()
 
     def _append(self, tokens: list[int]) -> None:
         self.context += tokens
@@ -176,3 +185,38 @@ class _Run:
     def _delta(self, closed: bool, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
         return self.template.delta(messages, closed=closed)
+
+
+def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: int) -> list[int] | None:
+    """`encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None where that is no use.
+
+    All texts are cut at one length, the largest that fits, so that short ones stay whole.
+    """
+    tokens = encode(list(texts))
+    if len(tokens) <= room:
+        return tokens
+    fitting = None
+    low, high = MIN_SHOWN, max(map(len, texts))
+    while low <= high:
+        middle = (low + high) // 2
+        tokens = encode([cut(text, middle) for text in texts])
+        if len(tokens) <= room:
+            fitting, low = tokens, middle + 1
+        else:
+            high = middle - 1
+    return fitting
+
+
+def cut(text: str, length: int) -> str:
+    """The text's first and last parts, `length` characters in all, with a marker that says how many are missing."""
+    if len(text) <= length:
+        return text
+    head = length // 2
+    return f"{text[:head]}\n[cut: {len(text) - length} characters]\n{text[len(text) - (length - head) :]}"
+
+
+def load_template(checkpoint: str) -> ChatTemplate:
+    """The checkpoint's template with the native agent's tools, proven."""
+    template = ChatTemplate(load_tokenizer(checkpoint), [tool.spec.schema() for tool in TOOLS])
+    template.prove()
+    return template

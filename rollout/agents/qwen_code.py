@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
-from rollout.agents.cli import HOME, CliSpec, Command, Ended, Launch, by_exit_code
-from rollout.agents.cli_agent import open_cli
-from rollout.agents.layer import folder_of, node_install, npm_install
-from rollout.episode import StopReason
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch
+from slime_swe.rollout.agents.layer import folder_of, node_install, npm_install
+from slime_swe.rollout.agents.toy_task import BUG, FIX, PATH, TEST_COMMAND, tool_call
+from slime_swe.rollout.episode import StopReason
 
-NAME = "qwen_code"
-VERSION = "0.24.4"
 MAX_TURNS_CODE = 53  # its exit code at its own limit
 _OFFLINE = ("web_fetch", "web_search")  # tools that lead nowhere without a network
 _SETTINGS = {
@@ -24,42 +21,55 @@ _SETTINGS = {
 }
 
 
-def install(folder: Path) -> None:
-    node_install(folder)
-    npm_install(f"@qwen-code/qwen-code@{VERSION}", folder)
-    for program in folder.glob("node_modules/@qwen-code/qwen-code/vendor/ripgrep/*/rg"):
-        program.chmod(0o755)  # as its install script does
+class QwenCode(CliAgent):
+    name = "qwen_code"
+    version = "0.24.4"
+    check_script = (
+        f"Let me look first.\n{tool_call('read_file', file_path=PATH)}",
+        f"It subtracts.\n{tool_call('edit', file_path=PATH, old_string=BUG, new_string=FIX)}",
+        tool_call("run_shell_command", command=TEST_COMMAND, is_background=False),
+        "The sums are right now.",
+    )
+
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        node_install(folder)
+        npm_install(f"@qwen-code/qwen-code@{cls.version}", folder)
+        for program in folder.glob("node_modules/@qwen-code/qwen-code/vendor/ripgrep/*/rg"):
+            program.chmod(0o755)  # as its install script does
+
+    @classmethod
+    def start(cls, launch: Launch) -> Command:
+        environment = {
+            "OPENAI_BASE_URL": f"{launch.url}/v1",
+            "OPENAI_API_KEY": launch.key,
+            "OPENAI_MODEL": launch.model,
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
+            "QWEN_CODE_API_TIMEOUT_MS": "0",  # the proxy's client has a limit
+            "QWEN_USAGE_STATISTICS_ENABLED": "0",
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+            "NO_COLOR": "1",
+        }
+        folder = folder_of(cls.name)
+        program = f"{folder}/bin/node {folder}/node_modules/@qwen-code/qwen-code/cli.js"
+        excluded = " ".join(f"--exclude-tools {tool}" for tool in _OFFLINE)
+        limit = f"--max-session-turns {launch.max_turns}"
+        shell = f"{program} --yolo --auth-type openai {limit} {excluded} {cls.flags} <{HOME}/task.txt"
+        files = {"task.txt": launch.statement, ".qwen/settings.json": json.dumps(_SETTINGS)}
+        return Command(shell, environment, files)
+
+    @classmethod
+    def outcome(cls, ended: Ended) -> StopReason:
+        if ended.exit_code == MAX_TURNS_CODE:
+            return StopReason.MAX_TURNS
+        return super().outcome(ended)
 
 
-def start(launch: Launch, *flags: str) -> Command:
-    environment = {
-        "OPENAI_BASE_URL": f"{launch.url}/v1",
-        "OPENAI_API_KEY": launch.key,
-        "OPENAI_MODEL": launch.model,
-        "QWEN_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
-        "QWEN_CODE_API_TIMEOUT_MS": "0",  # the proxy's client has a limit
-        "QWEN_USAGE_STATISTICS_ENABLED": "0",
-        "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
-        "NO_COLOR": "1",
-    }
-    folder = folder_of(NAME)
-    program = f"{folder}/bin/node {folder}/node_modules/@qwen-code/qwen-code/cli.js"
-    excluded = " ".join(f"--exclude-tools {tool}" for tool in _OFFLINE)
-    limit = f"--max-session-turns {launch.max_turns}"
-    shell = f"{program} --yolo --auth-type openai {limit} {excluded} {' '.join(flags)} <{HOME}/task.txt"
-    files = {"task.txt": launch.statement, ".qwen/settings.json": json.dumps(_SETTINGS)}
-    return Command(shell, environment, files)
+class WithoutShell(QwenCode):
+    flags = "--exclude-tools run_shell_command"
 
 
-def outcome(ended: Ended) -> StopReason:
-    if ended.exit_code == MAX_TURNS_CODE:
-        return StopReason.MAX_TURNS
-    return by_exit_code(ended)
+class Bare(QwenCode):
+    """With its minimal first prompt."""
 
-
-SPEC = CliSpec(NAME, VERSION, install, start, outcome)
-
-
-open_agent = functools.partial(open_cli, SPEC)
-open_without_shell = functools.partial(open_cli, SPEC.with_flags("--exclude-tools run_shell_command"))
-open_bare = functools.partial(open_cli, SPEC.with_flags("--bare"))
+    flags = "--bare"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from rollout.chat.calls import MalformedCall, ParsedTurn, ToolCall
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -69,3 +69,5 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+HERMES = ToolFormat(parse_hermes, render_hermes)

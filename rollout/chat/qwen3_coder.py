@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rollout.chat.calls import MalformedCall, ParsedTurn, ToolCall
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
@@ -93,3 +93,6 @@ def _skip_space(text: str, position: int) -> int:
 def _first(text: str, *needles: str, after: int = 0) -> int:
     found = [position for needle in needles if (position := text.find(needle, after)) >= 0]
     return min(found, default=-1)
+
+
+QWEN3_CODER = ToolFormat(parse_qwen3_coder, render_qwen3_coder)

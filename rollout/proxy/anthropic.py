@@ -7,9 +7,18 @@ from typing import Any
 
 import orjson
 
-from rollout.proxy import reading, sse
-from rollout.proxy.conversation import Call, Kind, Message, ProxyError, Reply, Request
-from rollout.proxy.reading import Object
+from slime_swe.rollout.proxy import reading
+from slime_swe.rollout.proxy.conversation import (
+    Kind,
+    Message,
+    MessageCall,
+    ProxyError,
+    Reply,
+    Request,
+    sse_event,
+    sse_pieces,
+)
+from slime_swe.rollout.proxy.reading import Object
 
 TOO_LONG = "prompt is too long"  # what clients look for
 UNPARSED = "__unparsedToolInput"  # where Claude Code keeps the text of arguments that it could not read
@@ -83,17 +92,17 @@ class AnthropicMessages:
 
     def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
         if reply.text:
-            deltas = [{"type": "text_delta", "text": piece} for piece in sse.pieces(reply.text)]
+            deltas = [{"type": "text_delta", "text": piece} for piece in sse_pieces(reply.text)]
             yield from _block_events(0, {"type": "text", "text": ""}, deltas)
         for index, call in enumerate(reply.calls, 1 if reply.text else 0):
-            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in sse.pieces(_input(call))]
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in sse_pieces(_input(call))]
             yield from _block_events(index, _block(call, {}), deltas)
         delta = {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(reply))
         yield _event("message_stop")
 
     def failed(self, error: ProxyError, reply_id: str) -> bytes:
-        return sse.event(_error(error), "error")
+        return sse_event(_error(error), "error")
 
     def error(self, error: ProxyError) -> bytes:
         return orjson.dumps(_error(error))
@@ -177,11 +186,11 @@ def _assistant(given: Object, where: str) -> Message:
     return Message("assistant", "".join(texts), tuple(calls), reasoning="\n".join(thoughts))
 
 
-def _call(block: Object, where: str) -> Call:
+def _call(block: Object, where: str) -> MessageCall:
     given = reading.object_(block, "input", where)
     raw = _unparsed(given)
     arguments = reading.dump(given, f"{where}.input") if raw is None else raw
-    return Call(reading.text(block, "id", where), reading.string(block, "name", where), arguments)
+    return MessageCall(reading.text(block, "id", where), reading.string(block, "name", where), arguments)
 
 
 def _unparsed(given: Object) -> str | None:
@@ -216,7 +225,7 @@ def _tool(tool: Object, where: str) -> Object:
     )
 
 
-def _input(call: Call) -> str:
+def _input(call: MessageCall) -> str:
     """JSON text of an object, as the policy wrote it wherever it did write one."""
     try:
         if type(orjson.loads(call.arguments)) is dict:
@@ -227,7 +236,7 @@ def _input(call: Call) -> str:
     return orjson.dumps({UNPARSED: kept}).decode()
 
 
-def _block(call: Call, given: Any) -> Object:
+def _block(call: MessageCall, given: Any) -> Object:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
@@ -239,7 +248,7 @@ def _block_events(index: int, block: Object, deltas: list[Object]) -> Iterator[b
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return sse.event({"type": kind, **fields}, kind)
+    return sse_event({"type": kind, **fields}, kind)
 
 
 def _message_head(reply_id: str, model: str) -> Object:

@@ -7,9 +7,18 @@ from typing import Any
 
 import orjson
 
-from rollout.proxy import reading, sse
-from rollout.proxy.conversation import Call, Kind, Message, ProxyError, Reply, Request
-from rollout.proxy.reading import Object
+from slime_swe.rollout.proxy import reading
+from slime_swe.rollout.proxy.conversation import (
+    Kind,
+    Message,
+    MessageCall,
+    ProxyError,
+    Reply,
+    Request,
+    sse_event,
+    sse_pieces,
+)
+from slime_swe.rollout.proxy.reading import Object
 
 TOO_LONG = "This model's maximum context length is exceeded"  # what clients look for, beside the code
 _NUMBERS = (
@@ -89,11 +98,11 @@ class ChatCompletions:
             yield _chunk(request, reply.id, reply.created, delta)
         yield _chunk(request, reply.id, reply.created, {}, reply.finish)
         if request.wire["include_usage"]:
-            yield sse.event({**_head(request, reply.id, reply.created), "choices": [], "usage": _usage(reply)})
+            yield sse_event({**_head(request, reply.id, reply.created), "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 
     def failed(self, error: ProxyError, reply_id: str) -> bytes:
-        return sse.event(error_body(error))
+        return sse_event(error_body(error))
 
     def error(self, error: ProxyError) -> bytes:
         return orjson.dumps(error_body(error))
@@ -141,7 +150,7 @@ def _assistant(given: Object, where: str) -> Message:
     )
 
 
-def _call(given: Object, where: str) -> Call:
+def _call(given: Object, where: str) -> MessageCall:
     _only_function(given, where)
     function = reading.object_(given, "function", where)
     at = f"{where}.function"
@@ -150,7 +159,7 @@ def _call(given: Object, where: str) -> Call:
         arguments = reading.dump(arguments, f"{at}.arguments")
     else:
         arguments = reading.text(function, "arguments", at)
-    return Call(reading.text(given, "id", where), reading.string(function, "name", at), arguments)
+    return MessageCall(reading.text(given, "id", where), reading.string(function, "name", at), arguments)
 
 
 def _tool(given: Object, where: str) -> Object:
@@ -179,20 +188,20 @@ def _head(request: Request, reply_id: str, created: int) -> Object:
 
 def _chunk(request: Request, reply_id: str, created: int, delta: Object, finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return sse.event({**_head(request, reply_id, created), "choices": [choice]})
+    return sse_event({**_head(request, reply_id, created), "choices": [choice]})
 
 
 def _deltas(reply: Reply) -> Iterator[Object]:
-    for piece in sse.pieces(reply.text):
+    for piece in sse_pieces(reply.text):
         yield {"content": piece}
     for index, call in enumerate(reply.calls):
-        opened = {"index": index, **_given(Call(call.id, call.name, ""))}
+        opened = {"index": index, **_given(MessageCall(call.id, call.name, ""))}
         yield {"tool_calls": [opened]}
-        for piece in sse.pieces(call.arguments):
+        for piece in sse_pieces(call.arguments):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
-def _given(call: Call) -> Object:
+def _given(call: MessageCall) -> Object:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import orjson
+
+PIECE = 256  # characters of text in one event
+# Clients that read lines as Python does end one at these, which JSON need not escape.
+_LINE_ENDS = {"\x85": rb"\u0085", "\u2028": rb"\u2028", "\u2029": rb"\u2029"}
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True)
-class Call:
+class MessageCall:
     """One tool call. `id` is empty where the client has none; `arguments` is JSON text, as it was written."""
 
     id: str
@@ -27,7 +32,7 @@ class Message:
 
     role: Role
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MessageCall, ...] = ()
     call_id: str = ""
     reasoning: str = ""
 
@@ -60,7 +65,7 @@ class Reply:
     id: str
     model: str
     text: str
-    calls: tuple[Call, ...]
+    calls: tuple[MessageCall, ...]
     finish: Literal["stop", "tool_calls", "length"]
     prompt_tokens: int
     completion_tokens: int
@@ -80,7 +85,7 @@ STATUS: Mapping[Kind, int] = {
 
 
 class ProxyError(Exception):
-    """What the client is told in its protocol's own form. The message says what was given and what is allowed."""
+    """An error that the client gets in its protocol's own form. The message says what was given and what is allowed."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -124,3 +129,17 @@ class Wire(Protocol):
     def error(self, error: ProxyError) -> bytes:
         """The JSON body of an error."""
         ...
+
+
+def sse_event(data: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    body = orjson.dumps(data)
+    for end, escape in _LINE_ENDS.items():
+        body = body.replace(end.encode(), escape)
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + body + b"\n\n"
+
+
+def sse_pieces(text: str) -> Iterator[str]:
+    """The parts that a reply's text is streamed in."""
+    for start in range(0, len(text), PIECE):
+        yield text[start : start + PIECE]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 
 
 class GrowingReader:
@@ -42,7 +42,7 @@ class GrowingReader:
         added = body[end + 1 : len(body) - len(self._rest)]
         try:
             more = self._wire.parse(self._wire.head + added + b"]}")
-        except ProxyError:  # parsed whole, it is told where it is wrong
+        except ProxyError:  # parsed whole, it gets an error that names the place
             return None
         return replace(earlier, messages=earlier.messages + more.messages)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
-from rollout.proxy.conversation import Message, ProxyError
+from slime_swe.rollout.proxy.conversation import Message, ProxyError
 
 Object = dict[str, Any]
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -80,12 +80,19 @@ def inside(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
+def _typed(given: Mapping[str, Any], key: str, where: str, kind: type, allowed: str, default: Any = None) -> Any:
+    """A field of just this type. `default` is for one that is absent or null; None where it must be there."""
+    value = given.get(key)
+    if value is None and default is not None:
+        return default
+    if type(value) is not kind:
+        raise wrong(inside(where, key), value, allowed)
+    return value
+
+
 def string(given: Mapping[str, Any], key: str, where: str = "") -> str:
     """A string that must be there."""
-    value = given.get(key)
-    if type(value) is not str:
-        raise wrong(inside(where, key), value, "a string")
-    return value
+    return cast(str, _typed(given, key, where, str, "a string"))
 
 
 def name(given: Mapping[str, Any], key: str, where: str = "") -> str:
@@ -97,28 +104,15 @@ def name(given: Mapping[str, Any], key: str, where: str = "") -> str:
 
 def text(given: Mapping[str, Any], key: str, where: str = "") -> str:
     """A string that may be absent or null, and is empty then."""
-    value = given.get(key)
-    if value is None:
-        return ""
-    if type(value) is not str:
-        raise wrong(inside(where, key), value, "a string or null")
-    return value
+    return cast(str, _typed(given, key, where, str, "a string or null", ""))
 
 
 def flag(given: Mapping[str, Any], key: str, where: str = "") -> bool:
-    value = given.get(key)
-    if value is None:
-        return False
-    if type(value) is not bool:
-        raise wrong(inside(where, key), value, "true, false or null")
-    return value
+    return cast(bool, _typed(given, key, where, bool, "true, false or null", False))
 
 
 def object_(given: Mapping[str, Any], key: str, where: str = "") -> Object:
-    value = given.get(key)
-    if type(value) is not dict:
-        raise wrong(inside(where, key), value, "an object")
-    return value
+    return cast(Object, _typed(given, key, where, dict, "an object"))
 
 
 def objects(given: Mapping[str, Any], key: str, where: str = "") -> Iterator[tuple[str, Object]]:

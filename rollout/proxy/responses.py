@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from rollout.proxy import reading, sse
-from rollout.proxy.chat_completions import error_body
-from rollout.proxy.conversation import Call, Message, ProxyError, Reply, Request
-from rollout.proxy.reading import Object
+from slime_swe.rollout.proxy import reading
+from slime_swe.rollout.proxy.chat_completions import error_body
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, sse_event, sse_pieces
+from slime_swe.rollout.proxy.reading import Object
 
 _NUMBERS = ("temperature", "top_p")
 _OTHERS = ("reasoning", "text", "tool_choice", "parallel_tool_calls")
@@ -82,10 +82,10 @@ class Responses:
         yield _event(f"response.{finished['status']}", next(numbers), response=finished)
 
     def failed(self, error: ProxyError, reply_id: str) -> bytes:
-        """Of the response, no more is told than its id and error: clients look for nothing else."""
-        told = error_body(error)["error"]
+        """The response has its id and its error alone: clients look for nothing else."""
+        body = error_body(error)["error"]
         response = _response(reply_id, "", 0, status="failed")
-        response["error"] = {"code": told["code"] or told["type"], "message": told["message"]}
+        response["error"] = {"code": body["code"] or body["type"], "message": body["message"]}
         return _event("response.failed", _NEXT, response=response)
 
     def error(self, error: ProxyError) -> bytes:
@@ -107,7 +107,7 @@ class _Turn:
 
     reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[MessageCall] = field(default_factory=list)
 
     def close(self) -> list[Message]:
         """The message, if there is one; the next turn begins."""
@@ -159,7 +159,7 @@ def _output(item: Object, where: str) -> Message:
 
 
 def _thoughts(item: Object, where: str) -> str:
-    """What was thought, or what is told of it; what only OpenAI's server can decrypt is left out."""
+    """The reasoning, or its summary; what only OpenAI's server can decrypt is left out."""
     return reading.joined(item, "content", where, _THOUGHTS) or reading.joined(item, "summary", where, _THOUGHTS)
 
 
@@ -167,22 +167,22 @@ def _call_id(item: Object, where: str) -> str:
     return reading.text(item, "call_id", where) or reading.text(item, "id", where)
 
 
-def _function_call(item: Object, where: str) -> Call:
+def _function_call(item: Object, where: str) -> MessageCall:
     name = reading.string(item, "name", where)
     flat = _flat(reading.text(item, "namespace", where), name)
-    return Call(_call_id(item, where), flat, reading.text(item, "arguments", where))
+    return MessageCall(_call_id(item, where), flat, reading.text(item, "arguments", where))
 
 
-def _custom_call(item: Object, where: str) -> Call:
+def _custom_call(item: Object, where: str) -> MessageCall:
     flat = _flat(reading.text(item, "namespace", where), reading.string(item, "name", where))
     arguments = reading.dump({"input": reading.text(item, "input", where)}, where)
-    return Call(_call_id(item, where), flat, arguments)
+    return MessageCall(_call_id(item, where), flat, arguments)
 
 
-def _shell_call(item: Object, where: str) -> Call:
+def _shell_call(item: Object, where: str) -> MessageCall:
     action = reading.object_(item, "action", where)
     arguments = {key: value for key, value in action.items() if key != "type" and value is not None}
-    return Call(_call_id(item, where), "local_shell", reading.dump(arguments, f"{where}.action"))
+    return MessageCall(_call_id(item, where), "local_shell", reading.dump(arguments, f"{where}.action"))
 
 
 _CALLS = {"function_call": _function_call, "custom_tool_call": _custom_call, "local_shell_call": _shell_call}
@@ -289,7 +289,7 @@ def _content(text: str) -> Object:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _call_item(tools: Mapping[str, Tool], call: Call) -> Object:
+def _call_item(tools: Mapping[str, Tool], call: MessageCall) -> Object:
     tool = tools.get(call.name, Tool(call.name))
     item = {"call_id": call.id, "name": tool.name, "status": "completed"}
     if tool.namespace:
@@ -323,7 +323,7 @@ def _item_events(item: Object) -> Iterator[tuple[str, Object]]:
     else:
         key, event = _STREAMED[item["type"]]
         yield "response.output_item.added", {"item": {**begun, key: ""}}
-        for piece in sse.pieces(item[key]):
+        for piece in sse_pieces(item[key]):
             yield f"{event}.delta", {"item_id": item["id"], "delta": piece}
         yield f"{event}.done", {"item_id": item["id"], "name": item["name"], key: item[key]}
     yield "response.output_item.done", {"item": item}
@@ -332,11 +332,11 @@ def _item_events(item: Object) -> Iterator[tuple[str, Object]]:
 def _text_events(item_id: str, content: Object) -> Iterator[tuple[str, Object]]:
     at: Mapping[str, Any] = {"item_id": item_id, "content_index": 0}
     yield "response.content_part.added", {**at, "part": _content("")}
-    for piece in sse.pieces(content["text"]):
+    for piece in sse_pieces(content["text"]):
         yield "response.output_text.delta", {**at, "delta": piece, "logprobs": []}
     yield "response.output_text.done", {**at, "text": content["text"], "logprobs": []}
     yield "response.content_part.done", {**at, "part": content}
 
 
 def _event(kind: str, number: int, **fields: Any) -> bytes:
-    return sse.event({"type": kind, "sequence_number": number, **fields}, kind)
+    return sse_event({"type": kind, "sequence_number": number, **fields}, kind)

@@ -8,7 +8,7 @@
 | `/v1/models` | the one model there is |
 
 A client names its session in the path and proves it by the session's key, as an API key. `GET /sessions/<session>`
-tells what was recorded so far, `DELETE` tells it and forgets it: these take the proxy's own key, which no agent has.
+returns what was recorded so far; `DELETE` returns it and forgets it. Both take the proxy's own key, which no agent has.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from functools import partial
 import orjson
 from aiohttp import web
 
-from rollout.proxy.anthropic import AnthropicMessages
-from rollout.proxy.chat_completions import ChatCompletions
-from rollout.proxy.conversation import ProxyError, Request, Wire
-from rollout.proxy.history import history_of
-from rollout.proxy.responses import Responses
-from rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Answer, ProxySession
-from rollout.proxy.tree import ConversationTree, Prompt
-from rollout.session import Session
+from slime_swe.rollout.proxy.anthropic import AnthropicMessages
+from slime_swe.rollout.proxy.chat_completions import ChatCompletions
+from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.responses import Responses
+from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Answer, ProxySession
+from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
+from slime_swe.rollout.session import Session
 
 MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MAX_CONNECTIONS = 64  # of one sandbox
@@ -67,16 +66,16 @@ class Proxy:
         self._sessions[session.id] = session
         loop, http = asyncio.get_running_loop(), self._runner.server
         assert http is not None, "the proxy is not open"
-        doors: list[asyncio.Server] = []
+        servers: list[asyncio.Server] = []
         try:
             for listening in sockets:
-                doors.append(await loop.create_server(_Door(http), sock=listening))
+                servers.append(await loop.create_server(_ConnectionLimiter(http), sock=listening))
             yield f"/s/{session.id}"
         finally:
             self._sessions.pop(session.id, None)
             session.close()
-            for door in doors:
-                door.close()
+            for server in servers:
+                server.close()
 
     def find(self, request: web.Request) -> ProxySession:
         """The session of an agent's request. Raises `ProxyError` where there is none, or the key is not its own."""
@@ -96,7 +95,7 @@ class Proxy:
         return session
 
 
-class _Door:
+class _ConnectionLimiter:
     """Makes the protocol of each connection to one socket, of a bounded number at once.
 
     Each costs this process a file descriptor, and what connects is an agent.
@@ -147,16 +146,16 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
 def _add_routes(app: web.Application, proxy: Proxy) -> None:
     messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
     for path, wire in WIRES.items():
-        app.router.add_post(f"/s/{{session}}{path}", _told(wire, partial(_speak, proxy, wire)))
-    app.router.add_post("/s/{session}/v1/messages/count_tokens", _told(messages, partial(_count, proxy, messages)))
-    app.router.add_get("/s/{session}/v1/models", _told(chat, partial(_models, proxy)))
-    app.router.add_get("/sessions/{session}", _told(chat, partial(_history, proxy)))
-    app.router.add_delete("/sessions/{session}", _told(chat, partial(_forget, proxy)))
-    app.router.add_route("*", "/{path:.*}", _told(chat, _nowhere))
+        app.router.add_post(f"/s/{{session}}{path}", _guarded(wire, partial(_speak, proxy, wire)))
+    app.router.add_post("/s/{session}/v1/messages/count_tokens", _guarded(messages, partial(_count, proxy, messages)))
+    app.router.add_get("/s/{session}/v1/models", _guarded(chat, partial(_models, proxy)))
+    app.router.add_get("/sessions/{session}", _guarded(chat, partial(_history, proxy)))
+    app.router.add_delete("/sessions/{session}", _guarded(chat, partial(_forget, proxy)))
+    app.router.add_route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
 
-def _told(wire: Wire, handler: Handler) -> Handler:
-    """The handler, with errors told in the protocol's form."""
+def _guarded(wire: Wire, handler: Handler) -> Handler:
+    """The handler, whose errors are replies in the protocol's form."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -228,13 +227,13 @@ async def _models(proxy: Proxy, http: web.Request) -> web.Response:
 
 
 async def _history(proxy: Proxy, http: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(history_of(proxy.find_record(http))), content_type=_JSON)
+    return web.Response(body=orjson.dumps(proxy.find_record(http).history()), content_type=_JSON)
 
 
 async def _forget(proxy: Proxy, http: web.Request) -> web.Response:
-    told = await _history(proxy, http)
+    recorded = await _history(proxy, http)
     proxy.find_record(http).forget()
-    return told
+    return recorded
 
 
 async def _nowhere(http: web.Request) -> web.StreamResponse:

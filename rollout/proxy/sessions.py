@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rollout.agents.base import Journal
-from rollout.chat.parsers import parse
-from rollout.client import EngineClient, EngineError, Generation
-from rollout.episode import StopReason
-from rollout.proxy.arguments import written
-from rollout.proxy.conversation import Call, Message, ProxyError, Reply, Request, Wire
-from rollout.proxy.growing import GrowingReader
-from rollout.proxy.templates import Templates
-from rollout.proxy.tree import ConversationTree, Prompt, Turn
-from rollout.sampling import MIN_REPLY, Sampling
-from rollout.session import Session
+import orjson
+
+from slime_swe.rollout.chat.tool_formats import ToolCall, parse
+from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Generation, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
+from slime_swe.rollout.proxy.growing import GrowingReader
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.proxy.tree import ConversationTree, Prompt, Turn
+from slime_swe.rollout.session import Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
+_NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
 KEY_BYTES = 24
 
 
@@ -46,7 +47,7 @@ def _never(request: Request) -> bool:
 
 @dataclass(eq=False)
 class ProxySession:
-    """The record goes to `session`, the counts to `journal`; `side_call` says which requests are not trained on.
+    """The record goes to `session`, the counts to `statistics`; `side_call` says which requests are not trained on.
 
     `ended` is why no further call is answered. `failure` is what the engine failed with at last, unless it was asked
     again and has answered since.
@@ -55,7 +56,7 @@ class ProxySession:
     policy: Policy
     session: Session
     sampling: Sampling
-    journal: Journal
+    statistics: EpisodeStatistics
     side_call: Callable[[Request], bool] = _never
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(KEY_BYTES))
@@ -69,7 +70,7 @@ class ProxySession:
     def __post_init__(self) -> None:
         self.tree = ConversationTree(self.session, self.policy.templates)
         self._readers: dict[Wire, GrowingReader] = {}
-        self._flights: dict[Prompt, _Flight] = {}
+        self._in_flight: dict[Prompt, _InFlight] = {}
         self._undelivered: dict[Prompt, Answer] = {}
         self._begun = 0
         self._closed = False
@@ -87,7 +88,7 @@ class ProxySession:
             raise ProxyError("not_found", f"this session has ended: {self.ended or 'its agent is gone'}")
         self.asked += 1
         prompt = self.tree.place(request)
-        if prompt not in self._flights and prompt not in self._undelivered:
+        if prompt not in self._in_flight and prompt not in self._undelivered:
             self._require_room(prompt)
         self._note_results(request)
         return prompt
@@ -100,22 +101,22 @@ class ProxySession:
         """
         if prompt in self._undelivered:
             return self._undelivered[prompt]
-        if prompt not in self._flights:
+        if prompt not in self._in_flight:
             self._require_room(prompt)
-            self._flights[prompt] = _Flight(asyncio.ensure_future(self._speak(request, prompt)))
-        flight = self._flights[prompt]
-        flight.waiters += 1
+            self._in_flight[prompt] = _InFlight(asyncio.ensure_future(self._speak(request, prompt)))
+        sampling = self._in_flight[prompt]
+        sampling.waiters += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(sampling.task)
         except EngineError as error:
             self.failure = error
             raise ProxyError("engine", str(error)) from error
         finally:
-            flight.waiters -= 1
-            if not flight.waiters:
-                flight.task.cancel()
-                if self._flights.get(prompt) is flight:
-                    del self._flights[prompt]
+            sampling.waiters -= 1
+            if not sampling.waiters:
+                sampling.task.cancel()
+                if self._in_flight.get(prompt) is sampling:
+                    del self._in_flight[prompt]
 
     def delivered(self, prompt: Prompt) -> None:
         """The client has the answer: when it asks the same again, it wants another."""
@@ -126,6 +127,21 @@ class ProxySession:
         """How many of the policy's calls have had a result."""
         return len(self.answered & self.tree.calls)
 
+    def history(self) -> dict[str, Any]:
+        """What was recorded, as plain JSON types: the training sequences so far, the calls and what became of them."""
+        return {
+            "id": self.id,
+            "turns": self.statistics.turns,
+            "ended": self.ended and self.ended.value,
+            "failure": str(self.failure) if self.failure else None,
+            "segments": [asdict(segment) for segment in self.session.segments()],
+            "tool_calls": dict(self.statistics.tool_calls),
+            "tool_calls_executed": self.executed,
+            "overridden": dict(self.overridden),
+            "edited": [{"said": asdict(said), "echo": asdict(echo)} for said, echo in self.tree.edited],
+            "unmatched": [asdict(message) for message in self.tree.unmatched],
+        }
+
     def forget(self) -> None:
         """Start the record anew; what the client still holds of it counts as context from now on."""
         self.session.clear()
@@ -134,8 +150,8 @@ class ProxySession:
 
     def close(self) -> None:
         """Drop what is being sampled, and answer no more."""
-        for flight in self._flights.values():
-            flight.task.cancel()
+        for sampling in self._in_flight.values():
+            sampling.task.cancel()
         self._closed = True
 
     def _note_results(self, request: Request) -> None:
@@ -147,7 +163,7 @@ class ProxySession:
 
     def _require_room(self, prompt: Prompt) -> None:
         """For one more turn, and for a reply to this prompt."""
-        if self.journal.turns + len(self._flights) >= self.policy.max_turns:
+        if self.statistics.turns + len(self._in_flight) >= self.policy.max_turns:
             self.ended = StopReason.MAX_TURNS
             raise ProxyError("not_found", f"this session has had its {self.policy.max_turns} model calls")
         most = self.policy.max_context - MIN_REPLY
@@ -179,16 +195,16 @@ class ProxySession:
     async def _sample(self, request: Request, prompt: Prompt) -> Generation:
         params = self._params(request, prompt)
         ids = prompt.node.encoded_path()
-        with self.journal.engine_time():
+        with self.statistics.engine_time():
             generation = await self.policy.client.generate(
                 ids, params, routed_experts=self.policy.routing_replay, headers=self.sampling.headers
             )
         self.failure, self.full = None, False
-        journal = self.journal
-        journal.turns += 1
-        journal.cut_turns += generation.finish_reason == "length"
-        journal.prompt_tokens += generation.prompt_tokens
-        journal.cached_tokens += generation.cached_tokens
+        statistics = self.statistics
+        statistics.turns += 1
+        statistics.cut_turns += generation.finish_reason == "length"
+        statistics.prompt_tokens += generation.prompt_tokens
+        statistics.cached_tokens += generation.cached_tokens
         return generation
 
     def _params(self, request: Request, prompt: Prompt) -> Mapping[str, Any]:
@@ -206,14 +222,14 @@ class ProxySession:
     ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
         text = self.policy.templates.decode(generation.tokens)
         parsed = parse(text, self.policy.tool_format)
-        self.journal.malformed_calls += parsed.error is not None
+        self.statistics.malformed_calls += parsed.error is not None
         if not parsed.calls:
             return Message("assistant", text), "length" if generation.finish_reason == "length" else "stop"
         calls = tuple(
-            Call(f"call_{secrets.token_hex(ID_BYTES)}", call.name, written(call, request.tools))
+            MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", call.name, arguments_json(call, request.tools))
             for call in parsed.calls
         )
-        self.journal.tool_calls.update(call.name for call in calls)
+        self.statistics.tool_calls.update(call.name for call in calls)
         return Message("assistant", parsed.text_before.strip(), calls), "tool_calls"
 
 
@@ -224,8 +240,40 @@ class Answer:
 
 
 @dataclass(eq=False)
-class _Flight:
+class _InFlight:
     """A reply being sampled, and how many wait for it."""
 
     task: asyncio.Task[Answer]
     waiters: int = 0
+
+
+def arguments_json(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The arguments of a call as JSON text, of the types that the tool asks for.
+
+    Where the model's format has text alone (Qwen3-Coder's), text for what is to be none is read as JSON.
+    """
+    types = _types(call.name, tools)
+    values = {name: _typed(value, types.get(name)) for name, value in call.arguments.items()}
+    try:
+        return orjson.dumps(values).decode()
+    except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits
+        return json.dumps(values)
+
+
+def _types(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the tool's schema says of each parameter's type."""
+    for tool in tools:
+        function = tool.get("function") or {}
+        if function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: schema.get("type") for key, schema in properties.items() if isinstance(schema, Mapping)}
+    return {}
+
+
+def _typed(value: Any, wanted: Any) -> Any:
+    if not isinstance(value, str) or not isinstance(wanted, str) or wanted not in _NO_TEXT:
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value

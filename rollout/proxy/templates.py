@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from rollout.chat.calls import ToolCall
-from rollout.chat.encoding import Encoder, Slot
-from rollout.chat.hermes import CLOSE, OPEN
-from rollout.chat.parsers import RENDERERS
-from rollout.chat.template import ChatTemplate
-from rollout.proxy.conversation import Call, Message
+from slime_swe.rollout.chat.hermes import CLOSE, OPEN
+from slime_swe.rollout.chat.template import ChatTemplate
+from slime_swe.rollout.chat.tokenizer import Encoder, Slot
+from slime_swe.rollout.chat.tool_formats import ToolCall
+from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
+from slime_swe.rollout.proxy.conversation import Message, MessageCall
 
 _REMEMBERED = 32  # lists of tools
 _TOOL = {
@@ -35,7 +35,7 @@ class Templates:
         """Raises `TemplateError` where the chat template can't be used token-exactly."""
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
-        self._render = RENDERERS[tool_format]
+        self._render = tool_format_of(tool_format).render
         self._usual = ChatTemplate(tokenizer, [_TOOL], self._encoder)
         self._usual.prove()
         self._known: OrderedDict[bytes, ToolTemplate] = OrderedDict()
@@ -100,7 +100,7 @@ def _plain(messages: Sequence[Message]) -> list[Mapping[str, str]]:
     return [{"role": message.role, "content": message.text} for message in messages]
 
 
-def _tool_call(call: Call) -> ToolCall:
+def _tool_call(call: MessageCall) -> ToolCall:
     try:
         arguments = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
 """`ConversationTree`: which recorded turns a client's history holds, and the tokens of what is new in it.
 
 Clients send their whole history with every request, and not as they were given it: argument JSON in another order, null
-for "", reasoning dropped, system prompts split. A turn is known again by the ids of its calls, else by its words, and
+for "", reasoning dropped, system prompts split. A turn is recognised by the ids of its calls, else by its words, and
 its sampled tokens stand for it; only what follows it is rendered and tokenised, as the chat template's delta. Where a
 client has really rewritten something, the tree forks there, and turns that it kept further on keep their tokens.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from rollout.chat.encoding import TemplateError
-from rollout.client import Generation
-from rollout.proxy.conversation import Call, Message, ProxyError, Request
-from rollout.proxy.templates import Templates, ToolTemplate
-from rollout.session import Node, Session
+from slime_swe.rollout.chat.tokenizer import TemplateError
+from slime_swe.rollout.client import Generation
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
+from slime_swe.rollout.proxy.templates import Templates, ToolTemplate
+from slime_swe.rollout.session import Node, Session
 
 _REMEMBERED = 16  # of the latest histories, by which most requests are placed without looking at their words
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -49,7 +49,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Stranger:
+class UnmatchedMessage:
     """An assistant's message in a history that the policy did not say; `nearest` is what it said last at that place."""
 
     message: Message
@@ -67,7 +67,7 @@ class ConversationTree:
         self._by_call: dict[str, Turn] = {}
         self._by_words: dict[Words, Turn] = {}
         self.edited: list[tuple[Message, Message]] = []  # (as said, as the client has it), of turns known by their ids
-        self.strangers: list[Stranger] = []
+        self.unmatched: list[UnmatchedMessage] = []
 
     @property
     def calls(self) -> Set[str]:
@@ -139,7 +139,7 @@ class ConversationTree:
             return turn
         key = words_of(said) if turn is None else turn
         if key not in prompt.copies:
-            prompt.copies[key] = self._stranger(prompt, said) if turn is None else self._copy(prompt, turn)
+            prompt.copies[key] = self._unmatched(prompt, said) if turn is None else self._copy(prompt, turn)
         return prompt.copies[key]
 
     def _attribute(self, prompt: Prompt, said: Message) -> Turn | None:
@@ -159,9 +159,9 @@ class ConversationTree:
         self._session.fork(prompt.node)
         return Turn(turn.said, self._session.add_context(turn.node.tokens), turn.closed)
 
-    def _stranger(self, prompt: Prompt, said: Message) -> Turn:
+    def _unmatched(self, prompt: Prompt, said: Message) -> Turn:
         nearest = prompt.turns[-1].said if prompt.turns else None
-        self.strangers.append(Stranger(said, nearest))
+        self.unmatched.append(UnmatchedMessage(said, nearest))
         self._session.fork(prompt.node)
         return Turn(said, self._session.add_context(prompt.template.turn(said)), closed=True)
 
@@ -176,14 +176,14 @@ class ConversationTree:
 
 
 def words_of(message: Message) -> Words:
-    """What makes two messages the same: not white space, reasoning, ids, or how argument JSON is laid out."""
+    """What makes two messages the same: not white space, reasoning, ids, or the layout of argument JSON."""
     text = message.text
     if message.role == "assistant":
         text = _THINKING.sub("", text)
     return message.role, " ".join(text.split()), tuple(map(_words_of_call, message.calls))
 
 
-def _words_of_call(call: Call) -> tuple[str, bytes]:
+def _words_of_call(call: MessageCall) -> tuple[str, bytes]:
     try:
         return call.name, orjson.dumps(orjson.loads(call.arguments), option=orjson.OPT_SORT_KEYS)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
@@ -225,7 +225,7 @@ def _joined(turn: Sequence[Message]) -> Message:
     return Message("assistant", "\n".join(filter(None, (message.text for message in turn))), calls)
 
 
-def _in_order_of_calls(block: Sequence[Message], calls: Sequence[Call]) -> list[Message]:
+def _in_order_of_calls(block: Sequence[Message], calls: Sequence[MessageCall]) -> list[Message]:
     """Results in the order of the calls that they answer; the rest of the block stays behind them."""
     place: Mapping[str, int] = {call.id: at for at, call in enumerate(calls)}
     results = [message for message in block if message.role == "tool" and message.call_id in place]

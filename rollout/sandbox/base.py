@@ -1,19 +1,22 @@
-"""`Sandbox`: where an agent's commands run. Backends are siblings of this file."""
+"""`Sandbox`: where an agent's commands run; `Backend`: what opens them, and what it states about itself."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, Self
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, Self
 
-from data_sources.arguments import ArgumentError
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import InfrastructureError, UserError
 
 MAX_PORT = 65535
 
 
-class SandboxError(RuntimeError):
-    """The sandbox itself failed (could not start, died, lost its connection): infrastructure, never the policy."""
+class SandboxError(InfrastructureError):
+    """The sandbox itself failed (could not start, died, lost its connection), never the policy."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,10 @@ class Sandbox(Protocol):
         """Write the file, making its parent folders."""
         ...
 
-    async def snapshot(self) -> Mapping[str, bytes]:
-        """Every regular file of the repository, by relative path; caches such as `__pycache__` are left out.
-
-        Raises `OSError` (EFBIG) where commands have left more than a sandbox tells of.
-        """
-        ...
-
     async def diff(self) -> str:
         """The unified diff from the files the sandbox started with to what it holds now.
 
-        Whatever the commands did to the files, this gives a patch: `rollout.patch.OVERSIZED` where it is too large.
+        Whatever the commands did to the files, this gives a patch: `slime_swe.patches.OVERSIZED` where it is too large.
         """
         ...
 
@@ -82,13 +78,95 @@ class Sandbox(Protocol):
 
         So what runs inside reaches whatever is served on it, and nothing else: the sandbox has no other network. `port`
         is 1 to 65535; each sandbox has its own. Any server takes the socket (`asyncio.start_server(sock=…)`, aiohttp's
-        `SockSite`), and may close it. Those that are left open the sandbox closes at its end: close the server before.
-        Raises `ArgumentError` where the backend can't, and `OSError` (EADDRINUSE) where the port is taken inside.
+        `SockSite`), and may close it. The sandbox closes those that are left open at its end: close the server before.
+        Raises `UserError` where the backend can't, and `OSError` (EADDRINUSE) where the port is taken inside.
         """
         ...
 
 
+class Sandboxes(Protocol):
+    """What opens sandboxes: a `SandboxPool`, or what a test puts in its place."""
+
+    def open(
+        self,
+        files: Mapping[str, str | bytes],
+        limits: Limits | None = None,
+        image: Image | None = None,
+        layers: Sequence[Path] = (),
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox that holds `files`, written over the image and the layers."""
+        ...
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """What one sandbox starts with. `image` is None for a task of files alone; `layers` are folders of this machine."""
+
+    files: Mapping[str, bytes]
+    limits: Limits
+    image: Image | None = None
+    layers: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A command that must succeed on the host.
+
+    name: in the report. install: what to do where its program is missing; fix: where it fails. fatal: whether nothing
+    works without it. works: said in place of what it prints.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    install: str
+    fix: str = ""
+    fatal: bool = False
+    works: str = ""
+
+
+Isolation = Literal["always", "if possible", "never"]
+
+
+class Backend:
+    """What opens sandboxes. A backend of your own subclasses it; nothing else has to know its name.
+
+    A backend states what it can do here, in its class: the pool, the doctor, the planner, the integrity gate and the
+    agents' check ask it.
+    """
+
+    takes_images: ClassVar[bool] = False  # runs tasks that name an image, and is chosen as `NAME:IMAGE` too
+    takes_layers: ClassVar[bool] = False  # takes layers and gives out ports: what agents that are programs need
+    isolates: ClassVar[Isolation] = "always"
+    unprotected: ClassVar[str] = ""  # what a command can do where it does not isolate
+    runs_here: ClassVar[bool] = True  # takes memory and disk of the machine that runs the episodes
+    requirements: ClassVar[tuple[Requirement, ...]] = ()  # checked by `slime-swe doctor`
+
+    async def start(self) -> None:
+        """Called before each `open`, and cheap when there is nothing to do. Raises `UserError`, `SandboxError`."""
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox to be entered; it has an image or layers only where the backend takes them."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End what the backend keeps running; every sandbox has been left. Raises `SandboxError`."""
+
+    def fingerprint(self) -> Iterator[str]:
+        """What holds a sandbox's processes, and the image that tasks of files alone run in.
+
+        A result of the integrity gate is valid as long as these facts, our code and the kernel are the same.
+        """
+        yield from ()
+
+    def make_image(self, name: str, add: Callable[[Path], None]) -> Image | None:
+        """An image of this machine's packages whose /testbed `add` fills, made once under this name.
+
+        None where the backend has no way to make one. Raises `UserError`, `SandboxError`.
+        """
+        return None
+
+
 def check_port(port: int) -> None:
-    """Raises `ArgumentError`."""
+    """Raises `UserError`."""
     if not 0 < port <= MAX_PORT:
-        raise ArgumentError(f"a port of a sandbox is 1 to {MAX_PORT}, got {port}")
+        raise UserError(f"a port of a sandbox is 1 to {MAX_PORT}, got {port}")

@@ -1,4 +1,4 @@
-"""Start the nursery's supervisor: under bubblewrap, or as an ordinary process."""
+"""Bubblewrap: what it needs, and how the fork server's supervisor starts under it or as an ordinary process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import glob
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+from slime_swe.rollout.sandbox.base import Requirement
+
 NOBODY = 65534
 _GUEST = Path(__file__).with_name("guest")
 _GUEST_ROOT = "/run/guest"
+_GUEST_NAME = "slime_swe_guest"  # as a package there, where nothing else of ours is
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _JAVA_SETTINGS = "/etc/java-*-openjdk"  # where Debian's /usr/lib/jvm links to: no Java starts without
@@ -28,6 +32,31 @@ _DATA = {
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
+
+
+BUBBLEWRAP = (
+    Requirement("bubblewrap", ("bwrap", "--version"), "sudo apt-get install bubblewrap"),
+    Requirement(  # what it stands on; distributions and clusters forbid it in three different places
+        "user namespaces",
+        ("unshare", "--user", "--map-root-user", "true"),
+        "sudo apt-get install util-linux",
+        "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), "
+        "kernel.unprivileged_userns_clone=1 (Debian) or user.max_user_namespaces=10000; in a container, "
+        "--security-opt seccomp=unconfined",
+        works="this user may make them",
+    ),
+)
+
+
+def confinement() -> Iterator[str]:
+    """The version of bubblewrap, and whether it works."""
+    program = shutil.which("bwrap")
+    if program is None:
+        yield "no bubblewrap"
+        return
+    for command in ([program, "--version"], [program, "--unshare-all", "--ro-bind", "/", "/", "true"]):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        yield f"{result.returncode} {result.stdout}"
 
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -55,9 +84,8 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
 def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
     """The supervisor as an ordinary process, whose sandboxes are folders in `folder`."""
     code = Path(folder, "code")  # where the guest is found without the packages around it
-    package = code / "rollout" / "sandbox"
-    package.mkdir(parents=True)
-    (package / "guest").symlink_to(_GUEST)
+    code.mkdir(parents=True)
+    (code / _GUEST_NAME).symlink_to(_GUEST)
     config = {"contained": False, "root": folder}
     return _popen(_python(config, control, str(code)), environment(), errors, [control.fileno()])
 
@@ -77,7 +105,7 @@ def system_flags() -> list[str]:
     prefix = python_prefix()
     if not prefix.startswith("/usr"):
         flags += [*_folders(prefix), "--ro-bind", prefix, prefix]
-    flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/rollout/sandbox/guest"]
+    flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/{_GUEST_NAME}"]
     for path in ("/testbed", "/tmp", "/var"):
         flags += _folders(path)
     flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
@@ -104,7 +132,7 @@ def python_executable() -> str:
 
 
 def _python(config: Mapping[str, object], control: socket.socket, root: str) -> list[str]:
-    bootstrap = f"{root}/rollout/sandbox/guest/bootstrap.py"
+    bootstrap = f"{root}/{_GUEST_NAME}/bootstrap.py"
     return [python_executable(), *_PYTHON_FLAGS, bootstrap, str(control.fileno()), json.dumps(config)]
 
 
@@ -152,7 +180,7 @@ def _data_files(stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
 
 
 class _IdMaps:
-    """Maps a second user id into the nursery, which only the host's root may do, and bubblewrap does not."""
+    """Maps a second user id into the fork server, which only the host's root may do, and bubblewrap does not."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._info, info_write = os.pipe()

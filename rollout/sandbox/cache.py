@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from slime_swe import files
 
 
 def cache_folder() -> Path:
@@ -35,8 +36,7 @@ def made_once(place: Path, make: Callable[[Path], None]) -> Path:
 def locked(place: Path) -> Iterator[None]:
     """Alone, among all processes of this machine, at this place."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f"{place.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with files.locked(place.with_name(f"{place.name}.lock")):
         yield
 
 

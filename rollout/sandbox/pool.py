@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import importlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox.base import Limits, Sandbox
+from slime_swe.data_sources.task import Image
+from slime_swe.dotted import load_object
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import Backend, Limits, Sandbox, SandboxSpec
 
 BACKENDS = {
-    "local": "rollout.sandbox.local.LocalBackend",
-    "bubblewrap": "rollout.sandbox.local.bubblewrap",
-    "subprocess": "rollout.sandbox.local.subprocess",
-    "overlay": "rollout.sandbox.overlay.backend.OverlayBackend",
-    "docker": "rollout.sandbox.docker.backend.DockerBackend",
-    "apptainer": "rollout.sandbox.apptainer.backend.ApptainerBackend",
-    "remote": "rollout.sandbox.remote.backend.RemoteBackend",
+    "local": "slime_swe.rollout.sandbox.local.LocalBackend",
+    "bubblewrap": "slime_swe.rollout.sandbox.local.BubblewrapBackend",
+    "subprocess": "slime_swe.rollout.sandbox.local.SubprocessBackend",
+    "overlay": "slime_swe.rollout.sandbox.overlay.backend.OverlayBackend",
+    "docker": "slime_swe.rollout.sandbox.docker.backend.DockerBackend",
+    "apptainer": "slime_swe.rollout.sandbox.apptainer.ApptainerBackend",
+    "remote": "slime_swe.rollout.sandbox.remote.RemoteBackend",
 }
-LAYERED = ("overlay", "docker", "apptainer")  # take layers, and give out ports: what real agents need
-IMAGED = ("overlay", "docker", "apptainer", "remote")  # take `:IMAGE`: what tasks of files alone run in
-
-
-class Backend(Protocol):
-    """What opens sandboxes. `start` is called before each `open`, and must be cheap when there is nothing to do."""
-
-    async def start(self) -> None: ...
-
-    def open(
-        self, files: Mapping[str, str | bytes], limits: Limits, image: Image | None, layers: Sequence[Path]
-    ) -> Sandbox: ...
-
-    async def close(self) -> None: ...
 
 
 class SandboxPool:
@@ -49,10 +35,11 @@ class SandboxPool:
         `overlay:IMAGE` and `docker:IMAGE` say in which image tasks without one of their own run.
         """
         if concurrency < 1:
-            raise ArgumentError(f"sandbox concurrency must be at least 1, got {concurrency}")
+            raise UserError(f"sandbox concurrency must be at least 1, got {concurrency}")
+        self._name = backend
         self._backend = make_backend(backend)
         self._limits = limits or Limits()
-        self._places = asyncio.Semaphore(concurrency)
+        self._free = asyncio.Semaphore(concurrency)
         self._starting = asyncio.Lock()
 
     @asynccontextmanager
@@ -63,16 +50,19 @@ class SandboxPool:
         image: Image | None = None,
         layers: Sequence[Path] = (),
     ) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox that starts with `files` laid over the image, as soon as one of the pool's places is free.
+        """A fresh sandbox that starts with `files` written over the image, once fewer than `concurrency` are open.
 
         layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`), that lie over the image
         and below what the sandbox writes, shared by all and without a copy. The image must not have the first folder
         of a layer that holds more than another folder. None may change while a sandbox has it.
         """
-        async with self._places:
+        self._check(image, layers)
+        content = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+        spec = SandboxSpec(content, limits or self._limits, image, tuple(layers))
+        async with self._free:
             async with self._starting:
                 await self._backend.start()
-            async with self._backend.open(files, limits or self._limits, image, layers) as sandbox:
+            async with self._backend.open(spec) as sandbox:
                 yield sandbox
 
     async def close(self) -> None:
@@ -86,6 +76,18 @@ class SandboxPool:
     ) -> None:
         await self.close()
 
+    def _check(self, image: Image | None, layers: Sequence[Path]) -> None:
+        if image is not None and not self._backend.takes_images:
+            raise UserError(
+                f"{self._name} sandboxes run this machine's own system, and the task needs the image {image.name}: "
+                f"set rollout.sandbox to one of {', '.join(names_that('takes_images'))}"
+            )
+        if layers and not self._backend.takes_layers:
+            raise UserError(
+                f"{self._name} sandboxes take no layers (asked for {layers[0]}): set rollout.sandbox to one of "
+                f"{', '.join(names_that('takes_layers'))}"
+            )
+
 
 @asynccontextmanager
 async def open_sandbox(
@@ -97,18 +99,27 @@ async def open_sandbox(
 
 
 def make_backend(name: str) -> Backend:
-    """Raises `ArgumentError` for an unknown name, with those that there are."""
+    """Raises `UserError` for an unknown name, with those that there are."""
     kind, _, image = name.partition(":")
-    if image and kind not in IMAGED:
-        raise ArgumentError(f"sandbox {name!r}: {kind} takes no image; {', '.join(IMAGED)} do")
-    module, _, attribute = BACKENDS.get(kind, kind).rpartition(".")
+    maker = backend_maker(kind)
+    if image and not getattr(maker, "takes_images", False):
+        raise UserError(f"sandbox {name!r}: {kind} takes no image; {', '.join(names_that('takes_images'))} do")
+    backend: Backend = maker(*([image] if image else []))
+    return backend
+
+
+def backend_maker(kind: str) -> Any:
+    """The class of a backend, or the function that makes one. Raises `UserError`."""
     try:
-        backend: Backend = getattr(importlib.import_module(module), attribute)(*([image] if image else []))
-    except ArgumentError:
-        raise
-    except (ImportError, AttributeError, ValueError) as error:
+        return load_object(BACKENDS.get(kind, kind), "rollout.sandbox")
+    except UserError as error:
         near = difflib.get_close_matches(kind, BACKENDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         allowed = f"{', '.join(BACKENDS)}, or a dotted path to a backend of your own"
-        raise ArgumentError(f"unknown sandbox {name!r}{hint} (available: {allowed})") from error
-    return backend
+        why = f": {error}" if "." in kind else ""
+        raise UserError(f"unknown sandbox {kind!r}{hint} (available: {allowed}){why}") from error
+
+
+def names_that(capability: str) -> list[str]:
+    """The built-in backends that have a capability of `Backend`."""
+    return [name for name in BACKENDS if getattr(backend_maker(name), capability)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-
 from benchmarks.megatron_shape import alone, fitting, plan_memory, rank_shape, sequence_lengths
-from launch.plan import formulae
-from launch.plan.formulae import GIB, Layout
-from recipes.base import Parallel
-from recipes.registry import RECIPES, load_recipe
+
+from slime_swe.launch.plan import formulae
+from slime_swe.launch.plan.formulae import GIB, Layout
+from slime_swe.recipes.base import Parallel
+from slime_swe.recipes.registry import RECIPES, load_recipe
 
 GPU_RECIPES = [name for name in RECIPES if name != "tiny_cpu"]
 

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
 from benchmarks.megatron_step import main, worse
 
 ROOT = Path(__file__).parents[2]

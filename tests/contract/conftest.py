@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-HOMES = {"SLIME_HOME": "train.py", "MEGATRON_HOME": "megatron/core/__init__.py"}
+CHECKOUTS = {"SLIME_HOME": "train.py", "MEGATRON_HOME": "megatron/core/__init__.py"}
 
 
 def why_not() -> str | None:
-    for name, file in HOMES.items():
+    for name, file in CHECKOUTS.items():
         if not os.environ.get(name):
             return f"{name} is not set"
         if not (Path(os.environ[name]) / file).is_file():
@@ -25,8 +25,8 @@ def why_not() -> str | None:
     return None
 
 
-if why_not() is None:  # before a test module is imported: `data_sources.sample` looks for SLiME once
-    sys.path[:0] = [os.environ[name] for name in HOMES]
+if why_not() is None:  # before a test module is imported: `slime_swe.sample` looks for SLiME once
+    sys.path[:0] = [os.environ[name] for name in CHECKOUTS]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,7 +35,7 @@ def slime_home():
     reason = why_not()
     if reason:
         pytest.skip(f"needs SLiME and Megatron: {reason}")
-    from launch.slime_cpu.shims import install
+    from slime_swe.launch.slime_cpu.shims import install
 
     install()
     return Path(os.environ["SLIME_HOME"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import tempfile
 from argparse import Namespace
 
-from data_sources.registry import load_tasks
-from data_sources.slime_plugin import TaskDataSource
-from rewards import slime_plugin as rewards
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.slime_plugin import TaskDataSource
+from slime_swe.rewards import slime_plugin as rewards
 
 ARGS = {
     "hf_checkpoint": "unused",
@@ -24,7 +24,7 @@ ARGS = {
     "sglang_router_ip": "127.0.0.1",
     "sglang_router_port": 1,
     "reward_key": None,
-    "swe_tasks": ["embedded:heldout"],
+    "swe_tasks": ["synthetic:heldout"],
     "swe_agent": "native",
     "swe_tool_format": "hermes",
     "swe_system_prompt": "",

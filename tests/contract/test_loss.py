@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from embedded.logprobs import action_log_probs
-from embedded.loss import Actions, LossConfig, policy_loss
+from slime_swe.embedded.logprobs import action_log_probs
+from slime_swe.embedded.loss import Actions, LossConfig, policy_loss
 
 H, V = 8, 23  # sizes of hidden states and vocabulary
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

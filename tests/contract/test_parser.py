@@ -9,41 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.config import resolve
-from launch.slime.environment import Homes
-from launch.slime.places import Places
-from launch.slime.render import render
-from launch.slime.sections import sections
-from recipes.architecture import Architecture
-from recipes.registry import RECIPES
+from slime_swe.launch.config import resolve
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.sections import sections
+from slime_swe.recipes.families import load_family
+from slime_swe.recipes.registry import RECIPES
 
 GPU_RECIPES = [name for name in RECIPES if resolve(name).engine == "slime"]
-CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-
-
-def hugging_face_config(shape: Architecture):
-    config = {
-        "model_type": shape.family,
-        "architectures": [CLASSES[shape.family]],
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "tie_word_embeddings": shape.tied,
-        "rope_theta": shape.rope_theta,
-        "rms_norm_eps": shape.rms_eps,
-        "max_position_embeddings": shape.max_context,
-    }
-    if shape.experts:
-        config |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.experts_per_token,
-            "moe_intermediate_size": shape.expert_ffn,
-        }
-    return config
 
 
 @pytest.fixture
@@ -56,20 +30,20 @@ def parse(slime_home, tmp_path, monkeypatch):
 
     def parsed(name):
         recipe = resolve(name, [f"model.folder={tmp_path}"])
-        folder = tmp_path / recipe.model.checkpoint
+        folder, shape = tmp_path / recipe.model.checkpoint, recipe.model.architecture
         converted = folder.with_name(f"{folder.name}_torch_dist")
         for made in (folder, converted):
             made.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(hugging_face_config(recipe.model.architecture)))
+        (folder / "config.json").write_text(json.dumps(load_family(shape.family).config(shape)))
         (converted / "latest_checkpointed_iteration.txt").write_text("release")
-        job = render(recipe, tmp_path / "run", homes=Homes.find())
+        job = render(recipe, tmp_path / "run", checkouts=Checkouts.find())
         for path, content in job.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
         monkeypatch.setattr(sys, "argv", job.argv[1:])
         for variable, value in job.environment.items():
             monkeypatch.setenv(variable, value)
-        asked = sections(recipe, Places((tmp_path / "run").resolve()), resume=False)
+        asked = sections(recipe, RunPaths((tmp_path / "run").resolve()), resume=False)
         return parse_args(), {name: value for group in asked.values() for name, value in group.items()}
 
     return parsed

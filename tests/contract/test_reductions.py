@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import torch
 
-from launch.slime.slime_plugin import constant_reduction
+from slime_swe.launch.slime.slime_plugin import constant_reduction
 
 
 def test_token_losses_are_summed_over_one_constant(one_process):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import resolve
-from launch.slime.environment import Homes
-from launch.slime_cpu.render import render
+from slime_swe.launch.config import resolve
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime_cpu.render import render
 
 requests = pytest.importorskip("requests", reason="comes with SLiME's environment")
 OVERRIDES = ["rollout.batch_size=2", "rollout.samples_per_task=4", "rollout.max_turns=3", "run.num_rollouts=1"]
@@ -17,7 +17,7 @@ OVERRIDES = ["rollout.batch_size=2", "rollout.samples_per_task=4", "rollout.max_
 
 @pytest.fixture
 async def server(slime_home, tmp_path):
-    from embedded.server_process import ServerProcess
+    from slime_swe.embedded.server_process import ServerProcess
 
     seed = Path(__file__).parents[2] / "embedded" / "seed" / "checkpoint"
     async with ServerProcess(seed, tmp_path / "server.log", threads=1, seed=0, slots=16, context_length=640) as server:
@@ -29,7 +29,7 @@ def args(server, tmp_path, monkeypatch):
     """What SLiME's parser makes of the job that `engine=slime_cpu` would start."""
     from slime.utils.arguments import parse_args
 
-    job = render(resolve("tiny_cpu", OVERRIDES), tmp_path, server, homes=Homes.find())
+    job = render(resolve("tiny_cpu", OVERRIDES), tmp_path, server, checkouts=Checkouts.find())
     job.write_files()
     monkeypatch.setattr(sys, "argv", ["train.py", *(word for words in job.flags.values() for word in words)])
     return parse_args()
@@ -41,7 +41,7 @@ def test_slimes_rollout_function_plays_our_episodes(args, server):
     from slime.rollout.sglang_rollout import generate_rollout
     from slime.utils.http_utils import init_http_client
 
-    from data_sources.slime_plugin import TaskDataSource
+    from slime_swe.data_sources.slime_plugin import TaskDataSource
 
     args.sglang_router_ip, args.sglang_router_port = _start_router(args)
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"

@@ -6,9 +6,9 @@ from argparse import Namespace
 
 import pytest
 
-from rollout.episode import Episode, StopReason
-from rollout.samples import to_samples
-from rollout.session import Segment
+from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.session import Segment
 
 ray = pytest.importorskip("ray", reason="comes with SLiME's environment")
 GROUP = 4
@@ -25,7 +25,7 @@ def manager_class(slime_home):
 
 
 def make_manager(manager_class, *, dp_size=1, **changes):
-    from rewards.slime_plugin import post_process
+    from slime_swe.rewards.slime_plugin import post_process
 
     manager = object.__new__(manager_class)
     manager.args = Namespace(
@@ -60,8 +60,8 @@ def segment(length, prompt=3):
 
 
 def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0):
-    """What `rollout.slime_plugin.generate` returns for such an episode, scored."""
-    from data_sources.sample import Sample
+    """What `slime_swe.rollout.slime_plugin.generate` returns for such an episode, scored."""
+    from slime_swe.sample import Sample
 
     sample = Sample(group_index=index // GROUP, index=index, rollout_id=index, prompt="p", metadata={"task": {}})
     episode = Episode("t", tuple(segment(8 + number) for number in range(segments)), "", reason)
@@ -98,7 +98,7 @@ def test_siblings_pass_slimes_check_and_are_filtered_as_a_group(slime_home):
     from slime.observability.rollout_data_utils import validate_rollout_id_annotated
     from slime.rollout.filter_hub.base_types import call_dynamic_filter, should_drop_dynamic_filter_output
 
-    from rewards.slime_plugin import keep_group
+    from slime_swe.rewards.slime_plugin import keep_group
 
     groups = a_rollout()
     validate_rollout_id_annotated(groups)
@@ -152,8 +152,8 @@ def test_the_split_keeps_every_sample_once_and_an_episode_in_one_step(manager_cl
 
 
 def test_the_embedded_engine_lays_out_the_same_data(manager_class):
-    from embedded.train_data import to_train_data
-    from rewards.slime_plugin import post_process
+    from slime_swe.embedded.train_data import to_train_data
+    from slime_swe.rewards.slime_plugin import post_process
 
     manager, samples = make_manager(manager_class), flat(a_rollout())
     ours = to_train_data(manager.args, samples, post_process)

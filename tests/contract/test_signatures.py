@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from data_sources import slime_plugin as data
-from rewards import slime_plugin as rewards
-from rollout import slime_plugin as rollout
+from slime_swe.data_sources import slime_plugin as data
+from slime_swe.rewards import slime_plugin as rewards
+from slime_swe.rollout import slime_plugin as rollout
 
 CALLS = [  # file of SLiME's, the call as it is written there, our function
     (

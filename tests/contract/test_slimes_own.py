@@ -22,7 +22,8 @@ CASES = {
 }
 
 WITH_SHIMS = (
-    "import pytest, sys; from launch.slime_cpu.shims import install; install(); sys.exit(pytest.main(sys.argv[1:]))"
+    "import pytest, sys; from slime_swe.launch.slime_cpu.shims import install; install(); "
+    "sys.exit(pytest.main(sys.argv[1:]))"
 )
 
 
@@ -30,7 +31,9 @@ WITH_SHIMS = (
 @pytest.mark.parametrize("file", CASES)
 def test_slimes_contract_tests_pass_on_our_functions(slime_home, file):
     paths = {f"SLIME_CONTRACT_{name}": path for name, path in CASES[file].items()}
-    python_path = os.pathsep.join([str(slime_home), os.environ["MEGATRON_HOME"], str(ROOT), str(Path(__file__).parent)])
+    python_path = os.pathsep.join(
+        [str(slime_home), os.environ["MEGATRON_HOME"], str(ROOT / "src"), str(Path(__file__).parent)]
+    )
     done = subprocess.run(
         [sys.executable, "-c", WITH_SHIMS, "-q", "-p", "no:cacheprovider", f"tests/plugin_contracts/{file}"],
         cwd=slime_home,

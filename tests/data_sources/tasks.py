@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_sources.task import Task, TestOracle, Workspace
+from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 
 RUNNER = """import sys, traceback
 sys.path.insert(0, ".")
@@ -50,12 +50,13 @@ def make_task(task_id: str = "calc-1", **oracle) -> Task:
         "protected": ("test_calc.py", "runtests.py"),
         "command": "python3 -I -S -B runtests.py",
         "gold_patch": GOLD,
+        "runner": "lines",
     }
     return Task(
         id=task_id,
         statement="add() gives wrong sums. Fix calc.py.",
         workspace=Workspace(files),
-        oracle=TestOracle(**{**values, **oracle}),
+        oracle=TestsOracle(**{**values, **oracle}),
         source="tests",
         split="train",
     )

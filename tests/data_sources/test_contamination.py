@@ -7,11 +7,11 @@ import random
 import time
 
 import pytest
-
-from data_sources.contamination import ContaminationError, find_overlaps, ngrams, require_clean
-from data_sources.registry import load_tasks
-from data_sources.task import Task
 from tests.data_sources.tasks import GOLD, make_task
+
+from slime_swe.data_sources.contamination import ContaminationError, find_overlaps, ngrams, require_clean
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task
 
 WORDS = [f"word{number}" for number in range(4000)]
 FORM = "Describe the problem. What did you do, what did you expect to happen, and what happened instead of it? "
@@ -56,7 +56,7 @@ def test_the_same_commit_also_where_its_hash_is_cut_short():
     assert found([task("t", repo="a/b", base_commit="22")], [task("e", repo="a/b", base_commit="22")]) == []
 
 
-def test_the_same_issue_told_with_other_punctuation_and_a_little_more():
+def test_the_same_issue_with_other_punctuation_and_a_little_more():
     issue = text("issue")
     train = [task("t", "> " + issue.upper().replace(" ", ",  ", 40) + "\n\n" + text("and more", 30))]
     assert found(train, [task("e", issue)]) == [("e", "t", "statement")]
@@ -109,14 +109,14 @@ def test_only_the_first_finding_of_a_pair_is_listed():
 
 
 @pytest.mark.parametrize("split", ["heldout", "unseen"])
-def test_the_embedded_tasks_raise_no_alarm_though_one_generator_makes_them(split):
-    assert find_overlaps(load_tasks("embedded:train"), load_tasks(f"embedded:{split}")) == []
+def test_the_synthetic_tasks_raise_no_alarm_though_one_generator_makes_them(split):
+    assert find_overlaps(load_tasks("synthetic:train"), load_tasks(f"synthetic:{split}")) == []
 
 
-def test_an_embedded_task_that_was_moved_over_is_found():
-    evaluation = load_tasks("embedded:heldout")
+def test_a_synthetic_task_that_was_moved_over_is_found():
+    evaluation = load_tasks("synthetic:heldout")
     copies = [dataclasses.replace(t, id=f"mine-{i}") for i, t in enumerate(evaluation[::20])]
-    overlaps = find_overlaps([*load_tasks("embedded:train"), *copies], evaluation)
+    overlaps = find_overlaps([*load_tasks("synthetic:train"), *copies], evaluation)
     assert [overlap.evaluated for overlap in overlaps] == [t.id for t in evaluation[::20]]
 
 
@@ -137,7 +137,9 @@ def test_a_long_list_is_cut():
     with pytest.raises(ContaminationError) as caught:
         require_clean(find_overlaps(tasks, tasks), [])
     assert "show 30 of the evaluation's tasks" in str(caught.value)
-    assert "t19: same" in str(caught.value) and "t20" not in str(caught.value)
+    assert "t19: same" in str(caught.value) and "t20: same" not in str(caught.value)
+    advice = str(caught.value).rpartition("data.allow_overlap=[")[2].partition("]")[0]
+    assert len(require_clean(find_overlaps(tasks, tasks), advice.split(","))) == 30, "pasting it is enough"
     assert "… and 10 more" in str(caught.value)
 
 

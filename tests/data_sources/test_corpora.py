@@ -10,15 +10,14 @@ from pathlib import Path
 
 import orjson
 import pytest
-
-from data_sources.corpora import CORPORA
-from data_sources.corpus import CorpusError
-from data_sources.reader import TaskError
-from data_sources.registry import SOURCES, RegistryError, load_tasks
-from data_sources.task import HarnessOracle, Task, TestOracle
-from rewards.grade import grade
-from rollout.sandbox.pool import SandboxPool
 from tests.rewards import image_backend
+
+from slime_swe.data_sources.corpora import CORPORA
+from slime_swe.data_sources.registry import SOURCES, load_tasks
+from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle
+from slime_swe.errors import UserError
+from slime_swe.rewards.grade import grade
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
@@ -91,14 +90,14 @@ def test_the_document_has_every_corpus():
 @pytest.mark.parametrize("name", SETS)
 def test_an_unknown_split_says_which_there_are(name):
     corpus = name.partition(":")[0]
-    with pytest.raises(RegistryError, match=f"split of {corpus}: unknown name 'dev'. .*Available"):
+    with pytest.raises(UserError, match=f"split of {corpus}: unknown name 'dev'. .*Available"):
         load(f"{corpus}:dev")
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if CORPORA[name.partition(":")[0]].commit])
 def test_a_missing_clone_says_how_to_make_it(name, tmp_path):
     corpus = CORPORA[name.partition(":")[0]]
-    with pytest.raises(CorpusError) as caught:
+    with pytest.raises(UserError) as caught:
         load_tasks(f"{name}?folder={tmp_path}/none")
     said = str(caught.value)
     assert f"git clone {corpus.home} {tmp_path}/none" in said and f"checkout {corpus.commit}" in said
@@ -108,7 +107,7 @@ def test_a_missing_clone_says_how_to_make_it(name, tmp_path):
 def test_a_missing_data_set_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CorpusError) as caught:
+    with pytest.raises(UserError) as caught:
         load_tasks("swebench:verified")
     said = str(caught.value)
     assert "load('SWE-bench/SWE-bench_Verified', split='test').to_json('verified.jsonl')" in said
@@ -136,12 +135,13 @@ def test_parquet_is_read_as_json_lines_are(tmp_path):
     assert [task.id for task in tasks] == [task.id for task in load("swebench:verified")]
     assert load_tasks(str(tmp_path / "verified.parquet"))[0].oracle == tasks[0].oracle
     (tmp_path / "verified.parquet").write_bytes(b"PAR")
-    with pytest.raises(TaskError, match="is not a Parquet file"):
+    with pytest.raises(UserError, match="is not a Parquet file"):
         load_tasks(f"swebench:verified?folder={tmp_path}")
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
-    code = "import sys, data_sources.registry; print(sorted({'datasets', 'pyarrow', 'swebench'} & sys.modules.keys()))"
+    heavy = {"datasets", "pyarrow", "swebench"}
+    code = f"import sys, slime_swe.data_sources.registry; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -162,13 +162,13 @@ def test_swegym_gets_the_image_and_the_script_that_its_harness_would_make():
 def test_swegym_refuses_a_repository_whose_tests_it_can_not_run(tmp_path):
     record = orjson.loads((FIXTURES / "swegym" / "train.jsonl").read_bytes().splitlines()[0])
     (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "someone/else"}))
-    with pytest.raises(TaskError, match="how the tests of someone/else run is not known; known are bokeh/bokeh"):
+    with pytest.raises(UserError, match="how the tests of someone/else run is not known; known are bokeh/bokeh"):
         load_tasks(f"swegym:train?folder={tmp_path}")
 
 
 def test_swesmith_runs_the_files_of_the_failing_tests():
     one, two = load("swesmith:train")
-    assert isinstance(one.oracle, TestOracle) and one.workspace.image is not None
+    assert isinstance(one.oracle, TestsOracle) and one.workspace.image is not None
     assert one.metadata == {"repo": "example/toy_tools", "base_commit": "0a1b2c3d"}
     assert one.workspace.image.name == "example/swesmith.x86_64.example_1776_toy_tools.0a1b2c3d"
     assert one.oracle.pass_to_pass == ("tests/test_sums.py::test_none",), "those of other files are not run"
@@ -179,13 +179,13 @@ def test_swesmith_runs_the_files_of_the_failing_tests():
 
 def test_swesmith_leaves_out_what_it_can_not_grade_and_says_what_it_can_not_read(tmp_path):
     record = orjson.loads((FIXTURES / "swesmith" / "train.jsonl").read_bytes().splitlines()[0])
-    renamed = "diff --git a/a.py b/b.py\nrename from a.py\nrename to b.py\n"
-    for change in ({"repo": "swesmith/python__mypy.0a1b2c3d"}, {"patch": renamed}):
+    copied = "diff --git a/a.py b/b.py\ncopy from a.py\ncopy to b.py\n"
+    for change in ({"repo": "swesmith/python__mypy.0a1b2c3d"}, {"patch": copied}):
         (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | change))
-        with pytest.raises(RegistryError, match="is empty"):
+        with pytest.raises(UserError, match="is empty"):
             load_tasks(f"swesmith:train?folder={tmp_path}")
     (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "example/toy"}))
-    with pytest.raises(TaskError, match=r"'repo' must be ACCOUNT/OWNER__NAME\.COMMIT, got 'example/toy'"):
+    with pytest.raises(UserError, match=r"repo must be ACCOUNT/OWNER__NAME\.COMMIT, got 'example/toy'"):
         load_tasks(f"swesmith:train?folder={tmp_path}")
 
 
@@ -230,13 +230,13 @@ async def test_a_bug_of_bugsinpy_is_graded_where_there_is_an_image():
 )
 def test_a_bug_of_bugsinpy_that_can_not_be_read(tmp_path, file, text, message):
     (copy("bugsinpy", tmp_path) / "projects" / "shapes" / "bugs" / "2" / file).write_text(text)
-    with pytest.raises(TaskError, match=f"'bugsinpy-shapes-2': .*{message}"):
+    with pytest.raises(UserError, match=f"'bugsinpy-shapes-2': .*{message}"):
         load_tasks(f"bugsinpy:all?folder={tmp_path}/bugsinpy")
 
 
 def test_defects4j():
     (task,) = load("defects4j:all")
-    assert isinstance(task.oracle, TestOracle)
+    assert isinstance(task.oracle, TestsOracle)
     assert task.oracle.fail_to_pass == ("org.toy.SumTest::testTwo", "org.toy.SumTest::testThree")
     assert task.oracle.pass_to_pass == ("org.toy.NoneTest::*", "org.toy.Sum$Inner_Test::*")
     assert task.oracle.protected == ("src/test/org/toy/SumTest.java",)
@@ -261,9 +261,9 @@ def test_a_bug_of_gitbug_java_that_can_not_be_read(tmp_path):
     record = orjson.loads(path.read_bytes().splitlines()[0])
     for change, message in [
         ({"actions_runs": []}, "line 1: list index out of range"),
-        ({"strategy": 3}, "field 'strategy' must be str, got '3'"),
-        ({"actions_runs": [record["actions_runs"][2]] * 3}, "runs in which a test fails before the fix and passes"),
+        ({"strategy": 3}, "strategy must be str, got 3"),
+        ({"actions_runs": [record["actions_runs"][2]] * 3}, "in actions_runs no test fails before the fix and passes"),
     ]:
         path.write_bytes(orjson.dumps(record | change))
-        with pytest.raises(TaskError, match=message):
+        with pytest.raises(UserError, match=message):
             load_tasks(f"gitbug_java:all?folder={tmp_path}/gitbug_java")

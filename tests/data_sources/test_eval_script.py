@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.eval_script import FOLDER, with_test_patch
+from slime_swe.data_sources.corpora.swegym import FOLDER, with_test_patch
 
 OLD, NEW = "def test_old():\n    pass\n", "def test_new():\n    assert True\n"
 

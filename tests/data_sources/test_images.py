@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.arguments import ArgumentError
-from data_sources.registry import load_tasks
-from data_sources.task import Task, Workspace
-from rewards.grade import grade, try_patch
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.image import host as host_image
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task, Workspace
+from slime_swe.errors import UserError
+from slime_swe.rewards.grade import grade, try_patch
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -82,7 +82,7 @@ def in_folder(task: Task, folder: Path) -> Task:
 def host_folder(folder: Path, *packages: str) -> Path:
     try:
         host_image.write_folder(folder, (*host_image.PACKAGES, *packages))
-    except ArgumentError as error:
+    except UserError as error:
         pytest.skip(str(error))
     return folder
 
@@ -103,7 +103,7 @@ async def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     async with SandboxPool("overlay", concurrency=2) as pool:
         try:
             await pool._backend.start()
-        except (ArgumentError, SandboxError) as error:
+        except (UserError, SandboxError) as error:
             pytest.skip(f"overlay sandboxes do not work here: {error}")
         yield pool
 
@@ -134,6 +134,7 @@ async def test_swesmith_in_an_image_of_the_project_without_the_fault(tmp_path, m
         }
 
 
+@pytest.mark.matrix("builds in Java")
 @pytest.mark.skipif(not shutil.which("mvn"), reason="Maven is not installed")
 async def test_gitbug_java_by_real_maven(tmp_path, monkeypatch):
     (task, _) = load_tasks(f"gitbug_java:all?folder={FIXTURES}/gitbug_java")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.quixbugs import load
-from data_sources.task import Task
-from rewards.grade import grade, try_patch
-from rollout.patch import make_patch
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.data_sources.corpora.quixbugs import load
+from slime_swe.data_sources.task import Task
+from slime_swe.patches import make_patch
+from slime_swe.rewards.grade import grade, try_patch
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FIXTURE = Path(__file__).parent / "fixtures" / "quixbugs"
 JUNIT = Path("/usr/share/java/junit4.jar")
@@ -53,6 +53,7 @@ async def test_code_that_never_ends_fails_its_tests_in_time():
 
 @needs_java
 @pytest.mark.slow
+@pytest.mark.matrix("builds in Java")
 async def test_java_that_does_not_compile_or_never_ends_passes_nothing():
     (task,) = load("java", FIXTURE)
     async with SandboxPool("local", concurrency=1) as sandboxes:
@@ -77,7 +78,7 @@ def test_the_documentation_of_a_program_is_not_part_of_the_fix():
 
 
 def test_the_tests_of_all_forty_programs_are_known():
-    from data_sources.quixbugs import _tests
+    from slime_swe.data_sources.corpora.quixbugs import _tests
 
     for language in ("python", "java"):
         tests = _tests(language)

@@ -14,18 +14,17 @@ from typing import Any
 
 import orjson
 import pytest
-
-from data_sources.arguments import ArgumentError
-from data_sources.reader import TaskError
-from data_sources.registry import RegistryError, load_tasks
-from data_sources.task import HarnessOracle, Task
-from rewards.grade import HarnessSettings, grade
-from rewards.score import Score
-from rollout.patch import apply_patch, make_patch
-from rollout.sandbox.base import Sandbox, SandboxError
-from rollout.sandbox.pool import SandboxPool
 from tests.data_sources import r2e_image
 from tests.rewards.swebench_here import harness_python, need_docker
+
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import HarnessOracle, Task
+from slime_swe.errors import UserError
+from slime_swe.patches import apply_patch, make_patch
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.score import Score
+from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FIXTURE = Path(__file__).parent / "fixtures" / "r2egym"
 FAILING = ("r2e_tests/test_1.py::TestCount::test_spaces", "r2e_tests/test_1.py::test_no_word")
@@ -83,21 +82,21 @@ def test_a_test_that_the_list_says_fails_is_not_asked_for(tmp_path):
 def test_a_record_that_shows_no_failing_test_is_left_out(tmp_path):
     runs = opened("execution_result_content")
     runs["old_commit_res_stdout"] = runs["new_commit_res_stdout"]
-    with pytest.raises(RegistryError, match="is empty"):
+    with pytest.raises(UserError, match="is empty"):
         load_tasks(with_change(tmp_path, {"execution_result_content": orjson.dumps(runs).decode()}))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"repo_name": "toy"}, "field 'repo_name' must be one of aiohttp, .*, got 'toy'"),
-        ({"expected_output_json": "[]"}, "field 'expected_output_json' must be the JSON of an object"),
-        ({"parsed_commit_content": "{"}, "field 'parsed_commit_content' must be the JSON of an object"),
-        ({"execution_result_content": "{}"}, "'execution_result_content.old_commit_res_stdout' is missing"),
+        ({"repo_name": "toy"}, "repo_name: unknown name 'toy'.* Available: aiohttp"),
+        ({"expected_output_json": "[]"}, "expected_output_json must be the JSON of an object"),
+        ({"parsed_commit_content": "{"}, "parsed_commit_content must be the JSON of an object"),
+        ({"execution_result_content": "{}"}, "execution_result_content: old_commit_res_stdout is missing; new_commit"),
     ],
 )
 def test_a_record_that_can_not_be_read(change, message, tmp_path):
-    with pytest.raises(TaskError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_tasks(with_change(tmp_path, change))
     assert f"task 'namanjain12/pyramid_final:{'a1' * 20}'" in str(caught.value)
 
@@ -105,7 +104,7 @@ def test_a_record_that_can_not_be_read(change, message, tmp_path):
 def test_a_commit_that_is_not_of_the_known_form(tmp_path):
     for files, message in (([{}], "can't be read: KeyError"), ([], "must be a commit that changes a Python file")):
         parsed = opened("parsed_commit_content") | {"file_diffs": files}
-        with pytest.raises(TaskError, match=message):
+        with pytest.raises(UserError, match=message):
             load_tasks(with_change(tmp_path, {"parsed_commit_content": orjson.dumps(parsed).decode()}))
 
 
@@ -145,7 +144,7 @@ async def pool(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async with SandboxPool(backend, concurrency=2) as sandboxes:
         try:
             await sandboxes._backend.start()
-        except (ArgumentError, SandboxError) as error:
+        except (UserError, SandboxError) as error:
             pytest.skip(f"{backend} sandboxes do not work here: {error}")
         yield sandboxes
 
@@ -156,7 +155,7 @@ def image(backend: str, folder: Path, kind: str) -> str:
             need_docker()
             return r2e_image.build(folder, kind)
         return r2e_image.make_folder(folder, kind)
-    except ArgumentError as error:
+    except UserError as error:
         pytest.skip(str(error))
 
 
@@ -164,7 +163,7 @@ def image(backend: str, folder: Path, kind: str) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "number"), [("overlay", 0), ("overlay", 1), ("docker", 0)])
 async def test_a_task_in_its_image(backend, number, tmp_path, monkeypatch):
-    settings = HarnessSettings(harness_python())
+    settings = GradingSettings(harness_python=harness_python())
     task = tasks()[number]
     kind = ("pyramid", "tornado")[number]
     task = with_image(task, await asyncio.to_thread(image, backend, tmp_path / "image", kind))
@@ -190,16 +189,16 @@ async def _played(sandbox: Sandbox) -> str:
     return await sandbox.diff()
 
 
-async def _graded(task: Task, patch: str, sandboxes: SandboxPool, settings: HarnessSettings) -> None:
+async def _graded(task: Task, patch: str, sandboxes: SandboxPool, settings: GradingSettings) -> None:
     """Each on its merit: what the agent did beside its fix is put back."""
 
     async def score(text: str) -> Score:
-        return await grade(task, text, sandboxes, harness=settings)
+        return await grade(task, text, sandboxes, settings)
 
     every = {*task.oracle.fail_to_pass, *task.oracle.pass_to_pass}
     gold = await score(task.oracle.gold_patch)
     assert gold.solved and set(gold.evidence["tests"]) == every, gold.evidence
-    assert gold.evidence["falsified_tests"] > 0, "the control has found the tests"
+    assert gold.evidence["mutated_tests"] > 0, "the control has found the tests"
     played = await score(patch)
     assert played.solved, played.evidence
     assert set(played.evidence["ignored_paths"]) == {"r2e_tests/test_mine.py", "run_tests.sh"}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.repositories import CommitError, RepositoryError, checkout, remove
+from slime_swe.data_sources.repositories import checkout, remove
+from slime_swe.errors import InfrastructureError, UserError
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -99,14 +100,14 @@ def test_many_at_once_get_the_same_one(upstream, tmp_path):
 
 def test_a_commit_that_is_not_there_leaves_nothing(upstream, tmp_path):
     url, _ = upstream
-    with pytest.raises(RepositoryError, match=r"git fetch .* failed"):
+    with pytest.raises(InfrastructureError, match=r"git fetch .* failed"):
         checkout(url, "0" * 40, tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock" and path.is_file()]
 
 
 @pytest.mark.parametrize("commit", ["2740fb", "main", "", "-upload-pack=x", "A" * 40, "0" * 41])
 def test_only_a_hash_names_a_commit(commit, tmp_path):
-    with pytest.raises(CommitError, match="is no commit hash: 40 hexadecimal digits, or at least the first 7 of them"):
+    with pytest.raises(UserError, match="is no commit hash: 40 hexadecimal digits, or at least the first 7 of them"):
         checkout("file:///nowhere", commit, tmp_path)
 
 
@@ -139,10 +140,10 @@ def test_a_commit_that_is_newer_than_what_was_fetched_is_found(upstream, tmp_pat
 def test_a_shortened_hash_of_no_commit_or_of_several_is_refused(upstream, tmp_path):
     url, commits = upstream
     none = next(digit for digit in "0123456789abcdef" if all(commit[0] != digit for commit in commits)) * 7
-    with pytest.raises(CommitError, match=f"'{none}' begins the hash of no commit on a branch or tag of file:"):
+    with pytest.raises(UserError, match=f"'{none}' begins the hash of no commit on a branch or tag of file:"):
         checkout(url, none, tmp_path / "cache")
     tree = git(tmp_path / "up stream.git", "rev-parse", "HEAD^{tree}")
-    with pytest.raises(CommitError, match="begins the hash of no commit"):
+    with pytest.raises(UserError, match="begins the hash of no commit"):
         checkout(url, tree[:12], tmp_path / "cache")
 
 
@@ -153,7 +154,7 @@ def test_a_shortened_hash_of_several_commits_names_them(tmp_path):
     git(source, "init", "-q")
     serve(source)
     one, two = commits_that_begin_alike(source)
-    with pytest.raises(CommitError, match=f"'{one[:7]}' begins the hashes of several commits of .*: ({one}|{two}), "):
+    with pytest.raises(UserError, match=f"'{one[:7]}' begins the hashes of several commits of .*: ({one}|{two}), "):
         checkout(source.as_uri(), one[:7], tmp_path / "cache")
     folder = checkout(
         source.as_uri(), next(two[:size] for size in range(8, 40) if two[:size] != one[:size]), tmp_path / "cache"

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from data_sources.registry import RegistryError, load_tasks
-from data_sources.selection import place
 from tests.data_sources.tasks import make_task
+
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.selection import place
+from slime_swe.errors import UserError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "swebench"
 VERIFIED = f"swebench:verified?folder={FIXTURE}"
@@ -66,13 +67,13 @@ def test_what_is_left(options, left):
     ],
 )
 def test_what_can_not_be_chosen(options, message):
-    with pytest.raises(RegistryError, match=message):
+    with pytest.raises(UserError, match=message):
         load_tasks(f"{VERIFIED}&{options}")
 
 
 def test_a_task_that_does_not_say_its_date_is_not_dropped_in_silence():
-    with pytest.raises(RegistryError, match="task 'embedded-heldout-0000' does not say its created_at"):
-        load_tasks("embedded:heldout?before=2022-01-01")
+    with pytest.raises(UserError, match="task 'synthetic-heldout-0000' does not say its created_at"):
+        load_tasks("synthetic:heldout?before=2022-01-01")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -86,7 +87,7 @@ def test_a_list_of_instances(tmp_path, as_json):
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1, 2]", b"[", b"# nothing"])
 def test_a_list_that_is_none(tmp_path, content):
     (tmp_path / "ids").write_bytes(content)
-    with pytest.raises(RegistryError, match="the list of ids"):
+    with pytest.raises(UserError, match="the list of ids"):
         load_tasks(f"{MANY}?ids={tmp_path}/ids")
 
 

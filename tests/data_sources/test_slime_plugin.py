@@ -5,12 +5,11 @@ from argparse import Namespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from data_sources.arguments import ArgumentError
-from data_sources.reader import TaskError
-from data_sources.sample import Sample
-from data_sources.slime_plugin import DataSourceError, TaskDataSource, task_of
 from tests.data_sources.tasks import make_task
+
+from slime_swe.data_sources.slime_plugin import TaskDataSource, task_of
+from slime_swe.errors import UserError
+from slime_swe.sample import Sample
 
 
 def seven(split: str):
@@ -81,7 +80,7 @@ def test_groups_given_back_come_first(tmp_path):
     again = source.get_samples(3)
     assert again[:2] == groups[1:]
     assert again[2][0].index == 6
-    with pytest.raises(DataSourceError, match="a group holds 2 samples, got one of 1"):
+    with pytest.raises(UserError, match="a group holds 2 samples, got one of 1"):
         source.add_samples([[Sample()]])
 
 
@@ -115,15 +114,15 @@ def test_a_state_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_resuming_from_what_is_not_there_or_not_ours(tmp_path):
     source = TaskDataSource(make_args(tmp_path))
-    with pytest.raises(DataSourceError, match="no data source state"):
+    with pytest.raises(UserError, match="no data source state"):
         source.load(3)
     source.save(3)
     for changes in [{"rollout_seed": 6}, {"n_samples_per_prompt": 3}, {"rollout_shuffle": False}]:
-        with pytest.raises(DataSourceError, match="other tasks, seed or shuffling"):
+        with pytest.raises(UserError, match="other tasks, seed or shuffling"):
             TaskDataSource(make_args(tmp_path, **changes)).load(3)
     for text in ("{", "{}", "[]", '{"fingerprint": "x", "position": "1"}'):
         (tmp_path / "rollout" / "task_data_source_3.json").write_text(text)
-        with pytest.raises(DataSourceError, match="damaged"):
+        with pytest.raises(UserError, match="damaged"):
             source.load(3)
 
 
@@ -140,17 +139,17 @@ def test_a_fresh_start_loads_nothing(tmp_path):
     ("changes", "message"),
     [
         ({"swe_tasks": None}, "args.swe_tasks is missing: set it in the recipe, or in the file that SLiME's"),
-        ({"n_samples_per_prompt": 0}, "n_samples_per_prompt must be at least 1"),
+        ({"n_samples_per_prompt": 0}, "n_samples_per_prompt must be int of at least 1, got 0"),
         ({"n_samples_per_prompt": "8"}, "n_samples_per_prompt must be int, got '8'"),
         ({"rollout_seed": None}, "args.rollout_seed is missing: .* --rollout-seed"),
         ({"rollout_shuffle": "yes"}, "rollout_shuffle must be bool"),
     ],
 )
 def test_a_missing_or_wrong_argument_is_named(tmp_path, changes, message):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(UserError, match=message):
         TaskDataSource(make_args(tmp_path, **changes))
 
 
 def test_a_sample_without_a_task():
-    with pytest.raises(TaskError, match="must be a JSON object, not NoneType"):
+    with pytest.raises(UserError, match="must be a JSON object, got None"):
         task_of(Sample())

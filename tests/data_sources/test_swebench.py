@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from data_sources.reader import TaskError
-from data_sources.registry import load_tasks
-from data_sources.swebench import task_of
-from data_sources.task import HarnessOracle, Image
+from slime_swe.data_sources.corpora.swebench import task_of
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import HarnessOracle, Image
+from slime_swe.errors import UserError
 
 FILE = Path(__file__).parent / "fixtures" / "swebench" / "verified.jsonl"
 
@@ -59,21 +59,24 @@ def test_the_folder_and_the_environment_are_those_of_the_script():
     ("changes", "message"),
     [
         ({"eval_script": None, "image": None}, "has no image, eval_script: it is of SWE-bench's format from before"),
-        ({"eval_script": "pytest"}, "'eval_script' must be one that prints '>>>>> Start Test Output'"),
-        ({"eval_type": "some"}, "'eval_type' must be one of pass_and_fail, fail_only, got 'some'"),
-        ({"FAIL_TO_PASS": "[]"}, "'FAIL_TO_PASS' must be at least one test"),
-        ({"FAIL_TO_PASS": "[1]"}, "'FAIL_TO_PASS' must be a list of strings, or its JSON"),
-        ({"PASS_TO_PASS": "a::b"}, "'PASS_TO_PASS' must be a list of strings, or its JSON"),
-        ({"patch": None}, "'patch' must be str"),
-        ({"instance_id": 3}, "task '<no id>': field 'instance_id' must be str"),
+        ({"eval_script": "pytest"}, "eval_script must be one that prints '>>>>> Start Test Output'"),
+        ({"eval_type": "some"}, "eval_type: unknown name 'some'. Available: fail_only, pass_and_fail"),
+        ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS must be at least one test"),
+        ({"FAIL_TO_PASS": "[1]"}, "FAIL_TO_PASS must be a list of strings, or its JSON"),
+        ({"PASS_TO_PASS": "a::b"}, "PASS_TO_PASS must be a list of strings, or its JSON"),
+        ({"patch": None}, "patch is missing"),
+        ({"instance_id": 3}, "task 3: instance_id must be str"),
+        ({"patch": None, "repo": 1}, "repo must be str, got 1; patch is missing"),
+        ({"test_patch": "@@ -1 +1 @@\n"}, "test_patch: line 0 of the patch: a hunk without the file"),
+        ({"image_assets": {"patch": ["https://x/a.png"]}}, "image_assets are not supported"),
     ],
 )
 def test_a_record_that_is_wrong(changes, message):
-    with pytest.raises(TaskError, match=message):
+    with pytest.raises(UserError, match=message):
         task_of(record(**changes), source="s", split="s")
 
 
 def test_a_wrong_record_of_a_file_is_named(tmp_path):
     (tmp_path / "mine.jsonl").write_bytes(orjson.dumps(record()) + b"\n" + orjson.dumps(record(image=None)))
-    with pytest.raises(TaskError, match=r"mine.jsonl, line 2: task 'django__django-1' has no image"):
+    with pytest.raises(UserError, match=r"mine.jsonl, line 2: task 'django__django-1' has no image"):
         load_tasks(str(tmp_path / "mine.jsonl"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.registry import load_tasks
-from data_sources.swesmith import setup
+from slime_swe.data_sources.corpora.swesmith import setup
+from slime_swe.data_sources.registry import load_tasks
 
 FIXTURE = Path(__file__).parent / "fixtures" / "swesmith"
 RIGHT, FAULTY = (f"def add(first, second):\n    return first {sign} second\n" for sign in "+-")
@@ -36,14 +36,14 @@ def image(tmp_path) -> Path:
 
 def run(folder: Path, fault: str) -> subprocess.CompletedProcess[str]:
     script = setup(fault).replace("/testbed", str(folder)).replace("/opt/miniconda3/bin", str(folder.parent))
-    told = f'{script}\necho "exit $? in $ENVIRONMENT"'
-    return subprocess.run(["bash", "-c", told], cwd=folder.parent, capture_output=True, text=True, check=False)
+    reported = f'{script}\necho "exit $? in $ENVIRONMENT"'
+    return subprocess.run(["bash", "-c", reported], cwd=folder.parent, capture_output=True, text=True, check=False)
 
 
 def fault() -> str:
-    from data_sources.patches import reverse
+    from slime_swe.patches import reverse_patch
 
-    return reverse(load_tasks(f"swesmith:train?folder={FIXTURE}&limit=1")[0].oracle.gold_patch)
+    return reverse_patch(load_tasks(f"swesmith:train?folder={FIXTURE}&limit=1")[0].oracle.gold_patch)
 
 
 def test_the_fault_is_in_and_nothing_tells_it(image):

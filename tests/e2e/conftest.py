@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 import pytest
 
-from data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import load_tasks
 
 ROOT = Path(__file__).parents[2]
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,12 +24,12 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `train.jsonl`, `heldout.jsonl` and `unseen.jsonl`: the first tasks of each embedded set."""
     folder = tmp_path_factory.mktemp("tasks")
     for split in ("train", "heldout", "unseen"):
-        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"embedded:{split}")[:4]]
+        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"synthetic:{split}")[:4]]
         (folder / f"{split}.jsonl").write_bytes(b"\n".join(lines))
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small(task_files: Path) -> list[str]:
     """Words that make `tiny_cpu` a run of two steps of four episodes, without the gate before it."""
     return [
@@ -40,11 +41,11 @@ def small(task_files: Path) -> list[str]:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "launch.cli", *words]
+    return [sys.executable, "-m", "slime_swe.launch.cli", *words]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
 
 
 def heed_interrupts() -> None:
@@ -52,16 +53,38 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    """Run `slime-swe` with these words in `tmp_path`."""
+def cli_in(folder: Path) -> Cli:
+    """Runs `slime-swe` with these words in the folder."""
 
     def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600, **options
+            command(*words), cwd=folder, env=environment(), capture_output=True, text=True, timeout=600, **options
         )
 
     return run
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run `slime-swe` with these words in `tmp_path`."""
+    return cli_in(tmp_path)
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    result: subprocess.CompletedProcess[str]
+    cli: Cli  # in the folder that holds the run's `runs`
+
+
+@pytest.fixture(scope="session")
+def whole_run(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The small run, from its start to its summary."""
+    folder = tmp_path_factory.mktemp("whole")
+    cli = cli_in(folder)
+    result = cli("train", *small, "run.name=a", "--json")
+    assert result.returncode == 0, result.stderr
+    return Run(folder / "runs" / "a", result, cli)
 
 
 @pytest.fixture

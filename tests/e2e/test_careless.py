@@ -7,9 +7,9 @@ import subprocess
 
 import orjson
 import pytest
-
-from launch.cli import run
 from tests.data_sources.tasks import make_task
+
+from slime_swe.launch.cli import run
 
 
 def refused(result, code: int, *said: str) -> None:
@@ -48,11 +48,11 @@ def test_a_checkpoint_that_is_none(cli, tmp_path):
         ("rollout.sandbox=lokal", "did you mean 'local'"),
         ("rollout.agent=nativ", "Did you mean 'native'"),
         ("agent=aider", "which local sandboxes can't hold: set rollout.sandbox to one of overlay, docker"),
-        ("rollout.agent=no.such.agent", "No module named 'no'"),
-        ("data.train=[embeded:train]", "Did you mean 'embedded'"),
+        ("rollout.agent=no.such.agent", "there is no module 'no'"),
+        ("data.train=[syntetic:train]", "Did you mean 'synthetic'"),
         ("data.eval.heldout=nowhere.jsonl", "nowhere.jsonl: No such file"),
         ("algorithm.clip_low=1", "less than 1"),
-        ("reward.function=rewards.slime_plugin.rewrd", "has no 'rewrd'"),
+        ("reward.function=slime_swe.rewards.slime_plugin.rewrd", "has no 'rewrd'"),
     ],
 )
 def test_what_no_run_can_use_leaves_nothing_behind(override, said, task_files, tmp_path, monkeypatch, capsys):
@@ -82,7 +82,7 @@ def test_a_closed_pipe_is_no_error(start_cli):
     assert process.wait(60) == 0
 
 
-def test_a_machine_without_bubblewrap_is_told_what_is_unprotected(cli, tmp_path, monkeypatch):
+def test_a_machine_without_bubblewrap_is_said_what_is_unprotected(cli, tmp_path, monkeypatch):
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
     monkeypatch.setenv("PATH", str(tmp_path))
     result = cli("validate", "tasks.jsonl")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-
-from launch.args import EMBEDDED_SEED, checkpoint_folder
 from tests.data_sources.tasks import make_task
+
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,7 +30,11 @@ def test_a_model_is_evaluated(cli, model, tmp_path):
     assert (printed["model"], list(printed["sets"])) == (str(model), ["mine"])
     mine = printed["sets"]["mine"]
     assert (mine["tasks"], mine["episodes"], mine["infrastructure_failures"]) == (1, 1, 0)
-    assert (tmp_path / "kept" / "evaluations.jsonl").stat().st_size
+    shown = cli("episodes", "kept", "--list")
+    assert shown.returncode == 0 and shown.stdout.splitlines()[0].startswith("rollout  index  task")
+    assert "──── policy" in cli("episodes", "kept", "--evaluation", "mine").stdout
+    again = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept")
+    assert again.returncode == 2 and "give a new folder" in again.stderr
 
 
 def test_a_model_made_for_less_context_than_the_recipe_s_is_refused(cli, model):

@@ -7,11 +7,11 @@ from collections import Counter
 
 import orjson
 import pytest
-
-from data_sources.arguments import ArgumentError
-from rollout.agents.layer import layer_of
-from rollout.agents.mini_swe_agent import SPEC
 from tests.e2e.test_sandboxes import start
+
+from slime_swe.errors import UserError
+from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,8 +30,8 @@ async def reward(args, sample, **kwargs):
 def test_mini_swe_agent_trains(cli, small, tmp_path):
     asyncio.run(start("overlay"))
     try:
-        layer_of(SPEC)
-    except ArgumentError as error:
+        layer_of(MiniSweAgent.name, MiniSweAgent.version, MiniSweAgent.install)
+    except UserError as error:
         pytest.skip(f"mini-swe-agent can't be installed here: {error}")
     (tmp_path / "words.py").write_text(REWARD)
     words = ["rollout.agent=mini_swe_agent", "rollout.sandbox=overlay", "rollout.samples_per_task=3"]

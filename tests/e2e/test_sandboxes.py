@@ -7,9 +7,9 @@ import asyncio
 import orjson
 import pytest
 
-from data_sources.arguments import ArgumentError
-from rollout.sandbox import SandboxError
-from rollout.sandbox.pool import make_backend
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox import SandboxError
+from slime_swe.rollout.sandbox.pool import make_backend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -18,16 +18,24 @@ async def start(name: str) -> None:
     backend = make_backend(name)
     try:
         await backend.start()
-    except (ArgumentError, SandboxError) as error:
+    except (UserError, SandboxError) as error:
         pytest.skip(f"{name} sandboxes do not work here: {error}")
     finally:
         await backend.close()
 
 
-@pytest.mark.parametrize("backend", ["overlay", "docker"])
-def test_the_embedded_tasks_train_unchanged(cli, small, tmp_path, monkeypatch, backend):
+OWN = "from slime_swe.rollout.sandbox.local import SubprocessBackend\n\n\nclass Own(SubprocessBackend):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["overlay", pytest.param("docker", marks=pytest.mark.matrix("sandboxes of whole runs")), "own_backend.Own"],
+)
+def test_the_synthetic_tasks_train_unchanged(cli, small, tmp_path, monkeypatch, backend):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    asyncio.run(start(backend))
+    (tmp_path / "own_backend.py").write_text(OWN)  # in the folder that the run is started from
+    if "own" not in backend:
+        asyncio.run(start(backend))
     result = cli("train", *small, "run.name=a", f"rollout.sandbox={backend}")
     assert result.returncode == 0, result.stderr
     episodes = [orjson.loads(line) for line in (tmp_path / "runs/a/episodes.jsonl").read_bytes().splitlines()]

@@ -14,14 +14,14 @@ import aiohttp
 import torch
 from aiohttp import web
 
-from data_sources.sample import Sample
-from embedded.model import Qwen2
+from slime_swe.embedded.model import Qwen2
+from slime_swe.sample import Sample
 
 PROMPT_TOKENS, CONTEXT_TOKENS, TURNS = 6, 3, 2
 
 
 class NoProgress:
-    """Keeps what it is told."""
+    """Keeps what it hears."""
 
     def __init__(self) -> None:
         self.phases: list[str] = []
@@ -30,6 +30,9 @@ class NoProgress:
 
     def on_phase(self, name):
         self.phases.append(name)
+
+    def on_episode(self, evaluation, done, total):
+        self.phases.append(f"{evaluation} {done}/{total}")
 
     def on_step(self, rollout_id, metrics):
         self.steps.append((rollout_id, dict(metrics)))
@@ -47,11 +50,11 @@ def make_args(checkpoint: Path, run_dir: Path, **changes: Any) -> Namespace:
         hf_checkpoint=str(checkpoint), save=str(run_dir / "checkpoints"), load=None, num_rollout=3, seed=0,
         eval_interval=None, max_tokens_per_gpu=256, custom_generate_function_path="tests.embedded.scripted.generate",
         custom_rm_path="tests.embedded.scripted.reward",
-        custom_reward_post_process_path="rewards.slime_plugin.post_process",
-        dynamic_sampling_filter_path="rewards.slime_plugin.keep_group",
-        data_source_path="data_sources.slime_plugin.TaskDataSource",
-        custom_rollout_log_function_path="rollout.slime_plugin.log_rollout",
-        custom_eval_rollout_log_function_path="rollout.slime_plugin.log_evaluation",
+        custom_reward_post_process_path="slime_swe.rewards.slime_plugin.post_process",
+        dynamic_sampling_filter_path="slime_swe.rewards.slime_plugin.keep_group",
+        data_source_path="slime_swe.data_sources.slime_plugin.TaskDataSource",
+        custom_rollout_log_function_path="slime_swe.rollout.slime_plugin.log_rollout",
+        custom_eval_rollout_log_function_path="slime_swe.rollout.slime_plugin.log_evaluation",
         rollout_batch_size=4, n_samples_per_prompt=4, over_sampling_batch_size=4, n_samples_per_eval_prompt=2,
         rollout_max_response_len=6, rollout_max_context_len=64, rollout_temperature=1.0, rollout_top_p=1.0,
         rollout_top_k=-1, rollout_stop=None, rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
@@ -65,13 +68,13 @@ def make_args(checkpoint: Path, run_dir: Path, **changes: Any) -> Namespace:
         swe_tasks=[tasks["train"]], swe_eval_tasks={name: tasks[name] for name in ("heldout", "unseen")},
         swe_agent="native", swe_tool_format="hermes", swe_system_prompt="", swe_max_turns=TURNS, swe_time_budget=30.0,
         swe_sandbox="local", swe_sandbox_concurrency=1, swe_reward_mode="plus_minus", swe_max_attempts=1,
-        swe_run_dir=str(run_dir), swe_threads=1,
+        swe_run_dir=str(run_dir), swe_threads=1, swe_keep_checkpoints=2,
     )  # fmt: skip
     return Namespace(**(values | changes))
 
 
 def write_tasks(path: Path, split: str, count: int) -> Path:
-    oracle = {"fail_to_pass": ["t::a"], "pass_to_pass": [], "protected": [], "command": "true", "gold_patch": "",
+    oracle = {"kind": "tests", "fail_to_pass": ["t::a"], "pass_to_pass": [], "protected": [], "command": "true",
               "timeout_seconds": 1}  # fmt: skip
     tasks = [
         {"id": f"{split}-{i}", "statement": f"{split} {i}", "workspace": {"files": {"a.py": ""}}, "oracle": oracle,

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedded import checkpoint
-from embedded.checkpoint import ResumeError, State, configuration
-from embedded.disk import replace_file
-from embedded.journal import Journal
-from rollout.records import RunDirectoryError
+from slime_swe.embedded import checkpoint
+from slime_swe.embedded.checkpoint import ResumeError, State, configuration
+from slime_swe.embedded.journal import Journal
+from slime_swe.files import FileError, replace_file
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,7 +37,7 @@ def weights(tmp_path) -> Path:
 def test_save_and_load(tmp_path, weights):
     random.seed(1)
     torch.manual_seed(1)
-    path = checkpoint.save(tmp_path / "c", state(3, lr=0.1), weights, b"moments")
+    path = checkpoint.save(tmp_path / "c", state(3, lr=0.1), weights, b"moments", keep=2)
     expected = random.random(), torch.rand(3)
     random.seed(2)
     torch.manual_seed(2)
@@ -52,29 +51,30 @@ def test_save_and_load(tmp_path, weights):
 
 
 def test_a_later_sync_leaves_the_checkpoint_alone(tmp_path, weights):
-    path = checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    path = checkpoint.save(tmp_path / "c", state(0), weights, b"", keep=2)
     replace_file(weights / "model.safetensors", b"new")
     assert (path / "hf" / "model.safetensors").read_bytes() == b"w" * 1000
 
 
-def test_the_newest_two_stay_and_the_newest_is_found(tmp_path, weights):
+@pytest.mark.parametrize(("keep", "there"), [(1, [10]), (2, [9, 10]), (5, [8, 9, 10]), (0, [8, 9, 10])])
+def test_the_newest_stay_and_the_newest_is_found(tmp_path, weights, keep, there):
     for rollout_id in (8, 9, 10):
-        checkpoint.save(tmp_path / "c", state(rollout_id), weights, b"")
-    assert sorted(os.listdir(tmp_path / "c")) == ["rollout_10", "rollout_9"]
+        checkpoint.save(tmp_path / "c", state(rollout_id), weights, b"", keep=keep)
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {f"rollout_{number}" for number in there}
     assert checkpoint.latest(tmp_path / "c").state.rollout_id == 10
 
 
 def test_a_half_written_checkpoint_is_not_there(tmp_path, weights):
-    checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    checkpoint.save(tmp_path / "c", state(0), weights, b"", keep=2)
     shutil.copytree(tmp_path / "c" / "rollout_0", tmp_path / "c" / ".rollout_1.tmp")
     assert checkpoint.latest(tmp_path / "c").state.rollout_id == 0
-    checkpoint.save(tmp_path / "c", state(1), weights, b"")
+    checkpoint.save(tmp_path / "c", state(1), weights, b"", keep=2)
     assert sorted(os.listdir(tmp_path / "c")) == ["rollout_0", "rollout_1"]
     assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
 def test_a_damaged_checkpoint_says_what_to_do(tmp_path, weights):
-    path = checkpoint.save(tmp_path / "c", state(0), weights, b"")
+    path = checkpoint.save(tmp_path / "c", state(0), weights, b"", keep=2)
     (path / "state.json").write_text("{")
     with pytest.raises(ResumeError, match=r"rollout_0 is damaged .*remove it"):
         checkpoint.latest(tmp_path / "c")
@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_says_what_to_do(tmp_path, weights):
 def test_another_configuration_is_refused_by_key(tmp_path, weights):
     model = {"hf_checkpoint": str(weights)}
     args = Namespace(lr=0.1, swe_tasks=("a",), save="x", load=None, gone=1, **model)
-    checkpoint.save(tmp_path / "c", State(0, configuration(args), {}, {}), weights, b"")
+    checkpoint.save(tmp_path / "c", State(0, configuration(args), {}, {}), weights, b"", keep=2)
     found = checkpoint.latest(tmp_path / "c")
     checkpoint.require_same(found, Namespace(lr=0.1, swe_tasks=["a"], save="elsewhere", load="c", gone=1, **model))
     with pytest.raises(ResumeError) as error:
@@ -94,7 +94,9 @@ def test_another_configuration_is_refused_by_key(tmp_path, weights):
 
 
 def test_a_model_that_moved_is_the_same_and_another_one_is_not(tmp_path, weights):
-    checkpoint.save(tmp_path / "c", state(0, **configuration(Namespace(hf_checkpoint=str(weights)))), weights, b"")
+    checkpoint.save(
+        tmp_path / "c", state(0, **configuration(Namespace(hf_checkpoint=str(weights)))), weights, b"", keep=2
+    )
     found = checkpoint.latest(tmp_path / "c")
     moved = shutil.copytree(weights, tmp_path / "moved")
     checkpoint.require_same(found, Namespace(hf_checkpoint=str(moved)))
@@ -114,17 +116,17 @@ def test_a_journal_is_cut_back_to_its_checkpoint(tmp_path):
     assert journal.read() == [{"a": 1}, {"b": None}]
     journal.cut(size)
     assert journal.read() == [{"a": 1}]
-    with pytest.raises(RunDirectoryError, match="records are missing"):
+    with pytest.raises(FileError, match="records are missing"):
         journal.cut(size + 1)
 
 
 FILL = """
 import resource, sys
 from pathlib import Path
-from embedded import checkpoint
-from embedded.checkpoint import State
-from embedded.journal import Journal
-from rollout.records import RunDirectoryError
+from slime_swe.embedded import checkpoint
+from slime_swe.embedded.checkpoint import State
+from slime_swe.embedded.journal import Journal
+from slime_swe.files import FileError
 
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
@@ -134,14 +136,14 @@ try:
     while True:
         journal.append({"number": written, "text": "x" * 1000})
         written += 1
-except RunDirectoryError as error:
+except FileError as error:
     print(error)
 assert [record["number"] for record in journal.read()] == list(range(written)) != []
 assert journal.path.read_bytes().endswith(b"}\\n")
 weights = folder / "weights"
 try:
-    checkpoint.save(folder / "checkpoints", State(1, {}, {}, {}), weights, b"m" * 10_000_000)
-except RunDirectoryError as error:
+    checkpoint.save(folder / "checkpoints", State(1, {}, {}, {}), weights, b"m" * 10_000_000, keep=2)
+except FileError as error:
     print(error)
 found = checkpoint.latest(folder / "checkpoints")
 assert found.state.rollout_id == 0
@@ -152,7 +154,7 @@ assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["rol
 def fill(folder: Path, limit: int) -> str:
     (folder / "weights").mkdir()
     (folder / "weights" / "model.safetensors").write_bytes(b"w" * 100)
-    checkpoint.save(folder / "checkpoints", state(0), folder / "weights", b"moments")
+    checkpoint.save(folder / "checkpoints", state(0), folder / "weights", b"moments", keep=2)
     run = subprocess.run(
         [sys.executable, "-c", FILL, str(folder), str(limit)], cwd=REPOSITORY, capture_output=True, text=True
     )

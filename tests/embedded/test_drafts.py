@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embedded.decoder import Decoder
-from embedded.drafts import Drafter, OwnPlaces
-from embedded.kv_cache import KVCache
-from embedded.model import Qwen2
-from embedded.requests import Completion, Request
-from embedded.sampling import SamplingParams
-from embedded.scheduler import Scheduler
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.drafts import Drafter, OwnPlaces
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.sampling import SamplingParams
+from slime_swe.embedded.scheduler import Scheduler
 
 
 def run(checkpoint, draft_tokens: int, params: SamplingParams, siblings: int) -> tuple[list[Completion], int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import Counter
 
-from data_sources.registry import load_tasks
-from data_sources.sample import Sample
-from embedded.evaluate import evaluate, load_evaluation_tasks
-from embedded.hooks import Hooks
-from embedded.metrics import evaluation_metrics
-from embedded.rollouts import Player
 from tests.embedded.scripted import make_args, write_tasks
+
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.embedded.evaluate import evaluate, load_evaluation_tasks
+from slime_swe.embedded.hooks import Hooks
+from slime_swe.embedded.rollouts import Player
+from slime_swe.rollout.metrics import evaluation_metrics
+from slime_swe.sample import Sample
 
 
 def make_player(generate, reward=None, **changes) -> Player:

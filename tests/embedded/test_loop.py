@@ -13,16 +13,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-
-from data_sources.sample import Sample
-from embedded.checkpoint import ResumeError
-from embedded.hooks import HookError
-from embedded.journal import Journal
-from embedded.loop import InfrastructureError, train
-from embedded.server_process import ServerError
-from embedded.trainer import Trainer
-from rollout.records import RunDirectoryError
 from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
+
+from slime_swe.embedded.checkpoint import ResumeError
+from slime_swe.embedded.journal import Journal
+from slime_swe.embedded.loop import InfrastructureError, train
+from slime_swe.embedded.server_process import ServerError
+from slime_swe.embedded.trainer import Trainer
+from slime_swe.errors import UserError
+from slime_swe.files import FileError
+from slime_swe.sample import Sample
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,7 +44,15 @@ def episodes(run_dir: Path) -> list[tuple[int, int]]:
 
 def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, tmp_path, engine):
     progress = NoProgress()
-    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=6, eval_interval=3, lr=0.03, **engine.address)
+    args = make_args(
+        tiny_checkpoint,
+        tmp_path / "run",
+        num_rollout=6,
+        eval_interval=3,
+        lr=0.03,
+        swe_keep_checkpoints=0,
+        **engine.address,
+    )
     summary = train(args, progress)
     run_dir = tmp_path / "run"
     assert json.loads((run_dir / "summary.json").read_bytes()) == summary
@@ -59,16 +67,17 @@ def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, t
     assert [step for step, _ in progress.steps] == list(range(6))
     assert progress.evals[0] == "heldout before" and progress.evals[-1] == "unseen after"
     assert {"startup", "evaluation", "generation", "training", "weight_sync", "checkpoint"} <= set(progress.phases)
+    assert "heldout 1/12" in progress.phases
     assert summary["heldout_solve_rate_after"] > summary["heldout_solve_rate_before"] + 0.2
     assert summary["heldout_episodes_before"] == 12 and summary["unseen_bug_class_tasks_after"] == 6
-    assert summary["logprob_diff_max"] <= 1e-4
+    assert summary["logprob_diff_max"] <= 1e-4 and summary["nothing_trained_because"] is None
     assert 0 < sum(summary["seconds_by_phase"].values()) <= summary["wall_seconds"]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").glob("rollout_*"))
-    assert checkpoints == ["rollout_4", "rollout_5"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in (run_dir / "checkpoints/rollout_5/hf").iterdir()
-    }
-    Trainer(make_args(run_dir / "checkpoints/rollout_5/hf", run_dir))  # the last one is a model like any other
+    assert checkpoints == [f"rollout_{rollout_id}" for rollout_id in range(6)]
+    for name in checkpoints:  # each is a model like any other
+        folder = run_dir / "checkpoints" / name / "hf"
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+        Trainer(make_args(folder, run_dir))
 
 
 def test_two_runs_of_one_seed_give_identical_metrics_and_another_seed_does_not(tiny_checkpoint, tmp_path, engine):
@@ -116,7 +125,7 @@ RUN = """
 import sys
 from argparse import Namespace
 import json, torch
-from embedded.loop import train
+from slime_swe.embedded.loop import train
 from tests.embedded.scripted import NoProgress
 train(Namespace(**json.loads(sys.argv[1])), NoProgress())
 """
@@ -163,6 +172,17 @@ def wait_until_it_works(process: subprocess.Popen, run_dir: Path) -> None:
         if run_dir.exists() and before != {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.exists()}:
             return
         time.sleep(0.01)
+
+
+async def never(args, sample):
+    sample.metadata["score"] = {"value": -1.0, "solved": False, "components": {}, "evidence": {}}
+    return -1.0
+
+
+def test_a_run_whose_groups_are_all_alike_says_that_it_trained_nothing(tiny_checkpoint, tmp_path, engine):
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_eval_tasks={}, **engine.address)
+    args.custom_rm_path = f"{__name__}.never"
+    assert train(args, NoProgress())["nothing_trained_because"].startswith("no episode was solved")
 
 
 def drop_the_second_group(args, group, **kwargs):
@@ -285,14 +305,14 @@ async def reward_of_siblings(args, sample):
     [
         ("custom_rm_path", "reward", "no dotted path"),
         ("custom_generate_function_path", "nowhere.generate", "no module 'nowhere'"),
-        ("data_source_path", "embedded.loop.Nothing", "has no 'Nothing'"),
+        ("data_source_path", "slime_swe.embedded.loop.Nothing", "has no 'Nothing'"),
         ("custom_reward_post_process_path", None, "is not given"),
     ],
 )
 def test_a_wrong_dotted_path_names_the_argument(tiny_checkpoint, tmp_path, argument, path, words):
     args = make_args(tiny_checkpoint, tmp_path / "run", sglang_router_ip="127.0.0.1", sglang_router_port=1)
     setattr(args, argument, path)
-    with pytest.raises(HookError, match=words) as error:
+    with pytest.raises(UserError, match=words) as error:
         train(args, NoProgress())
     assert argument in str(error.value)
 
@@ -313,5 +333,5 @@ def test_a_run_directory_that_cannot_be_made(tiny_checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
     args = make_args(tiny_checkpoint, tmp_path / "run")
     args.swe_run_dir = str(tmp_path / "file" / "run")
-    with pytest.raises(RunDirectoryError, match="file/run"):
+    with pytest.raises(FileError, match="file/run"):
         train(args, NoProgress())

@@ -9,8 +9,8 @@ from argparse import Namespace
 import pytest
 import torch
 
-from embedded.logprobs import action_log_probs
-from embedded.loss import Actions, LossConfig, LossError, policy_loss
+from slime_swe.embedded.logprobs import action_log_probs
+from slime_swe.embedded.loss import Actions, LossConfig, LossError, policy_loss
 
 
 def reference_loss(logits, targets, rollout_of, old, rollout, advantage, reference, temperature, config):
@@ -64,7 +64,7 @@ def random_config(rng: random.Random) -> LossConfig:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_loss_and_gradients_agree_with_the_reference(seed, monkeypatch):
-    monkeypatch.setattr("embedded.logprobs.CHUNK_ELEMENTS", 64)  # several chunks
+    monkeypatch.setattr("slime_swe.embedded.logprobs.CHUNK_ELEMENTS", 64)  # several chunks
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     n, width, vocabulary = rng.randint(1, 24), 5, 11

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from embedded.model import ModelConfig, Qwen2
-from embedded.weights import CheckpointError
+from slime_swe.embedded.model import ModelConfig, Qwen2
+from slime_swe.embedded.weights import CheckpointError
 
 
 def packed(lengths: list[int], vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -51,7 +51,7 @@ def test_logits_and_gradients_agree_with_transformers(tmp_path, tied, heads, kv_
         torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-5, rtol=1e-3, msg=name)
 
 
-def test_a_sequence_does_not_see_its_neighbours(tiny_checkpoint):
+def test_a_sequence_does_not_see_those_beside_it(tiny_checkpoint):
     model = Qwen2.load(tiny_checkpoint)
     tokens, positions, offsets = packed([20, 30], model.config.vocab_size)
     together = model.forward_packed(tokens, positions, offsets)

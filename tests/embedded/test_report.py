@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from embedded.report import summarize, write_curve, write_summary
+from slime_swe.embedded.report import draw_curve, summarize, write_curve, write_summary
 
 
 def evaluation(name: str, moment: str, rollout_id: int, solved: list[int]) -> dict:
@@ -51,8 +51,8 @@ def test_summary():
     expected = {f"{p}_{f}_{m}" for p in ("heldout", "unseen_bug_class") for f in figures for m in ("before", "after")}
     assert summary.keys() == expected | {
         "heldout_paired", "unseen_bug_class_paired", "reward_per_step", "solve_rate_per_step",
-        "infrastructure_failures", "logprob_diff_max", "wall_seconds", "seconds_by_phase", "seed", "num_rollouts",
-        "episodes_per_rollout", "run_dir",
+        "nothing_trained_because", "infrastructure_failures", "logprob_diff_max", "wall_seconds", "seconds_by_phase",
+        "seed", "num_rollouts", "episodes_per_rollout", "run_dir",
     }  # fmt: skip
     assert summary["heldout_solve_rate_before"] == 0.25 and summary["heldout_solve_rate_after"] == 0.75
     assert summary["unseen_bug_class_solve_rate_after"] == 0.5
@@ -67,6 +67,24 @@ def test_summary_of_a_run_without_evaluations():
     assert summary["reward_per_step"] == [-0.5] and "heldout_solve_rate_before" not in summary
 
 
+@pytest.mark.parametrize(
+    ("rates", "why"),
+    [
+        ([0.0, 0.0], "no episode was solved"),
+        ([1.0, None], "every episode was solved"),
+        ([0.0, 1.0], "every advantage was zero"),
+        ([None], "infrastructure broke every episode"),
+    ],
+)
+def test_a_run_that_trained_nothing_says_why(rates, why):
+    steps = [step(number, None) | {"trained_tokens": 0, "solve_rate": rate} for number, rate in enumerate(rates)]
+    assert summarize(ARGS, steps, {}, 1.0)["nothing_trained_because"].startswith(why)
+    trained = step(len(steps), 0.5) | {"trained_tokens": 3}
+    unknown = step(len(steps), 0.5)  # SLiME does not count them
+    for records in ([*steps, trained], [*steps, unknown], []):
+        assert summarize(ARGS, records, {}, 1.0)["nothing_trained_because"] is None
+
+
 @pytest.mark.parametrize("records", [RECORDS, RECORDS[2:3], []])
 def test_files(tmp_path, records):
     write_summary(tmp_path, summarize(ARGS, records, {}, 1.0))
@@ -74,3 +92,21 @@ def test_files(tmp_path, records):
     write_curve(tmp_path, records)
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learning_curve.png", "summary.json"]
+
+
+def test_the_learning_curve_shows_solve_rate_reward_and_stop_reasons():
+    shares = [{"stop/submitted": 0.75, "stop/max_turns": 0.25, "stop/gave_up": 0.0}, {"stop/max_turns": 1.0}]
+    steps = [step(number, 0.5 * number) | each for number, each in enumerate(shares)]
+    rates, rewards, reasons = draw_curve([*RECORDS[:2], *steps]).axes
+    assert [axes.get_ylabel() for axes in (rates, rewards, reasons)] == [
+        "solve rate", "mean reward", "share of stop reasons",
+    ]  # fmt: skip
+    assert list(rates.lines[0].get_ydata()) == [0.5, 0.75] and list(rewards.lines[0].get_ydata()) == [0.0, 0.5]
+    assert [text.get_text() for text in reasons.get_legend().get_texts()] == ["max turns", "submitted"]  # as they lie
+    submitted, max_turns = ([(bar.get_y(), bar.get_height()) for bar in bars] for bars in reasons.containers)
+    assert submitted == [(0.0, 0.75), (0.0, 0.0)] and max_turns == [(0.75, 0.25), (0.0, 1.0)]
+    assert rates.get_legend() is not None and rewards.get_legend() is None
+
+
+def test_a_run_whose_hook_reports_no_stop_reasons_has_a_curve_without_them():
+    assert [axes.get_ylabel() for axes in draw_curve(RECORDS).axes] == ["solve rate", "mean reward"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedded.sampling import RequestError, SamplingParams, sample, uniforms
+from slime_swe.embedded.sampling import RequestError, SamplingParams, sample, uniforms
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5, -30.0, 0.5, 1.0]])
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from embedded.decoder import Decoder
-from embedded.invariance import make_invariant
-from embedded.kv_cache import KVCache
-from embedded.model import Qwen2
-from embedded.requests import Completion, Request
-from embedded.sampling import SamplingParams
-from embedded.scheduler import Scheduler
+from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.kv_cache import KVCache
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.sampling import SamplingParams
+from slime_swe.embedded.scheduler import Scheduler
 
 EOS = frozenset({2})
 
@@ -80,12 +79,6 @@ def same(a: Completion, b: Completion) -> bool:
     return (a.output_ids, a.log_probs, a.finish_reason) == (b.output_ids, b.log_probs, b.finish_reason)
 
 
-def test_this_machine_is_batch_invariant(tiny_checkpoint):
-    model = Qwen2.load(tiny_checkpoint)
-    cache = KVCache(model.config, 40, 320, torch.device("cpu"))
-    assert make_invariant(Decoder(model, cache, torch.device("cpu")))
-
-
 @pytest.mark.parametrize("order", range(3))
 def test_random_interleavings_give_every_request_the_bits_it_gets_alone(tiny_checkpoint, order):
     todo = jobs(30, seed=5)
@@ -135,6 +128,42 @@ def test_equal_prompts_are_computed_once(tiny_checkpoint):
         submit(scheduler, Job(tokens, key, SamplingParams(max_new_tokens=3)), results, key)
     drain(scheduler)
     assert sorted(c.cached_tokens for c in results.values()) == [0] + [199] * 7
+
+
+def played(scheduler: Scheduler, *prompts: list[int]) -> list[int]:
+    """How many tokens of each prompt, one request after the other, were in the cache."""
+    cached = []
+    for tokens in prompts:
+        results: dict = {}
+        submit(scheduler, Job(tuple(tokens), 0, SamplingParams(max_new_tokens=1)), results, 0)
+        drain(scheduler)
+        cached.append(results[0].cached_tokens)
+    return cached
+
+
+def test_a_prefix_is_found_in_whichever_slot_holds_most_of_it(tiny_checkpoint):
+    short, long = list(range(3, 43)), list(range(103, 203))
+    prompts = [short, long, [*long[:60], 7, 8, 9], [*short[:20], 7, 8, 9]]
+    assert played(make(tiny_checkpoint), *prompts) == [0, 0, 60, 20]
+
+
+def test_the_slot_that_was_free_for_longest_is_taken_first(tiny_checkpoint):
+    first, second, third = (list(range(start, start + 40)) for start in (3, 103, 203))
+    again = [*first, 3], [*second, 3], [*third, 3]
+    assert played(make(tiny_checkpoint, slots=2), first, second, third, again[2], again[1]) == [0, 0, 0, 40, 40]
+    assert played(make(tiny_checkpoint, slots=2), first, second, third, again[0]) == [0, 0, 0, 0]
+
+
+def test_retracted_requests_wait_in_order_of_arrival_before_those_that_came_later(tiny_checkpoint):
+    scheduler, results = make(tiny_checkpoint, slots=3), {}
+    params = SamplingParams(max_new_tokens=50, ignore_eos=True)
+    for key in range(5):
+        submit(scheduler, Job((3 + key, 4), 0, params), results, key)
+    scheduler.step()
+    assert len(scheduler.active) == 3
+    scheduler.retract()
+    assert [request.rid for request in scheduler.waiting] == ["0", "1", "2", "3", "4"]
+    assert not scheduler.active
 
 
 def test_more_requests_than_slots_all_finish(tiny_checkpoint):

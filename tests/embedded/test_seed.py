@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from data_sources.embedded.bugs import TRAINED_CLASSES
-from data_sources.embedded.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
-from data_sources.task import Task, TestOracle, Workspace
-from embedded.model import Qwen2
-from embedded.seed.demonstrations import SYSTEM_PROMPT, Part, Script, demonstration, gold_edit, play
-from embedded.seed.gate import clean_share, is_clean
-from embedded.seed.tokenizer import SPECIAL_TOKENS
-from recipes.tiny_cpu import recipe
-from rollout.chat.parsers import parse
-from rollout.chat.template import ChatTemplate
-from rollout.chat.tokenizer import load_tokenizer
-from rollout.sandbox.pool import SandboxPool
-from rollout.tools import TOOLS
+from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES
+from slime_swe.data_sources.synthetic.tasks import RUNNER_PATH, TEST_COMMAND, runner_source
+from slime_swe.data_sources.task import Task, TestsOracle, Workspace
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.seed.demonstrations import SYSTEM_PROMPT, Part, Script, demonstration, gold_edit, play
+from slime_swe.embedded.seed.gate import clean_share, is_clean
+from slime_swe.embedded.seed.tokenizer import SPECIAL_TOKENS
+from slime_swe.recipes.tiny_cpu import recipe
+from slime_swe.rollout.chat.template import ChatTemplate
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tool_formats import parse
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.tools import TOOLS
 
-CHECKPOINT = Path(str(resources.files("embedded.seed") / "checkpoint"))
+CHECKPOINT = Path(str(resources.files("slime_swe.embedded.seed") / "checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ async def test_demonstrations_show_what_the_real_tools_show() -> None:
             script = Script.draw(rng)
             play(rng, script)
             files = script.repository.files(buggy=True) | {RUNNER_PATH: runner_source()}
-            oracle = TestOracle(("x",), (), (), TEST_COMMAND, "")
-            task = Task("replay", "", Workspace(files), oracle, "embedded", "train")
+            oracle = TestsOracle(("x",), (), (), TEST_COMMAND, "")
+            task = Task("replay", "", Workspace(files), oracle, "synthetic", "train")
             async with sandboxes.open(files) as sandbox:
                 for said, shown in zip(script.parts[1::2], script.parts[2::2], strict=False):
                     (call,) = parse(said.text.removesuffix("<|im_end|>"), recipe().model.tool_format).calls

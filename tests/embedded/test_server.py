@@ -22,17 +22,17 @@ import aiohttp
 import pytest
 import torch
 
-from embedded.engine import Engine, EngineStopped
-from embedded.kv_cache import CacheError, KVCache
-from embedded.model import ModelConfig, Qwen2
-from embedded.requests import Request
-from embedded.sampling import SamplingParams
+from slime_swe.embedded.engine import Engine, EngineStopped
+from slime_swe.embedded.kv_cache import CacheError, KVCache
+from slime_swe.embedded.model import ModelConfig, Qwen2
+from slime_swe.embedded.requests import Request
+from slime_swe.embedded.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 
 
 def launch(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "embedded.server", *arguments]
+    command = [sys.executable, "-m", "slime_swe.embedded.server", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -344,8 +344,8 @@ def test_a_cache_that_does_not_fit_into_memory_ends_with_a_sentence(tiny_checkpo
 def test_it_dies_with_its_parent(tiny_checkpoint):
     script = (
         "import os, subprocess, sys\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'embedded.server', '--model', {str(tiny_checkpoint)!r}, "
-        "'--die-with-parent', str(os.getpid())], stdout=subprocess.PIPE, text=True)\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'slime_swe.embedded.server', '--model', "
+        f"{str(tiny_checkpoint)!r}, '--die-with-parent', str(os.getpid())], stdout=subprocess.PIPE, text=True)\n"
         "print(p.stdout.readline(), flush=True)\nimport time; time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -360,7 +360,9 @@ def test_it_dies_with_its_parent(tiny_checkpoint):
 
 
 def test_the_parent_may_be_process_1_as_in_a_container(tiny_checkpoint):
-    script = "import os; os.getppid = lambda: 1; from embedded.server import _die_with_parent; _die_with_parent(1)"
+    script = (
+        "import os; os.getppid = lambda: 1; from slime_swe.embedded.server import _die_with_parent; _die_with_parent(1)"
+    )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
     process = launch("--model", str(tiny_checkpoint), "--die-with-parent", "1")
     assert "process 1, which --die-with-parent names" in process.communicate(timeout=60)[1]

@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-
-from embedded.forward import recompute_log_probs
-from embedded.journal import Journal
-from embedded.loop import train
-from embedded.model import Qwen2
-from embedded.protocol import url_of
-from embedded.server_process import ServerError, ServerProcess, update_weights
-from embedded.train_data import TrainData
 from tests.embedded.scripted import NoProgress, generate, make_args
+
+from slime_swe.embedded.forward import recompute_log_probs
+from slime_swe.embedded.journal import Journal
+from slime_swe.embedded.loop import train
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.protocol import url_of
+from slime_swe.embedded.server_process import ServerError, ServerProcess, update_weights
+from slime_swe.embedded.train_data import TrainData
 
 
 def test_a_run_with_its_own_server_trains_on_what_was_sampled(tiny_checkpoint, tmp_path):
@@ -90,7 +90,7 @@ _DEATHS: list[int] = []
 
 
 async def generate_until_the_server_dies(args, sample, sampling_params, evaluation=False):
-    from data_sources.sample import Sample
+    from slime_swe.sample import Sample
 
     if not _DEATHS:
         _DEATHS.append(server_of(os.getpid()))
@@ -111,7 +111,7 @@ def server_of(parent: int) -> int:
             status = (entry / "status").read_text()
         except OSError:
             continue
-        if b"embedded.server" in words and f"PPid:\t{parent}\n" in status:
+        if b"slime_swe.embedded.server" in words and f"PPid:\t{parent}\n" in status:
             return int(entry.name)
     raise AssertionError("no server")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedded.forward import input_length, micro_batches, recompute_log_probs
-from embedded.loss import LossError
-from embedded.model import Qwen2
-from embedded.packing import PackingError
-from embedded.train_data import TrainData
-from embedded.trainer import Trainer, TrainingError
-from embedded.tree_forward import _masks
+from slime_swe.embedded.forward import input_length, micro_batches, recompute_log_probs
+from slime_swe.embedded.loss import LossError
+from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.packing import PackingError
+from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.trainer import Trainer, TrainingError
+from slime_swe.embedded.tree_forward import _masks
 
 
 def make_args(checkpoint, **changes) -> Namespace:

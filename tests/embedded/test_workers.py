@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from embedded.workers import ordered_map
+from slime_swe.embedded.workers import ordered_map
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
+from tests.rollout.support import of_agents
 
-from data_sources.arguments import ArgumentError
-from launch.agents import check
-from launch.agents.check import Report, check_agent, prefix_cache_ceiling, retained
-from launch.agents.engine import Sampled
-from launch.agents.scripts import SCRIPTS, script_of
-from launch.cli import run
-from launch.commands.agent import SEED
-from rollout.chat.tokenizer import load_tokenizer
-from rollout.client import Generation
-from rollout.proxy.conversation import Call, Message, Request
-from rollout.proxy.sessions import ProxySession
-from rollout.proxy.templates import Templates
-from rollout.proxy.tree import ConversationTree
-from rollout.session import Segment, Session
+from slime_swe.errors import UserError
+from slime_swe.launch.agent_check import Report, check_agent, prefix_cache_ceiling, problems_of, retained
+from slime_swe.launch.cli import run
+from slime_swe.launch.commands.agent import SEED
+from slime_swe.rollout.agents.base import AGENTS
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.client import Generation
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, Request
+from slime_swe.rollout.proxy.sessions import ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.proxy.tree import ConversationTree
+from slime_swe.rollout.scripted import Sampled
+from slime_swe.rollout.session import Segment, Session
 
-AGENTS = sorted(SCRIPTS)
-NPM = {"qwen_code", "claude_code", "codex"}
+PROGRAMS = sorted({*AGENTS} - {"native"})
 
 
 def test_retained_tokens_are_those_trained_once_as_they_were_sampled():
@@ -63,7 +61,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(capsys):
 )
 def test_a_script_that_is_none_is_refused(tmp_path, capsys, text, wrong):
     (tmp_path / "script.json").write_text(text)
-    assert run(["agent", "check", "mine", "--script", str(tmp_path / "script.json")]) == 2
+    assert run(["agent", "check", "aider", "--script", str(tmp_path / "script.json")]) == 2
     assert wrong in capsys.readouterr().err
 
 
@@ -74,8 +72,6 @@ def checked() -> Callable[[str], Report]:
     requests: dict[str, list[Request]] = {}
 
     def get(name: str) -> Report:
-        if name in NPM and shutil.which("npm") is None:
-            pytest.skip("npm is not here")
         if name not in reports:
             placed = requests.setdefault(name, [])
             usual = ProxySession.place
@@ -87,8 +83,8 @@ def checked() -> Callable[[str], Report]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(ProxySession, "place", place)
                 try:
-                    reports[name] = asyncio.run(check_agent(name, str(SEED), "overlay", script_of(name)))
-                except ArgumentError as error:
+                    reports[name] = asyncio.run(check_agent(name, str(SEED), "overlay"))
+                except UserError as error:
                     pytest.skip(f"{name} can't be installed or run here: {error}")
         return reports[name]
 
@@ -98,7 +94,7 @@ def checked() -> Callable[[str], Report]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", of_agents(*PROGRAMS))
 def test_an_agent_repairs_the_task_and_no_sampled_token_is_lost(checked, name):
     report = checked(name)
     assert report.problems == [], asdict(report)
@@ -118,7 +114,7 @@ def _noisy(message: Message, chance: random.Random) -> Message:
     return replace(message, text=chance.choice(["", " "]) + message.text, calls=calls)
 
 
-def _relaid(call: Call, chance: random.Random) -> str:
+def _relaid(call: MessageCall, chance: random.Random) -> str:
     pairs = list(json.loads(call.arguments).items())
     chance.shuffle(pairs)
     return json.dumps(dict(pairs), indent=chance.choice([None, 1, 4]))
@@ -126,7 +122,7 @@ def _relaid(call: Call, chance: random.Random) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in AGENTS if name != "aider"])
+@pytest.mark.parametrize("name", of_agents(*(name for name in PROGRAMS if name != "aider")))
 def test_real_traffic_in_another_hand_loses_no_turn(checked, name):
     """What an agent sent is placed again with noise, and every prompt is the one that it was."""
     checked(name)
@@ -141,7 +137,7 @@ def test_real_traffic_in_another_hand_loses_no_turn(checked, name):
             tokens = prompt.template.turn(said)
             tree.record(prompt, said, Generation(tokens, [-1.0] * len(tokens), "stop"))
         assert len(session.segments()) == 1, seed
-        assert tree.strangers == tree.edited == []
+        assert tree.unmatched == tree.edited == []
 
 
 def _said_next(requests: list[Request], number: int) -> Message:
@@ -155,17 +151,17 @@ def _said_next(requests: list[Request], number: int) -> Message:
 
 @pytest.mark.slow
 def test_the_report_as_json_and_on_the_terminal(checked):
-    checked("qwen_code")
+    checked("mini_swe_agent")
     done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "agent", "check", "qwen_code", "--json"],
+        [sys.executable, "-m", "slime_swe.launch.cli", "agent", "check", "mini_swe_agent", "--json"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["tokens_retained"], told["forks"]) == (1.0, 0)
-    assert told["tool_calls_executed"] == 3
+    report = json.loads(done.stdout)
+    assert (report["tokens_retained"], report["forks"]) == (1.0, 0)
+    assert report["tool_calls_executed"] == 3
 
 
 def test_a_policy_whose_calls_are_never_executed_raises_the_alarm():
@@ -175,6 +171,6 @@ def test_a_policy_whose_calls_are_never_executed_raises_the_alarm():
         malformed_calls=0, first_prompt_tokens=1, prefix_cache_ceiling=0.0, unmatched=[], edited=[], overridden={},
         seconds=1.0,
     )  # fmt: skip
-    assert [line for line in check._problems(report, True) if "executed" in line]
-    assert list(check._problems(replace(report, tool_calls_executed=1), True)) == []
-    assert [line for line in check._problems(replace(report, tool_calls_parsed=0), True) if "tool format" in line]
+    assert [line for line in problems_of(report, True) if "executed" in line]
+    assert list(problems_of(replace(report, tool_calls_executed=1), True)) == []
+    assert [line for line in problems_of(replace(report, tool_calls_parsed=0), True) if "tool format" in line]

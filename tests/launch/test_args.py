@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, task_set, to_args
-from launch.config import resolve
-from launch.keys import flatten
-from recipes.base import RecipeError
-from recipes.rules.engines import EMBEDDED
 from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed
+
+from slime_swe.errors import UserError
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, task_set, to_args
+from slime_swe.launch.config import resolve
+from slime_swe.launch.engines.embedded import RULES
+from slime_swe.launch.overrides import flatten
 
 SLIME_NAMES = """
 hf_checkpoint rollout_batch_size n_samples_per_prompt num_rollout over_sampling_batch_size rollout_max_response_len
@@ -32,6 +32,7 @@ eval_interval n_samples_per_eval_prompt seed
 OUR_NAMES = """
 swe_tasks swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget swe_sandbox
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_max_attempts swe_run_dir swe_threads
+swe_keep_checkpoints
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
@@ -40,7 +41,7 @@ READ_ELSEWHERE = {
     "serving.mem_fraction",  # of a GPU
     "data.allow_overlap",  # before any engine
 }  # fmt: skip
-ONE_VALUE = {key for key, _, _ in EMBEDDED}  # of every other value the recipe's checks say why there is none
+ONE_VALUE = {key for key, _, _ in RULES}  # of every other value the recipe's checks say why there is none
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_zero_stands_for_the_default(recipe, tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"holds no config.json.*embedded:seed"):
+    with pytest.raises(UserError, match=r"holds no config.json.*embedded:seed"):
         checkpoint_folder(str(tmp_path))
 
 
@@ -107,7 +108,7 @@ def test_the_seed_policy_comes_with_the_package():
 def test_task_files_are_named_by_their_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert task_set("a/tasks.jsonl") == str(tmp_path / "a/tasks.jsonl")
-    assert task_set("embedded:train") == "embedded:train"
+    assert task_set("synthetic:train") == "synthetic:train"
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 
 import orjson
 import pytest
-
-from launch.cli import COMMANDS, build_parser, parse, run
-from launch.commands.episodes import read_records
-from launch.commands.evaluate import newest_weights
-from launch.config import resolve
-from launch.runs import create_run
 from tests.data_sources.tasks import make_task
+
+from slime_swe import __version__
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.cli import COMMANDS, build_parser, parse, run
+from slime_swe.launch.commands.evaluate import newest_weights, recipe_for
+from slime_swe.launch.config import resolve
+from slime_swe.launch.runs import create_run
 
 SURFACE = {
     "train": ["--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
@@ -28,7 +30,8 @@ SURFACE = {
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
     "episodes": [
-        "--dir", "--evaluation", "--index", "--json", "--list", "--no-solved", "--rollout", "--solved", "--task", "run",
+        "--dir", "--evaluation", "--index", "--json", "--list", "--no-solved", "--rollout", "--solved", "--sort",
+        "--task", "run",
     ],
 }  # fmt: skip
 
@@ -52,6 +55,12 @@ def test_every_command_explains_itself(command, capsys):
     assert f"slime-swe {command}" in capsys.readouterr().out
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"slime-swe {__version__}\n"
+
+
 def test_flags_and_overrides_may_be_mixed():
     options = parse(["train", "recipe=a", "--json", "run.seed=1", "--resume", "~data.eval.unseen"])
     assert options.overrides == ["recipe=a", "run.seed=1", "~data.eval.unseen"]
@@ -71,17 +80,21 @@ def test_unknown_words_are_refused(words, capsys):
         (["train", "recipe=tiny_cp"], "did you mean tiny_cpu?"),
         (["train", "rollout.max_turn=1"], "did you mean rollout.max_turns"),
         (["train", "rollout.max_turns=x"], "a whole number"),
+        (["train", "tiny_cpu"], "did you mean recipe=tiny_cpu?"),
+        (["train", "runs/a/recipe.yaml"], "did you mean recipe=runs/a/recipe.yaml?"),
+        (["train", "reward.function=nowhere.reward"], "reward.function='nowhere.reward': there is no module 'nowhere'"),
         (["train", "recipe=nope.yaml"], "can't read recipe nope.yaml"),
         (["train", "--resume"], "there is no run ''"),
         (["train", "model.checkpoint=nowhere"], "holds no config.json"),
-        (["tasks", "list", "nothing:train"], "embedded"),
+        (["tasks", "list", "nothing:train"], "synthetic"),
         (["tasks", "show"], "needs a task set"),
         (["validate", "nowhere.jsonl"], "can't read the task file"),
-        (["validate", "embedded:heldout", "--limit", "1", "--runs", "0"], "--runs must be at least 1, got 0"),
-        (["validate", "embedded:heldout", "--limit", "1", "--sandbox", "dcker"], "unknown sandbox 'dcker'"),
+        (["validate", "synthetic:heldout", "--limit", "1", "--runs", "0"], "--runs must be at least 1, got 0"),
+        (["validate", "synthetic:heldout", "--limit", "1", "--sandbox", "dcker"], "unknown sandbox 'dcker'"),
         (["tasks", "list", "nowhere.jsonl"], "can't read the task file"),
         (["episodes", "nothing"], "there is no run 'nothing'"),
         (["eval", "nothing"], "there is no run 'nothing'"),
+        (["eval", "/tmp"], "holds no model (config.json), no checkpoint of one (hf/config.json) and no run"),
     ],
 )
 def test_a_mistake_is_one_paragraph_and_code_2(words, said, tmp_path, monkeypatch, capsys):
@@ -106,7 +119,7 @@ def test_recipes_are_listed_and_shown(capsys):
 
 def test_task_sources_are_listed(capsys):
     assert run(["tasks", "list", "--json"]) == 0
-    assert "embedded" in json.loads(capsys.readouterr().out)
+    assert "synthetic" in json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
@@ -140,47 +153,20 @@ def test_a_task_is_shown(two_tasks, capsys):
     assert "Did you mean 'two'" in capsys.readouterr().err
 
 
-def record(rollout_id: int, solved: bool, **more) -> dict:
-    score = {"value": 1.0, "solved": solved, "components": {}, "evidence": {}}
-    episode = {"patch": "", "stop_reason": "submitted", "turns": 2}
-    return {"rollout_id": rollout_id, "index": rollout_id, "task": f"t{rollout_id}", "reward": 1.0, "score": score,
-            "episode": episode, "infrastructure": None, **more}  # fmt: skip
-
-
-@pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def test_the_weights_that_an_evaluation_takes(tmp_path, monkeypatch):
+    """The newest of a run under SLiME; a checkpoint of a run, with its recipe; a model, with the default one."""
     monkeypatch.chdir(tmp_path)
-    folder = create_run(resolve("tiny_cpu", ["run.name=a"]))
-    lines = [orjson.dumps(record(number, number == 1)) for number in range(3)]
-    (folder / "episodes.jsonl").write_bytes(b"\n".join(lines) + b'\n{"half')
-    return folder
-
-
-def test_episodes_are_filtered_and_listed(recorded, capsys):
-    assert run(["episodes", "a", "--list", "--json"]) == 0
-    assert [entry["index"] for entry in json.loads(capsys.readouterr().out)] == [0, 1, 2]
-    assert run(["episodes", "a", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["index"] == 2
-    assert run(["episodes", "a", "--solved", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["index"] == 1
-    assert run(["episodes", "a", "--no-solved", "--list"]) == 0
-    assert capsys.readouterr().out.count("not solved") == 2
-    assert run(["episodes", "a", "--rollout", "9"]) == 2
-    assert "--list" in capsys.readouterr().err
-
-
-def test_a_half_written_record_is_passed_over(recorded):
-    assert len(list(read_records(recorded / "episodes.jsonl"))) == 3
-
-
-def test_a_run_without_episodes_says_so(recorded, capsys):
-    assert run(["episodes", "a", "--evaluation", "heldout"]) == 2
-    assert "is not there yet" in capsys.readouterr().err
-
-
-def test_the_newest_weights_of_a_run_under_slime_are_evaluated(tmp_path):
-    for name in ("9", "10", "half"):
-        (tmp_path / "exports" / name).mkdir(parents=True)
-    for name in ("9", "10"):
-        (tmp_path / "exports" / name / "config.json").write_text("{}")
-    assert newest_weights(tmp_path) == tmp_path / "exports" / "10"
+    run_folder = create_run(resolve("tiny_cpu", ["run.name=a", "rollout.max_turns=3"]))
+    for name in ("exports/9", "exports/10", "exports/half"):
+        (run_folder / name).mkdir(parents=True)
+        if "half" not in name:
+            shutil.copy(checkpoint_folder(EMBEDDED_SEED) / "config.json", run_folder / name)
+    assert newest_weights(run_folder) == run_folder / "exports" / "10"
+    shutil.copytree(run_folder / "exports" / "10", run_folder / "checkpoints/rollout_3/hf")
+    recipe = recipe_for("runs/a/checkpoints/rollout_3", ["run.seed=5"])
+    assert (recipe.model.checkpoint, recipe.rollout.max_turns, recipe.run.seed) == (
+        "runs/a/checkpoints/rollout_3/hf", 3, 5,
+    )  # fmt: skip
+    assert recipe_for("runs/a/exports/9", []).rollout.max_turns == 3
+    shutil.copytree(run_folder / "exports" / "9", tmp_path / "model")
+    assert recipe_for("model", []).rollout.max_turns != 3

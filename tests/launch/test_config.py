@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 
-from launch.config import assemble, read_recipe, resolve, save_recipe
-from recipes.base import RecipeError
-from recipes.registry import RECIPES, load_recipe
+from slime_swe.errors import UserError
+from slime_swe.launch.config import assemble, read_recipe, resolve, save_recipe
+from slime_swe.recipes.registry import RECIPES, load_recipe
 
 
 def test_overrides_are_typed():
@@ -46,12 +44,31 @@ def test_every_shipped_recipe_can_be_overridden_and_reads_back_equal(name, tmp_p
 
 def test_evaluation_sets_can_be_added_and_dropped():
     recipe = resolve("tiny_cpu", ["data.eval.mine=my.jsonl", "~data.eval.unseen"])
-    assert recipe.data.eval == {"heldout": "embedded:heldout", "mine": "my.jsonl"}
+    assert recipe.data.eval == {"heldout": "synthetic:heldout", "mine": "my.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sets"),
+    [
+        (["data.eval={}"], {}),
+        (["data.eval={mine:my.jsonl}"], {"mine": "my.jsonl"}),
+        (["data.eval={mine:my.jsonl}", "data.eval.heldout=other"], {"mine": "my.jsonl", "heldout": "other"}),
+        (["data.eval.dropped=a", "~data.eval.unseen", "data.eval={mine:my.jsonl}"], {"mine": "my.jsonl"}),
+        (["data.eval={a:b}", "data.eval={}", "+data.eval.mine=my.jsonl"], {"mine": "my.jsonl"}),
+    ],
+)
+def test_a_mapping_is_replaced_as_it_is_given(overrides, sets, tmp_path):
+    recipe = resolve("tiny_cpu", overrides)
+    assert recipe.data.eval == sets
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert resolve(str(tmp_path / "recipe.yaml")).data.eval == sets
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        ("data.eval=mine", "data.eval=mine is not allowed: it must be a mapping of texts"),
+        ("tiny_cpu", "did you mean recipe=tiny_cpu?"),
         ("rollout.max_turn=3", "no key 'rollout.max_turn': did you mean rollout.max_turns"),
         ("max_turns=3", "did you mean rollout.max_turns?"),
         ("learning_rate=3", "the sections are model, rollout"),
@@ -71,24 +88,16 @@ def test_evaluation_sets_can_be_added_and_dropped():
         ("~rollout.max_turns", "can't be removed"),
         ("rollout.max_turns", "write key=value"),
         ("rollout.max_turns=1,2", "write key=value"),
-        ("run.name=${x}", "run.name=${x} is not allowed"),
+        ("run.name=${x}", "run.name='${x}' is not allowed: it must be a folder name"),
+        ("~data.eval.nothing", "there is no data.eval.nothing to remove: data.eval has heldout, unseen"),
         ("optimizer.lr=-1", "more than 0"),
     ],
 )
 def test_a_wrong_override_says_what_is_allowed(override, said):
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(UserError) as error:
         resolve("tiny_cpu", [override])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_nothing_of_hydra_outlives_a_resolution():
-    before = set(ConfigStore.instance().repo)
-    resolve("tiny_cpu", ["rollout.max_turns=5"])
-    with pytest.raises(RecipeError):
-        resolve("tiny_cpu", ["rollout.max_turns=x"])
-    assert set(ConfigStore.instance().repo) - before <= {"hydra", "_dummy_empty_config_.yaml"}
-    assert not GlobalHydra.instance().is_initialized()
 
 
 def test_a_saved_recipe_reads_back_equal(tmp_path):
@@ -118,16 +127,16 @@ def test_a_saved_recipe_reads_back_equal(tmp_path):
 def test_a_broken_recipe_file_is_named_with_what_is_wrong(tmp_path, content, said):
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(UserError) as error:
         resolve(str(path))
     assert str(path) in str(error.value)
     assert said in str(error.value)
 
 
 def test_a_missing_recipe_file_is_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"can't read recipe .*nope.yaml: No such file"):
+    with pytest.raises(UserError, match=r"can't read recipe .*nope.yaml: No such file"):
         resolve(str(tmp_path / "nope.yaml"))
-    with pytest.raises(RecipeError, match="directory"):
+    with pytest.raises(UserError, match="directory"):
         resolve(f"{tmp_path}/")
 
 

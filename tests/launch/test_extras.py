@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.extras import EMBEDDED, MissingExtraError, require
+from slime_swe.errors import UserError
+from slime_swe.launch.extras import EMBEDDED, require
 
 
 def test_what_is_asked_for_is_what_the_extra_installs():
@@ -19,7 +20,5 @@ def test_what_is_asked_for_is_what_the_extra_installs():
 
 def test_what_is_missing_is_named_with_the_cure():
     require("json", *EMBEDDED)
-    with pytest.raises(
-        MissingExtraError, match=r"no_such_package is not installed: pip install 'slime-swe\[embedded\]'"
-    ):
+    with pytest.raises(UserError, match=r"no_such_package is not installed: pip install 'slime-swe\[embedded\]'"):
         require("json", "no_such_package")

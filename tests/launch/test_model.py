@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import cli
-from launch.config import resolve
-from launch.model import mismatches
-from recipes.base import RecipeError
-from recipes.registry import load_recipe
+from slime_swe.errors import UserError
+from slime_swe.launch import cli
+from slime_swe.launch.config import resolve
+from slime_swe.launch.model import mismatches
+from slime_swe.recipes.registry import load_recipe
 
 SMALL = {
     "model_type": "qwen2",
@@ -64,29 +64,29 @@ def test_a_model_by_its_folder_and_a_change_on_top(tmp_path):
 
 def test_a_change_does_not_make_the_checkpoint_another_model(tmp_path):
     folder = write_model(tmp_path / "mine")
-    with pytest.raises(RecipeError, match=r"max_context=131072 is not what .* says, 32768"):
+    with pytest.raises(UserError, match=r"max_context=131072 is not what .* says, 32768"):
         resolve("qwen25_coder_7b", [f"model={folder}", "model.architecture.max_context=131072"])
 
 
 def test_a_model_that_is_not_here_says_how_to_get_it(tmp_path):
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(UserError) as error:
         resolve("qwen25_coder_7b", ["model=Qwen/Qwen2.5-Coder-3B-Instruct"])
     folder = tmp_path / "models/Qwen/Qwen2.5-Coder-3B-Instruct"
     assert f"{folder} holds no config.json" in str(error.value)
     assert f"`hf download Qwen/Qwen2.5-Coder-3B-Instruct --local-dir {folder}`" in str(error.value)
-    with pytest.raises(RecipeError, match="give a folder that holds a model"):
+    with pytest.raises(UserError, match="give a folder that holds a model"):
         resolve("qwen25_coder_7b", ["model=./nowhere"])
 
 
 def test_another_family_is_refused(tmp_path):
     folder = write_model(tmp_path / "mine")
-    with pytest.raises(RecipeError, match="is a qwen2 model, and recipe qwen3_4b_instruct is for qwen3 models"):
+    with pytest.raises(UserError, match="is a qwen2 model, and the recipe is for qwen3 models"):
         resolve("qwen3_4b_instruct", [f"model={folder}"])
 
 
 def test_sizes_that_the_other_model_does_not_allow_are_refused(tmp_path):
     folder = write_model(tmp_path / "mine", num_hidden_layers=35)
-    with pytest.raises(RecipeError, match="does not divide the 35 layers"):
+    with pytest.raises(UserError, match="does not divide the 35 layers"):
         resolve("qwen25_coder_7b", [f"model={folder}", "parallel.pp=2"])
 
 
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_shape_is_named_with_both_values(tmp_path):
 
 def test_a_run_with_a_checkpoint_of_another_shape_is_refused(tmp_path):
     folder = write_model(tmp_path / "mine", num_hidden_layers=28)
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(UserError) as error:
         resolve("qwen25_coder_7b", [f"model.checkpoint={folder}"])
     assert "model.architecture.hidden=3584 is not what" in str(error.value)
     assert "config.json says, 2048" in str(error.value)
@@ -118,7 +118,7 @@ def test_the_plan_refuses_a_checkpoint_of_another_shape(tmp_path, capsys):
 
 def test_a_checkpoint_that_could_not_be_trained_is_refused(tmp_path):
     folder = write_model(tmp_path / "mine", rope_scaling={"type": "yarn", "factor": 4.0})
-    with pytest.raises(RecipeError, match="'yarn', and only 'default' can be trained"):
+    with pytest.raises(UserError, match="'yarn', and only 'default' can be trained"):
         resolve("qwen25_coder_7b", [f"model.checkpoint={folder}"])
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.progress import History, Panel, describe, make_progress
-from recipes.registry import load_recipe
+from slime_swe.launch.progress import History, Panel, describe, make_progress
+from slime_swe.recipes.registry import load_recipe
 
 STEP = {"reward": 0.25, "solve_rate": 0.625, "turns": 5.04, "tokens_per_second": 12345.6, "seconds": 6.12, "other": 1}
 
@@ -51,6 +51,22 @@ def test_the_panel_shows_phase_step_and_reward(recipe):
     assert "rollout 0/4" in text and "rollout 3/4" in text
     assert "▁▅█" in text or "▁▄█" in text
     assert "heldout solved 50%" in text
+
+
+def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
+    nothing, something = STEP | {"solve_rate": 0.0, "trained_tokens": 0}, STEP | {"trained_tokens": 9}
+    out = io.StringIO()
+    with make_progress(recipe, Path("runs/a"), Console(file=out, width=40)) as progress:
+        for rollout_id, step in enumerate([nothing, nothing, something, nothing, nothing, nothing, nothing]):
+            progress.on_step(rollout_id, step)
+    lines = out.getvalue().splitlines()
+    said = "rollouts in a row trained nothing: no episode was solved"
+    assert [number for number, line in enumerate(lines) if said in line] == [7] and lines[7].startswith("3 ")
+    panel = io.StringIO()
+    Console(file=panel, width=100).print(Panel(progress.history, ""))
+    assert f"4 {said}" in panel.getvalue()
+    progress.on_step(7, something)
+    assert progress.history.warning() == ""
 
 
 def test_a_live_panel_leaves_the_terminal_clean(recipe):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.reference import render
+from slime_swe.launch.reference import render
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_ends_with_the_rendered_table():
-    assert PAGE.read_text(encoding="utf-8").endswith(render()), "python -m launch.reference renders the new table"
+    assert PAGE.read_text(encoding="utf-8").endswith(render()), (
+        "python -m slime_swe.launch.reference renders the new table"
+    )

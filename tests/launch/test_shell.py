@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.registry import load_recipe
+from slime_swe.recipes.registry import load_recipe
 
 ROOT = Path(__file__).parents[2]
 STUB = '#!/bin/sh\necho "slime-swe $*"\n'
@@ -98,8 +98,9 @@ def with_slime(checkout) -> str:
     slime = checkout / "site" / "slime"
     for name in ("__init__.py", "utils/__init__.py", "utils/arguments.py"):
         executable(slime / name, "")
-    (checkout / "launch" / "__init__.py").touch()
-    (checkout / "launch" / "cli.py").write_text("import sys\nprint('python', *sys.argv[1:])\n")
+    for name in ("__init__.py", "launch/__init__.py"):
+        executable(checkout / "src/slime_swe" / name, "")
+    executable(checkout / "src/slime_swe/launch/cli.py", "import sys\nprint('python', *sys.argv[1:])\n")
     (checkout / "docker").mkdir()
     shutil.copy(ROOT / "docker" / "requirements.txt", checkout / "docker")
     return str(slime.parent)
@@ -128,7 +129,7 @@ def test_slime_without_what_this_project_needs_is_refused_with_the_command(check
     assert f"-m pip install --no-deps -r {checkout}/docker/requirements.txt" in result.stderr
 
 
-def test_eight_gpus_without_slime_are_told_of_its_image(installed, bare_path):
+def test_eight_gpus_without_slime_hear_of_its_image(installed, bare_path):
     eight_gpus(bare_path)
     result = launch(installed, PATH=bare_path)
     assert "8 GPUs found, but not SLiME" in result.stderr and "docs/clusters.md" in result.stderr
@@ -144,6 +145,17 @@ def test_ctrl_c_reaches_the_training(installed):
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=30)[0] == "stopped\n"
     assert process.returncode == 130
+
+
+def test_an_engine_with_an_environment_of_its_own_gets_it(installed):
+    script = 'ENGINE_VENV=.venv-mine\nmake_engine_environment() { say "made $2"; }\n'
+    executable(installed / "launch/mine/environment.sh", script)
+    executable(installed / ".venv-mine/bin/slime-swe", '#!/bin/sh\necho "mine $*"\n')
+    result = launch(installed, "recipe=tiny_cpu", "engine=mine")
+    assert (
+        result.stdout == "mine train recipe=tiny_cpu engine=mine\n" and f"made {installed}/.venv-mine" in result.stderr
+    )
+    assert launch(installed, "recipe=tiny_cpu", "engine=other").stdout.startswith("slime-swe train")
 
 
 @pytest.mark.parametrize("words", (["recipe=mine", "run.seed=1"], ["run.name=a", "--resume"], ["--help"]))

@@ -11,10 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from launch.slime_cpu import checkouts
-from launch.slime_cpu.checkouts import require_checkouts
-from launch.slime_cpu.figures import GAP, read_lines, read_records, step_figures
-from recipes.base import RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.slime import checkouts
+from slime_swe.launch.slime.checkouts import require_checkouts
+from slime_swe.launch.slime_cpu.figures import GAP, read_figures, step_figures
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def test_a_missing_checkout_is_named_with_the_commands_that_make_it(homes, missi
     environment = {name: folder for name, folder in homes.items() if name != missing}
     if given is not None:
         environment[missing] = given
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(UserError) as caught:
         require_checkouts(environment)
     message = str(caught.value)
     assert missing in message
@@ -55,7 +55,7 @@ def test_a_missing_checkout_is_named_with_the_commands_that_make_it(homes, missi
 
 def test_a_checkout_without_slimes_patch_is_refused(homes, tmp_path):
     write(tmp_path / "Megatron-LM" / checkouts.PATCHED[0], "as NVIDIA has it")
-    with pytest.raises(RecipeError, match=r"lacks the patch .*megatron\.patch"):
+    with pytest.raises(UserError, match=r"lacks the patch .*megatron\.patch"):
         require_checkouts(homes)
 
 
@@ -87,9 +87,11 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     journal(tmp_path / "evaluations.jsonl", evaluations)
     played = [episode(index, solved, rollout_id=index // 2) for index, solved in enumerate((True, False, True, True))]
     journal(tmp_path / "episodes.jsonl", played)
-    records = read_records(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
-    told = [(record["kind"], record["rollout_id"], record.get("moment"), record["solve_rate"]) for record in records]
-    assert told == [
+    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    reported = [
+        (record["kind"], record["rollout_id"], record.get("moment"), record["solve_rate"]) for record in records
+    ]
+    assert reported == [
         ("eval", -1, "before", 0.0),
         ("train", 0, None, 0.5),
         ("eval", 0, "during", 0.5),
@@ -102,26 +104,21 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
 def test_a_broken_episode_is_counted_apart(tmp_path):
     broken = episode(1, False, rollout_id=0, status="aborted", reward=0.0, infrastructure={"where": "sandbox_error"})
     journal(tmp_path / "episodes.jsonl", [episode(0, True, rollout_id=0), broken])
-    (record,) = read_records(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1)
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1)
     assert (record["solve_rate"], record["infrastructure_failures"]) == (1.0, 1)
 
 
-def test_a_line_that_is_being_written_is_left_out(tmp_path):
-    (tmp_path / "half").write_bytes(b'{"a":1}\n{"a":')
-    assert read_lines(tmp_path / "half") == [{"a": 1}]
-
-
 def test_slimes_figures_are_means_over_steps_and_the_gap_is_the_first_steps():
-    told = {"train/grad_norm": {2: 1.0, 3: 3.0}, GAP: {2: 0.25, 3: 9.0}, "perf/train_time": {1: 4.0}}
-    assert step_figures(told, 1, 2) == {"grad_norm": 2.0, "logprob_diff_mean": 0.25, "seconds": {"training": 4.0}}
-    assert step_figures(told, 5, 2) == {"seconds": {}}
+    reported = {"train/grad_norm": {2: 1.0, 3: 3.0}, GAP: {2: 0.25, 3: 9.0}, "perf/train_time": {1: 4.0}}
+    assert step_figures(reported, 1, 2) == {"grad_norm": 2.0, "logprob_diff_mean": 0.25, "seconds": {"training": 4.0}}
+    assert step_figures(reported, 5, 2) == {"seconds": {}}
 
 
 def test_tensorboard_files_are_read_back(tmp_path):
     pytest.importorskip("tensorboard", reason="comes with SLiME's environment")
     from torch.utils.tensorboard import SummaryWriter
 
-    from launch.slime_cpu.figures import scalars
+    from slime_swe.launch.slime_cpu.figures import scalars
 
     for value in (1.0, 2.5):
         with SummaryWriter(str(tmp_path)) as writer:
@@ -130,8 +127,8 @@ def test_tensorboard_files_are_read_back(tmp_path):
 
 
 def test_the_launcher_asks_for_the_checkouts_before_it_installs_anything(tmp_path):
-    shutil.copytree(ROOT / "launch", tmp_path / "launch")
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    for folder in ("src", "launch", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_HOME")}
     command = ["bash", "launch/run_qwen_swe.sh", "recipe=tiny_cpu", "engine=slime_cpu"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)

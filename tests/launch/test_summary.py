@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from launch.summary import evaluation_sets, print_summary
+from slime_swe.launch.summary import evaluation_sets, print_summary, show_summary
 
 SUMMARY = {
     "heldout_solve_rate_before": 0.35,
@@ -51,6 +53,20 @@ def test_below_it_stand_reward_time_failures_and_the_folder():
     assert "time  5:05: generation 200.0 s, training 95.2 s" in lines
     assert "episodes that infrastructure broke, not trained on  3" in lines
     assert lines[-1] == "run  runs/a"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_run_that_trained_nothing_says_so_on_standard_error_too(capsys, as_json):
+    show_summary(SUMMARY | {"nothing_trained_because": "every episode was solved"}, Path("runs/a"), as_json=as_json)
+    output, errors = capsys.readouterr()
+    assert errors == "Nothing was trained: every episode was solved.\n"
+    if as_json:
+        assert json.loads(output)["nothing_trained_because"] == "every episode was solved"
+    else:
+        assert output.splitlines()[-2:] == [errors.strip(), "run  runs/a"]
+    show_summary(SUMMARY | {"nothing_trained_because": None}, Path("runs/a"), as_json=as_json)
+    output, errors = capsys.readouterr()
+    assert errors == "" and "Nothing was trained" not in output
 
 
 def test_sets_are_those_of_the_summary():

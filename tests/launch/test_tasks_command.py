@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from data_sources.corpora import CORPORA
-from data_sources.repositories import remove
-from launch.cli import run
 from tests.data_sources.tasks import make_task
+
+from slime_swe.data_sources.corpora import CORPORA
+from slime_swe.data_sources.repositories import remove
+from slime_swe.launch.cli import run
 
 FIXTURES = Path(__file__).parents[1] / "data_sources" / "fixtures"
 VERIFIED = f"swebench:verified?folder={FIXTURES / 'swebench'}"
@@ -21,7 +21,7 @@ VERIFIED = f"swebench:verified?folder={FIXTURES / 'swebench'}"
 def test_the_sources(capsys):
     assert run(["tasks", "list"]) == 0
     said = capsys.readouterr().out
-    assert "swebench:verified  SWE-bench, 500 tasks, Python\n" in said and "embedded:SPLIT" in said
+    assert "swebench:verified  SWE-bench, 500 tasks, Python\n" in said and "synthetic:SPLIT" in said
     assert all(f"\n{name}:" in f"\n{said}" for name in CORPORA)
 
 

@@ -7,9 +7,9 @@ import re
 
 import orjson
 import pytest
-
-from launch.cli import run
 from tests.data_sources.tasks import GOLD, make_task
+
+from slime_swe.launch.cli import run
 
 UNSOUND = {"gold_patch": GOLD.replace("a + b", "a * b")}
 

@@ -10,13 +10,14 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from data_sources.swebench import task_of
-from data_sources.task import Image, Task
-from rewards.swebench.instance import image_of
-from rollout.sandbox.cache import cache_folder, made_once
-from rollout.sandbox.image.host import digest, import_tag, write_folder
-from rollout.sandbox.pool import SandboxPool
 from tests.real_packages.instances import IMAGE_PREFIX, PYTEST_FOLDER, Instance
+
+from slime_swe.data_sources.corpora.swebench import task_of
+from slime_swe.data_sources.task import Image, Task
+from slime_swe.rewards.swebench.harness import image_of
+from slime_swe.rollout.sandbox.cache import cache_folder, made_once
+from slime_swe.rollout.sandbox.image.host import digest, import_tag, write_folder
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 _PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 _DOCKERFILE = """\
@@ -43,7 +44,7 @@ def folder(instance: Instance) -> Path:
 
     def make(root: Path) -> None:
         subprocess.run(["cp", "-al", f"{base}/.", str(root)], check=True)
-        lay(root, instance)
+        write_files(root, instance)
 
     return made_once(place() / instance.image.replace(":", "-"), make)
 
@@ -63,14 +64,14 @@ def build(instance: Instance) -> str:
         import_tag(base)
     with tempfile.TemporaryDirectory() as temporary:
         context = Path(temporary)
-        lay(context, instance)
+        write_files(context, instance)
         (context / "Dockerfile").write_text(_DOCKERFILE.format(base=base))
         (context / ".dockerignore").write_text("Dockerfile\n.dockerignore\n")
         _docker("build", "--quiet", "--network", "none", "--tag", instance.image, str(context))
     return instance.image
 
 
-def lay(root: Path, instance: Instance) -> None:
+def write_files(root: Path, instance: Instance) -> None:
     """What the instance's image holds beside the system: the repository, committed, and pytest."""
     _write(root / "testbed", instance.repository)
     subprocess.run(["bash", "-euc", _COMMIT], cwd=root / "testbed", check=True, capture_output=True)

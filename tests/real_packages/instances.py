@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollout.patch import make_patch
 from tests.real_packages.packages import Package, definitions, download, packages, source_files
+
+from slime_swe.patches import make_patch
 
 IMAGE_PREFIX = "slime-swe-real"
 PYTEST_FOLDER = "/opt/pytest"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from recipes.base import Recipe
-from recipes.registry import load_recipe
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.registry import load_recipe
 
 
 def changed(recipe: Any, key: str, value: object) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from data_sources.task import Image
-from rollout.sandbox.base import Limits
-from rollout.sandbox.local import LocalBackend, LocalSandbox
+from slime_swe.rollout.sandbox.base import SandboxSpec
+from slime_swe.rollout.sandbox.local import LocalBackend, LocalSandbox
 
 IMAGES: dict[str, dict[str, bytes]] = {}
 _COMMIT = """\
@@ -22,14 +22,11 @@ git -c user.name=a -c user.email=a@b commit --quiet --message=base
 class ImageBackend(LocalBackend):
     """Opens what `IMAGES` holds under the image's name, with the task's files over it."""
 
-    def open(
-        self,
-        files: Mapping[str, str | bytes],
-        limits: Limits,
-        image: Image | None = None,
-        layers: Sequence[Path] = (),
-    ) -> LocalSandbox:
-        return super().open({**(IMAGES[image.name] if image else {}), **files}, limits, None, layers)
+    takes_images = True
+
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
+        held = IMAGES[spec.image.name] if spec.image else {}
+        return super().open(dataclasses.replace(spec, files={**held, **spec.files}, image=None))
 
 
 def backend() -> ImageBackend:

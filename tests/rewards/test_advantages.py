@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.advantages import EPSILON, AdvantageError, Row, group_advantages, segment_advantages
+from slime_swe.rewards.advantages import EPSILON, AdvantageError, Row, group_advantages, segment_advantages
 
 REWARD = st.sampled_from([-1.0, 0.0, 1.0]) | st.floats(-10, 10, width=32)
 TRAJECTORY = st.tuples(st.integers(0, 3), REWARD, st.booleans(), st.integers(1, 4))

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import inspect
 from argparse import Namespace
-from contextlib import asynccontextmanager
 
 import pytest
-
-from data_sources.sample import Sample
-from rewards import slime_plugin
-from rewards.filter_output import DynamicFilterOutput
-from rollout.sandbox.base import SandboxError
 from tests.data_sources.tasks import GOLD, make_task
+
+from slime_swe.errors import UserError
+from slime_swe.rewards import slime_plugin
+from slime_swe.rewards.slime_plugin import DynamicFilterOutput
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.local import LocalBackend
+from slime_swe.sample import Sample
 
 WRONG = GOLD.replace("+    return a + b", "+    return a * b")
 
@@ -110,39 +111,26 @@ async def test_a_rollout_that_came_to_no_episode_is_infrastructure(status):
 
 async def test_a_finished_sample_without_an_episode_says_what_to_do():
     sample = Sample(index=7, status=Sample.Status.COMPLETED, metadata={"task": make_task().to_dict()})
-    with pytest.raises(slime_plugin.EpisodeError, match=r"sample 7 is completed .*generate function of your own must"):
+    with pytest.raises(UserError, match=r"sample 7 is completed .*generate function of your own must"):
         await slime_plugin.reward(make_args(), sample)
 
 
-class DyingBackend:
+class DyingBackend(LocalBackend):
     """Dies `left` times, then works as the local sandbox does."""
 
     left = 0
     opened = 0
 
-    def __init__(self):
-        from rollout.sandbox.local import LocalBackend
-
-        self.real = LocalBackend()
-
-    async def start(self):
-        await self.real.start()
-
-    async def close(self):
-        await self.real.close()
-
-    @asynccontextmanager
-    async def open(self, files, limits, image=None, layers=()):
+    def open(self, spec):
         DyingBackend.opened += 1
         if DyingBackend.opened <= DyingBackend.left:
             raise SandboxError("the sandbox died")
-        async with self.real.open(files, limits) as sandbox:
-            yield sandbox
+        return super().open(spec)
 
 
 @pytest.mark.parametrize(
     ("deaths", "opened", "reward"),
-    [(1, 3, 1.0), (2, 2, 0.0)],  # what solves the task is run once more, with falsified tests
+    [(1, 3, 1.0), (2, 2, 0.0)],  # what solves the task is run once more, with mutated tests
 )
 async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, opened, reward):
     DyingBackend.opened, DyingBackend.left = 0, deaths
@@ -181,8 +169,12 @@ def test_a_sample_that_slime_aborted_before_us_has_no_reward_and_no_say():
 
 
 def test_without_normalisation_the_rewards_are_the_advantages():
-    samples = [graded(0, True), broken(1)]
-    assert slime_plugin.post_process(make_args(rewards_normalization=False), samples) == ([1.0, 0.0], [1.0, 0.0])
+    removed = graded(2, True)
+    removed.remove_sample = True
+    raw, advantages = slime_plugin.post_process(
+        make_args(rewards_normalization=False), [graded(0, True), broken(1), removed]
+    )
+    assert (raw, advantages) == ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0])
 
 
 def test_a_reward_of_several_is_read_by_its_key():
@@ -214,3 +206,51 @@ def test_groups_are_filtered_on_the_binary_outcome(samples, keep, reason):
 def test_the_filter_s_answer_is_slime_s_own_type():
     theirs = pytest.importorskip("slime.rollout.filter_hub.base_types", reason="SLiME is not installed")
     assert DynamicFilterOutput is theirs.DynamicFilterOutput
+
+
+@pytest.mark.parametrize("given", ["1", [1.0], {"total": 1.0}, float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_named(given):
+    sample = episode(0)
+    sample.reward = given
+    with pytest.raises(UserError, match=r"reward.function gave .* for sample 0: a reward is a finite number"):
+        slime_plugin.post_process(make_args(), [sample])
+
+
+async def raising(args, sample):
+    return 1 / 0
+
+
+async def as_text(args, sample):
+    return "solved"
+
+
+async def too_few(args, sample):
+    return [1.0]
+
+
+async def no_sandbox(args, sample):
+    raise SandboxError("no room")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raising, r"reward.function=mine.score failed: ZeroDivisionError: .*test_slime_plugin.py, line \d+\)"),
+        (as_text, r"reward.function=mine.score gave 'solved' \(str\): a reward is a finite number"),
+        (too_few, r"reward.function=mine.score gave \[1.0\] \(list\) for 2 samples: give a list of as many"),
+    ],
+)
+async def test_a_reward_function_of_the_user_s_own_that_fails_is_named(function, message):
+    checked = slime_plugin.checked_reward(function, "mine.score")
+    given = [episode(0), episode(0)] if function is too_few else episode(0)
+    with pytest.raises(UserError, match=message):
+        await checked(make_args(), given)
+
+
+async def test_a_reward_function_of_the_user_s_own_may_be_plain_and_may_have_parts():
+    checked = slime_plugin.checked_reward(lambda args, sample: {"total": 1.0}, "mine.score")
+    assert await checked(make_args(reward_key="total"), episode(0)) == {"total": 1.0}
+    with pytest.raises(UserError, match="a reward is a finite number"):
+        await checked(make_args(), episode(0))
+    with pytest.raises(SandboxError):
+        await slime_plugin.checked_reward(no_sandbox, "mine.score")(make_args(), episode(0))

@@ -12,21 +12,19 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-
-from data_sources.arguments import ArgumentError
-from data_sources.task import HarnessOracle, Image, Task, Workspace
-from rewards.grade import HarnessSettings, grade, try_patch
-from rewards.score import GraderError, Score
-from rewards.swebench.client import Harness
-from rewards.swebench.control import falsified_files, hidden_tests
-from rewards.swebench.evaluation import Evaluation, RestoredTests
-from rewards.swebench.instance import instance_of
-from rewards.swebench.restored import restored_tests
-from rollout.patch import make_patch
-from rollout.sandbox import SandboxPool
-from rollout.sandbox.base import SandboxError
 from tests.rewards.image_backend import IMAGES, committed
 from tests.rewards.swebench_here import harness_python
+
+from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
+from slime_swe.errors import UserError
+from slime_swe.patches import make_patch
+from slime_swe.rewards.grade import GradingSettings, grade, try_patch
+from slime_swe.rewards.score import GraderError, Score
+from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, restored_tests
+from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
+from slime_swe.rewards.swebench.harness import Harness, instance_of
+from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox.base import SandboxError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -80,15 +78,23 @@ def patch(**changes: str | None) -> str:
 
 GOLD = patch(calc=FIXED)
 ORACLE = HarnessOracle(
-    (ADD,), (ONE,), ("tests/test_calc.py",), "a/calc", "1", SCRIPT, "parse_log_pytest", GOLD, timeout_seconds=20.0
+    (ADD,),
+    (ONE,),
+    ("tests/test_calc.py",),
+    gold_patch=GOLD,
+    timeout_seconds=20.0,
+    repo="a/calc",
+    version="1",
+    eval_script=SCRIPT,
+    log_parser="parse_log_pytest",
 )
 TASK = Task("a__calc-1", "add subtracts", Workspace({}, Image("calc")), ORACLE, "test", "test")
 
 
 @pytest.fixture(scope="module")
-def settings() -> HarnessSettings:
+def settings() -> GradingSettings:
     IMAGES["calc"] = committed(FILES)
-    return HarnessSettings(harness_python())
+    return GradingSettings(harness_python=harness_python())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -98,16 +104,16 @@ async def sandboxes() -> AsyncIterator[SandboxPool]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(settings: HarnessSettings) -> AsyncIterator[Harness]:
-    async with Harness(settings.python) as started:
+async def harness(settings: GradingSettings) -> AsyncIterator[Harness]:
+    async with Harness(settings.harness_python) as started:
         yield started
 
 
 @pytest.fixture
-def score(sandboxes: SandboxPool, settings: HarnessSettings):
+def score(sandboxes: SandboxPool, settings: GradingSettings):
     async def graded(text: str, mode="plus_minus", **changes) -> Score:
         task = replace(TASK, oracle=replace(TASK.oracle, **changes))
-        return await grade(task, text, sandboxes, mode, settings)
+        return await grade(task, text, sandboxes, replace(settings, mode=mode))
 
     return graded
 
@@ -254,27 +260,25 @@ async def test_a_parser_that_fails_is_the_grader_s_failure_and_ends_nothing(harn
 async def test_an_unknown_parser_is_named(harness: Harness) -> None:
     task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_of_mine"))
     with pytest.raises(
-        ArgumentError, match=r"a__calc-1.*no log parser 'parse_log_of_mine' \(available: .*parse_log_pytest"
+        UserError, match=r"a__calc-1.*no log parser 'parse_log_of_mine' \(available: .*parse_log_pytest"
     ):
         await harness.script(instance_of(task))
 
 
-async def test_an_interpreter_without_swebench_is_told_what_to_do(tmp_path) -> None:
+async def test_an_interpreter_without_swebench_says_what_to_do(tmp_path) -> None:
     os.symlink(os.path.realpath(sys.executable), tmp_path / "python")  # without its environment's packages
     async with Harness(str(tmp_path / "python")) as harness:
-        with pytest.raises(
-            ArgumentError, match=r"needs swebench 5.*pip install 'slime-swe\[swebench\]'.*harness_python"
-        ):
+        with pytest.raises(UserError, match=r"needs swebench 5.*pip install 'slime-swe\[swebench\]'.*harness_python"):
             await harness.script(instance_of(TASK))
     async with Harness(str(tmp_path / "nothing")) as harness:
-        with pytest.raises(ArgumentError, match=r"reward\.harness_python=.*nothing can't be run: No such file"):
+        with pytest.raises(UserError, match=r"reward\.harness_python=.*nothing can't be run: No such file"):
             await harness.script(instance_of(TASK))
 
 
 async def test_the_official_harness_takes_no_files(sandboxes, settings) -> None:
     task = replace(TASK, workspace=Workspace({"a.py": ""}, Image("calc")))
-    with pytest.raises(ArgumentError, match="takes the image's /testbed as it is"):
-        await grade(task, GOLD, sandboxes, harness=replace(settings, official=True))
+    with pytest.raises(UserError, match="takes the image's /testbed as it is"):
+        await grade(task, GOLD, sandboxes, replace(settings, harness="official"))
 
 
 LOST = f"""
@@ -290,13 +294,13 @@ async def test_a_log_that_is_lost_in_the_control_is_forged(score) -> None:
     result = await score(patch(calc=CALC + LOST), "fraction")
     assert (result.evidence["outcome"], result.value) == ("forged", 0.0)
     assert (
-        f"no failure is told when they are falsified, though there is one with the gold patch: {ADD}, {ONE}"
-        in (result.evidence["disbelief"])
+        f"these are not reported as failed when they are mutated, though they are with the gold patch: {ADD}, {ONE}"
+        in (result.evidence["rejection_reason"])
     )
 
 
-async def test_each_falsified_test_is_told_to_fail(score) -> None:
-    assert (await score(GOLD)).evidence["falsified_tests"] == 2
+async def test_each_mutated_test_is_reported_as_failed(score) -> None:
+    assert (await score(GOLD)).evidence["mutated_tests"] == 2
 
 
 @pytest.mark.parametrize(
@@ -307,14 +311,14 @@ async def test_each_falsified_test_is_told_to_fail(score) -> None:
         ("python3 -B run.py | grep -v FAILED", 0),
     ],
 )
-async def test_honest_work_is_believed_whatever_the_log_tells_of_failures(score, runner: str, failed: int) -> None:
+async def test_honest_work_is_believed_whatever_the_log_says_of_failures(score, runner: str, failed: int) -> None:
     result = await score(GOLD, eval_script=SCRIPT.replace("python3 -B run.py", runner))
     assert result.solved
-    assert result.evidence["falsified_tests"] == failed
+    assert result.evidence["mutated_tests"] == failed
 
 
 async def test_a_log_that_tells_of_failures_alone_is_controlled_too(score) -> None:
-    assert (await score(GOLD, eval_type="fail_only")).evidence["falsified_tests"] == 2
+    assert (await score(GOLD, eval_type="fail_only")).evidence["mutated_tests"] == 2
 
 
 COPIED = re.sub(r"git apply.*?^EOF_PATCH$", f"cat > tests/test_calc.py <<'END'\n{ADDED}END", SCRIPT, flags=re.M | re.S)
@@ -327,11 +331,11 @@ sha256sum /tmp/patch.diff calc.py run.py"""
 @pytest.mark.parametrize("script", [SCRIPT, COPIED])
 async def test_nothing_but_what_the_tests_want_tells_the_runs_apart(sandboxes, settings, script: str) -> None:
     evaluation = Evaluation(TASK, script.replace("python3 -B run.py", LOOK), sandboxes)
-    assert evaluation.brings_tests == (script == SCRIPT)
+    assert evaluation.embeds_test_patch == (script == SCRIPT)
     tests = await restored_tests(evaluation)
-    falsified, found = falsified_files(tests, [ADD, ONE])
-    assert found == {ADD, ONE} and falsified != tests.restored
-    (_, true), (_, control) = await evaluation.run(GOLD, tests), await evaluation.run(GOLD, tests, falsified)
+    mutated, found = mutated_files(tests, [ADD, ONE])
+    assert found == {ADD, ONE} and mutated != tests.restored
+    (_, true), (_, control) = await evaluation.run(GOLD, tests), await evaluation.run(GOLD, tests, mutated)
     assert "tests/test_calc.py f 644" in true.output and "/tmp/eval.sh" in true.output
     assert true.output == control.output
 
@@ -378,10 +382,10 @@ if "one() == 1\\n" in open("tests/test_calc.py").read():
 
 
 @pytest.mark.parametrize("script", [SCRIPT, COPIED])
-async def test_code_that_knows_the_shown_tests_does_not_see_that_a_hidden_one_is_falsified(score, script: str) -> None:
+async def test_code_that_knows_the_shown_tests_does_not_see_that_a_hidden_one_is_mutated(score, script: str) -> None:
     result = await score(patch(calc=CALC + KNOWING), eval_script=script)
     assert result.evidence["outcome"] == "forged"
-    assert result.evidence["disbelief"] == f"these pass even when they are falsified: {ADD}"
+    assert result.evidence["rejection_reason"] == f"these pass even when they are mutated: {ADD}"
 
 
 async def test_a_hidden_test_is_one_that_is_not_shown_so() -> None:

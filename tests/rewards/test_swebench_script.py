@@ -1,11 +1,16 @@
-"""What becomes of an eval script whose tests are falsified."""
+"""What becomes of an eval script whose tests are mutated."""
 
 from __future__ import annotations
 
 import pytest
 
-from rewards.swebench.script import before_the_tests, bringing, brings_tests, copying
-from rollout.patch import apply_patch, make_patch
+from slime_swe.patches import apply_patch, make_patch
+from slime_swe.rewards.swebench.evaluation import (
+    before_the_tests,
+    embeds_test_patch,
+    with_copied_tests,
+    with_embedded_tests,
+)
 
 SHOWN = {"tests/test_a.py": "def test_a(): pass\n"}
 RIGHT = {"tests/test_a.py": "def test_a(): pass\ndef test_b(): assert 1\n", "tests/data.txt": "text\n"}
@@ -20,7 +25,7 @@ def script(patch: str = PATCH, end: str = "'EOF_1'", run: str = RUN) -> str:
 
 def test_the_tests_are_brought_by_the_script_s_own_patch():
     shown = {path: text.encode() for path, text in SHOWN.items()}
-    made = bringing(script(), shown, {"tests/test_a.py": WRONG})
+    made = with_embedded_tests(script(), shown, {"tests/test_a.py": WRONG})
     head, _, rest = made.partition("<<'EOF_1'\n")
     patch, _, tail = rest.partition("EOF_1\n")
     assert (head, tail) == ("#!/bin/bash\ngit checkout abc tests/test_a.py\ngit apply -v - ", RUN)
@@ -28,14 +33,14 @@ def test_the_tests_are_brought_by_the_script_s_own_patch():
 
 
 def test_a_file_that_nobody_was_shown_is_new():
-    made = bringing(script(make_patch({}, RIGHT)), {}, {"tests/test_a.py": WRONG})
+    made = with_embedded_tests(script(make_patch({}, RIGHT)), {}, {"tests/test_a.py": WRONG})
     patch = made.partition("<<'EOF_1'\n")[2].partition("EOF_1\n")[0]
     assert apply_patch({}, patch) == {"tests/test_a.py": WRONG, "tests/data.txt": b"text\n"}
 
 
 def test_a_script_that_brings_its_own_tests_may_bring_others_too():
     shown = {"other.py": b"1\n", "tests/test_a.py": SHOWN["tests/test_a.py"].encode()}
-    made = bringing(script(), shown, {"other.py": b"2\n"})
+    made = with_embedded_tests(script(), shown, {"other.py": b"2\n"})
     patch = made.partition("<<'EOF_1'\n")[2].partition("EOF_1\n")[0]
     after = {path: text.encode() for path, text in RIGHT.items()} | {"other.py": b"2\n"}
     assert apply_patch({"other.py": "1\n", **SHOWN}, patch) == after
@@ -59,10 +64,10 @@ RENAMED = "diff --git a/a.py b/b.py\nsimilarity index 100%\nrename from a.py\nre
     ],
 )
 def test_which_scripts_bring_their_tests(text, brings):
-    assert brings_tests(text) is brings
+    assert embeds_test_patch(text) is brings
 
 
 def test_other_scripts_get_the_tests_by_copies():
-    assert copying(f"cd a\n{RUN}", "/tmp/tests", "/my repo") == f"cd a\ncp -R /tmp/tests/. '/my repo'/\n{RUN}"
+    assert with_copied_tests(f"cd a\n{RUN}", "/tmp/tests", "/my repo") == f"cd a\ncp -R /tmp/tests/. '/my repo'/\n{RUN}"
     assert before_the_tests(f"cd a\n{RUN}") == "cd a\n"
     assert before_the_tests("cd a\n") == "cd a\n"

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-
-from data_sources.task import Task, Workspace
-from rewards.validation import Finding, Status, judge_runs, validate, without_flaky
-from rewards.verdict import Trial
-from rollout.sandbox import SandboxPool
 from tests.data_sources.tasks import GOLD, make_task
+
+from slime_swe.data_sources.task import Task, Workspace
+from slime_swe.rewards.score import Trial
+from slime_swe.rewards.validation import Finding, Status, judge_runs, validate, without_flaky
+from slime_swe.rollout.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -110,9 +110,9 @@ async def test_the_decision_is_on_the_steady_tests(gold, empty, status, flaky) -
 async def test_an_oracle_that_wants_more_than_its_tests_is_heard() -> None:
     gold = [replace(trial, solved=False) for trial in runs(SOLVED)]
     assert judge_runs(make_task(), gold, runs(UNSOLVED)).status is Status.UNSOUND
-    disbelieved = [replace(trial, refuted="forged", details={"disbelief": "they pass falsified"}) for trial in gold]
-    finding = judge_runs(make_task(), disbelieved, runs(UNSOLVED))
-    assert finding.status is Status.UNSOUND and finding.detail.endswith("which is not accepted: they pass falsified")
+    rejected = [replace(trial, rejected="forged", details={"rejection_reason": "they pass mutated"}) for trial in gold]
+    finding = judge_runs(make_task(), rejected, runs(UNSOLVED))
+    assert finding.status is Status.UNSOUND and finding.detail.endswith("which is not accepted: they pass mutated")
 
 
 async def test_a_task_may_do_without_a_flaky_test_but_not_without_its_last() -> None:

@@ -1,18 +1,15 @@
-"""A tokenizer trained on the spot, two chat templates in the style of Qwen's, and a scripted engine."""
+"""A tokenizer trained on the spot, a chat template in the style of Qwen's, and a scripted engine."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-
 from tests.rollout.support import make_args
+
+from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine
 
 # ChatML with tools, as Qwen2.5 lays it out: results of one turn share one user message.
 CHATML = """
@@ -83,76 +80,13 @@ def checkpoint(tokenizer, tmp_path_factory) -> str:
     return str(folder)
 
 
-@dataclass
-class ScriptedEngine:
-    """Speaks `POST /generate`; `reply(request) -> text` is the model. Each token gets log-probability -0.5."""
-
-    tokenizer: Any
-    reply: Callable[[dict[str, Any]], str]
-    url: str = ""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-
-    async def handle(self, request: web.Request) -> web.Response:
-        asked = orjson.loads(await request.read())
-        self.requests.append(asked)
-        text = self.reply(asked)
-        ids = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        return web.json_response(self.answer(asked, ids))
-
-    def answer(self, asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
-        params = asked["sampling_params"]
-        stops = [i for i, token in enumerate(ids) if token in params["stop_token_ids"]]
-        ids = ids[: stops[0] + 1] if stops else ids
-        kind = "stop" if stops and len(ids) <= params["max_new_tokens"] else "length"
-        ids = ids[: params["max_new_tokens"]]
-        return {
-            "text": self.tokenizer.decode(ids),
-            "output_ids": ids,
-            "meta_info": {
-                "id": "x",
-                "finish_reason": {"type": kind},
-                "prompt_tokens": len(asked["input_ids"]),
-                "completion_tokens": len(ids),
-                "cached_tokens": 0,
-                "weight_version": "3",
-                "output_token_logprobs": [[-0.5, token, None] for token in ids],
-            },
-        }
-
-    def turn(self, asked: dict[str, Any]) -> int:
-        """How many assistant turns the request's context already holds."""
-        text = self.tokenizer.decode(asked["input_ids"])
-        return text.count("<|im_start|>assistant") - 1
-
-
-@asynccontextmanager
-async def serve(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The URL of a real HTTP server on the loopback whose /generate is `handler`."""
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/generate", handler)
-    server = TestServer(app)
-    await server.start_server(shutdown_timeout=0.1)
-    try:
-        yield str(server.make_url("")).rstrip("/")
-    finally:
-        await server.close()
-
-
-def script(*turns: str) -> Callable[[ScriptedEngine], Callable[[dict[str, Any]], str]]:
-    """A policy that says these texts, one a turn, and the last one for ever."""
-    return lambda engine: lambda asked: turns[min(engine.turn(asked), len(turns) - 1)]
-
-
 @pytest.fixture
 def scripted(tokenizer):
     """`async with scripted(*turns) as engine`: an engine whose policy says these turns."""
 
     @asynccontextmanager
     async def start(*turns: str) -> AsyncIterator[ScriptedEngine]:
-        engine = ScriptedEngine(tokenizer, lambda asked: "")
-        engine.reply = script(*turns)(engine)
-        async with serve(engine.handle) as url:
-            engine.url = url
+        async with scripted_engine(tokenizer, by_turn(*turns), log_prob=-0.5, weight_version="3") as engine:
             yield engine
 
     return start

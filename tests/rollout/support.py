@@ -7,8 +7,12 @@ from argparse import Namespace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data_sources.sample import Sample
+import pytest
+from _pytest.mark import ParameterSet
 from tests.data_sources.tasks import make_task
+
+from slime_swe.data_sources.slime_plugin import metadata_of
+from slime_swe.sample import Sample
 
 END = "<|im_end|>"
 
@@ -51,4 +55,11 @@ def make_args(checkpoint: str, url: str, tmp_path: Path, **changes) -> Namespace
 
 def make_sample(index: int = 5, **changes) -> Sample:
     task = make_task()
-    return Sample(index=index, group_index=2, prompt=task.statement, metadata={"task": task.to_dict()}, **changes)
+    return Sample(index=index, group_index=2, prompt=task.statement, metadata=metadata_of(task), **changes)
+
+
+def of_agents(*names: str) -> list[ParameterSet]:
+    """A row for each agent; every run takes mini_swe_agent's, which needs no npm and is the quickest."""
+    return [
+        pytest.param(name, marks=[] if name == "mini_swe_agent" else [pytest.mark.matrix("agents")]) for name in names
+    ]

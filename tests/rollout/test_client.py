@@ -11,8 +11,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
-from tests.rollout.conftest import serve
+from slime_swe.rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
+from slime_swe.rollout.scripted import serve
 
 PARAMS = {"max_new_tokens": 8, "temperature": 1.0}
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout.loop_scope import close_loop_scope, loop_scope
+from slime_swe.rollout.loop_scope import close_loop_scope, loop_scope
 
 
 def test_what_a_loop_opened_is_closed_with_it():

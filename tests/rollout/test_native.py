@@ -6,26 +6,25 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-
-from rollout.agents.native import NativeAgent
-from rollout.agents.native_setup import load_template
-from rollout.client import EngineClient
-from rollout.episode import Episode, StopReason
-from rollout.runner import run_episode
-from rollout.sampling import Sampling
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.pool import SandboxPool
-from rollout.settings import RolloutSettings
 from tests.data_sources.tasks import BROKEN, make_task
-from tests.rollout.conftest import ScriptedEngine, serve
 from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
+
+from slime_swe.rollout.agents.native import NativeAgent, load_template
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.scripted import ScriptedEngine, serve
+from slime_swe.rollout.settings import RolloutSettings
 
 
 @pytest.fixture
 def settings(checkpoint) -> RolloutSettings:
     return RolloutSettings(
-        engine_url="",
+        engine_host="",
+        engine_port=0,
         checkpoint=checkpoint,
         max_context=4096,
         agent="native",
@@ -35,14 +34,10 @@ def settings(checkpoint) -> RolloutSettings:
         time_budget=20.0,
         sandbox="local",
         sandbox_concurrency=4,
-        reward_mode="binary",
         max_attempts=2,
         run_dir=Path("."),
         seed=1,
         deterministic=True,
-        routing_replay=False,
-        harness="sandboxed",
-        harness_python="",
     )
 
 
@@ -84,9 +79,9 @@ async def test_an_agent_that_solves_the_task(scripted, play):
     assert view == BROKEN.rstrip("\n")
     assert fix == "Edited calc.py"
     assert "FAILED" not in test
-    assert episode.counters["tool_calls"] == {"view": 1, "str_replace": 1, "run_tests": 1, "submit": 1}
-    assert episode.counters["first_edit_patch"] == episode.patch
-    assert (episode.counters["edits"], episode.counters["test_runs"]) == (1, 1)
+    assert episode.counters.tool_calls == {"view": 1, "str_replace": 1, "run_tests": 1, "submit": 1}
+    assert episode.counters.first_edit_patch == episode.patch
+    assert (episode.counters.edits, episode.counters.tool_calls["run_tests"]) == (1, 1)
     assert episode.timings.total > episode.timings.engine > 0 < episode.timings.sandbox
 
 
@@ -126,7 +121,7 @@ async def test_several_calls_in_a_turn_and_none_after_submit(scripted, play):
         episode = await play(engine.url)
     assert episode.stop_reason is StopReason.SUBMITTED
     assert episode.patch == ""
-    assert episode.counters["tool_calls"] == {"view": 2, "bash": 1, "submit": 1}
+    assert episode.counters.tool_calls == {"view": 2, "bash": 1, "submit": 1}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,7 @@ async def test_a_bad_call_is_answered_and_the_episode_goes_on(scripted, play, sa
         episode = await play(engine.url, max_new_tokens=1000)
     assert episode.stop_reason is StopReason.SUBMITTED
     assert answer in shown(engine, episode)[0]
-    assert episode.counters["malformed_calls"] == (0 if "/x" in said or "xx" in said else 1)
+    assert episode.counters.malformed_calls == (0 if "/x" in said or "xx" in said else 1)
 
 
 async def test_good_calls_before_a_malformed_one_are_run(scripted, play):
@@ -208,7 +203,7 @@ async def test_a_turn_cut_by_its_length_is_closed_and_its_whole_calls_are_run(sc
         episode = await play(engine.url, max_new_tokens=120)
     assert shown(engine, episode)[0] == "one"
     assert shown(engine, episode)[1].startswith("Error: the tool call is not valid JSON")
-    assert episode.counters["cut_turns"] == 1
+    assert episode.counters.cut_turns == 1
     (segment,) = episode.segments
     cut_at = len(engine.requests[0]["input_ids"]) + 120
     assert segment.loss_mask[cut_at - 1 : cut_at + 1] == [1, 0]
@@ -229,14 +224,14 @@ async def test_the_first_edit_is_kept_when_more_follow(scripted, play):
     async with scripted(miss, FIX, TEST, undo, SUBMIT) as engine:
         episode = await play(engine.url)
     assert episode.patch == ""
-    assert "+    return a + b" in episode.counters["first_edit_patch"]
-    assert (episode.counters["edits"], episode.counters["failed_edits"]) == (2, 1)
+    assert "+    return a + b" in episode.counters.first_edit_patch
+    assert (episode.counters.edits, episode.counters.failed_edits) == (2, 1)
 
 
 async def test_no_edit_is_no_first_edit(scripted, play):
     async with scripted(call("bash", command="echo x > new.txt") + END, SUBMIT) as engine:
         episode = await play(engine.url)
-    assert episode.counters["first_edit_patch"] is None
+    assert episode.counters.first_edit_patch is None
     assert "new.txt" in episode.patch
 
 
@@ -248,7 +243,7 @@ async def test_a_bad_engine_is_infrastructure(play):
         episode = await play(url)
     assert episode.stop_reason is StopReason.ENGINE_ERROR
     assert "HTTP 500: broken" in episode.detail
-    assert not episode.counters["engine_aborted"]
+    assert not episode.counters.engine_aborted
 
 
 async def test_an_engine_that_fails_later_keeps_what_was_sampled(scripted, play):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.chat.parsers import PARSERS, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
 
 
 def hermes(name: str, **arguments) -> str:
@@ -21,7 +21,7 @@ def coder(name: str, **arguments) -> str:
 WRITERS = {"hermes": hermes, "qwen3_coder": coder}
 
 
-@pytest.fixture(params=PARSERS)
+@pytest.fixture(params=TOOL_FORMATS)
 def format(request) -> str:
     return request.param
 
@@ -140,7 +140,7 @@ PIECES = st.sampled_from([*TAGS, *JSON])
 @settings(deadline=None)
 @given(st.lists(PIECES | st.text(max_size=5)).map("".join))
 def test_no_text_makes_a_parser_raise(text):
-    for format in PARSERS:
+    for format in TOOL_FORMATS:
         turn = parse(text, format)
         assert all(isinstance(call.name, str) and isinstance(call.arguments, dict) for call in turn.calls)
         assert text.startswith(turn.text_before)

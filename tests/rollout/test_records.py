@@ -7,12 +7,13 @@ from pathlib import Path
 
 import orjson
 import pytest
-
-from data_sources.sample import Sample
-from rollout import slime_plugin
-from rollout.metrics import episode_metrics
-from rollout.records import RunDirectoryError, append_records
 from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
+
+from slime_swe.files import FileError
+from slime_swe.rollout import slime_plugin
+from slime_swe.rollout.metrics import episode_metrics
+from slime_swe.rollout.records import Failure, Record, ScoreRecord, append_records, read_records
+from slime_swe.sample import Sample
 
 
 async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
@@ -55,13 +56,13 @@ async def test_evaluations_are_logged_apart(run_with):
 
 def test_a_run_directory_that_is_no_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"can't write .*/file/episodes.jsonl: .*choose another run directory"):
-        append_records(tmp_path / "file" / "episodes.jsonl", [Sample()], {})
+    with pytest.raises(FileError, match=r"can't write .*/file/episodes.jsonl: .*choose another folder"):
+        append_records(tmp_path / "file" / "episodes.jsonl", [Sample()])
 
 
 def test_a_file_s_name_that_is_no_text_is_written_escaped(tmp_path):
     sample = Sample(index=0, metadata={"score": {"evidence": {"ignored_paths": ["tests/\udcff.py"], "log": "é"}}})
-    append_records(tmp_path / "episodes.jsonl", [sample, Sample(index=1)], {})
+    append_records(tmp_path / "episodes.jsonl", [sample, Sample(index=1)])
     first, second = map(orjson.loads, (tmp_path / "episodes.jsonl").read_bytes().splitlines())
     assert first["score"]["evidence"] == {"ignored_paths": ["tests/\\udcff.py"], "log": "é"}
     assert second["index"] == 1
@@ -70,14 +71,15 @@ def test_a_file_s_name_that_is_no_text_is_written_escaped(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from data_sources.sample import Sample
-from rollout.records import RunDirectoryError, append_records
+from slime_swe.sample import Sample
+from slime_swe.files import FileError
+from slime_swe.rollout.records import append_records, read_records
 path = Path(sys.argv[1])
-append_records(path, [Sample(index=0)], {})
+append_records(path, [Sample(index=0)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
 try:
-    append_records(path, [Sample(index=i) for i in range(50)], {})
-except RunDirectoryError as error:
+    append_records(path, [Sample(index=i) for i in range(50)])
+except FileError as error:
     print(error)
 """
 
@@ -86,12 +88,40 @@ except RunDirectoryError as error:
 def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path):
     path = tmp_path / "episodes.jsonl"
     done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
-    assert f"can't write {path}: File too large. Nothing of this step was written" in done.stdout
+    assert f"can't write {path}: File too large" in done.stdout
     (line,) = path.read_bytes().splitlines()
     assert orjson.loads(line)["index"] == 0
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    assert list(read_records(path)) == []
+    append_records(path, [Sample(index=4, metadata={"task": {"id": "t"}})], rollout_id=2)
+    with path.open("ab") as file:
+        file.write(b'{"index":')
+    (record,) = read_records(path)
+    assert (record.rollout_id, record.index, record.task, record.broken) == (2, 4, "t", False)
 
 
 def test_samples_of_another_rollout_function_are_counted_too():
     sample = Sample(index=0, reward=1.0, tokens=[1, 2], loss_mask=[1], response_length=1)
     metrics = episode_metrics([sample])
     assert metrics["reward"] == 1.0 and metrics["sampled_tokens"] == 1 and "turns" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("changes", "solved"),
+    [
+        ({"reward": 1.0}, True),
+        ({"reward": 0.0}, False),
+        ({"reward": None}, False),
+        ({"reward": -1.0, "score": ScoreRecord(solved=True)}, True),
+        ({"reward": 1.0, "score": ScoreRecord(solved=False)}, False),
+        ({"reward": 1.0, "score": ScoreRecord(solved=True), "status": "aborted"}, False),
+        ({"reward": 1.0, "score": ScoreRecord(solved=True), "infrastructure": Failure("grader_error")}, False),
+    ],
+)
+def test_what_counts_as_solved(changes, solved):
+    """The score, else a positive reward; never what infrastructure broke."""
+    empty = {"index": 0, "group_index": 0, "trajectory": 0, "task": None, "status": "completed"}
+    assert Record(**{**empty, **changes}).solved is solved

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.session import Node, Session
+from slime_swe.rollout.session import Node, Session
 
 
 def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():

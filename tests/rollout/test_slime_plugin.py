@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
-
-from data_sources.arguments import ArgumentError
-from data_sources.reader import TaskError
-from data_sources.sample import Sample
-from rollout import slime_plugin
-from rollout.agents.base import Needs
-from rollout.chat.template import TemplateError
-from rollout.episode import StopReason
-from tests.rollout.conftest import make_tokenizer, serve
+from tests.rollout.conftest import make_tokenizer
 from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 from tests.rollout.test_client import body, reply
+
+from slime_swe.errors import UserError
+from slime_swe.rollout import slime_plugin
+from slime_swe.rollout.agents.base import Agent
+from slime_swe.rollout.chat.template import TemplateError
+from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.scripted import serve
+from slime_swe.sample import Sample
 
 
 def test_the_signatures_are_slime_s():
@@ -186,16 +186,20 @@ async def test_the_policy_s_own_failures_keep_their_tokens(run_with, turns, chan
     assert len(sample.tokens) <= args.rollout_max_context_len
 
 
-class Forking:
+class Forking(Agent):
     """An agent that rewrites its history once, so that its episode becomes two segments."""
 
     placeholder_token = 0
-    needs = Needs()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings):
+        yield cls()
 
     def decode(self, tokens):
         return ",".join(map(str, tokens))
 
-    async def run(self, task, sandbox, session, sampling, journal):
+    async def run(self, task, sandbox, session, sampling, statistics):
         session.add_context([1, 2])
         session.add_sampled([3], [-0.5], weight_version="1")
         session.add_context([9, 9])
@@ -205,13 +209,8 @@ class Forking:
         return StopReason.SUBMITTED
 
 
-@asynccontextmanager
-async def open_forking(settings):
-    yield Forking()
-
-
 async def test_segments_of_one_episode_are_siblings(checkpoint, tmp_path):
-    agent = "tests.rollout.test_slime_plugin.open_forking"
+    agent = "tests.rollout.test_slime_plugin.Forking"
     args = make_args(checkpoint, "http://x:1", tmp_path, swe_agent=agent)
     given = make_sample(7)
     one, two = await slime_plugin.generate(args, given, PARAMS)
@@ -231,16 +230,9 @@ async def test_routing_replay_is_asked_for_and_kept(run_with):
         args,
         engine,
     ):
-        usual = engine.answer
-
-        def answer(asked, ids):
-            reply = usual(asked, ids)
-            rows = len(asked["input_ids"]) + len(reply["output_ids"]) - 1
-            flat = array("i", range(rows * layers * top_k))
-            reply["meta_info"]["routed_experts"] = base64.b64encode(flat.tobytes()).decode()
-            return reply
-
-        engine.answer = answer
+        engine.experts = lambda length: base64.b64encode(
+            array("i", range((length - 1) * layers * top_k)).tobytes()
+        ).decode()
         sample = await slime_plugin.generate(args, make_sample(), PARAMS)
     assert all(asked["return_routed_experts"] for asked in engine.requests)
     assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
@@ -282,26 +274,25 @@ async def test_cancelling_ends_the_episode_at_once(run_with):
     ("changes", "message"),
     [
         ({"swe_max_turns": None}, "args.swe_max_turns is missing: set it in the recipe"),
-        ({"swe_max_turns": 0}, "args.swe_max_turns must be at least 1, got 0"),
-        ({"swe_time_budget": "1m"}, "args.swe_time_budget must be int or float, got '1m'"),
+        ({"swe_max_turns": 0}, "args.swe_max_turns must be int of at least 1, got 0"),
+        ({"swe_time_budget": "1m"}, "args.swe_time_budget must be float, got '1m'"),
         ({"swe_tool_format": "hermess"}, "Did you mean 'hermes'"),
         ({"swe_agent": "nativ"}, "Did you mean 'native'.*or a dotted path"),
-        ({"swe_agent": "no_such.module.open"}, "args.swe_agent: .*'no_such.module.open'.*No module named 'no_such'"),
-        ({"swe_agent": "rollout.runner.open"}, "args.swe_agent: .*has no attribute 'open'"),
-        ({"swe_agent": "..open"}, "args.swe_agent: unknown name '..open'"),
-        ({"swe_reward_mode": "shaped"}, "Available: binary, fraction, plus_minus"),
+        ({"swe_agent": "no_such.module.open"}, "rollout.agent='no_such.module.open': there is no module 'no_such'"),
+        ({"swe_agent": "slime_swe.rollout.runner.open"}, "rollout.agent=.*has no 'open'"),
+        ({"swe_agent": "..open"}, "rollout.agent='..open' is no dotted path"),
         ({"rollout_top_p": 0.9}, "args.rollout_top_p is 0.9: training needs 1.0"),
         ({"rollout_top_k": 5}, "args.rollout_top_k is 5: training needs -1"),
         ({"sglang_router_ip": None}, "args.sglang_router_ip is missing: .*--sglang-router-ip"),
     ],
 )
 async def test_a_wrong_argument_is_named(checkpoint, tmp_path, changes, message):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(UserError, match=message):
         await slime_plugin.generate(make_args(checkpoint, "http://x:1", tmp_path, **changes), make_sample(), PARAMS)
 
 
 async def test_a_sample_without_a_task_is_named(checkpoint, tmp_path):
-    with pytest.raises(TaskError, match="a task must be a JSON object"):
+    with pytest.raises(UserError, match="it must be a JSON object"):
         await slime_plugin.generate(make_args(checkpoint, "http://x:1", tmp_path), Sample(index=0), PARAMS)
 
 

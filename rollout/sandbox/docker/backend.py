@@ -4,100 +4,105 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_sources.task import Image
-from rollout.sandbox.base import Limits, SandboxError
-from rollout.sandbox.cache import cache_folder
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.docker.client import OWNER_LABEL, DockerError, call
-from rollout.sandbox.docker.container import DockerContainer, Started, remove, start
-from rollout.sandbox.docker.images import HOST_IMAGE, Images, Prepared
-from rollout.sandbox.docker.layers import Volume, Volumes
-from rollout.sandbox.image.container import ShellDied, driver_command
-from rollout.sandbox.image.sandbox import ImageSandbox
-from rollout.sandbox.image.spares import Spares
-from rollout.sandbox.owner import Owner
+from slime_swe.data_sources.task import Image
+from slime_swe.rollout.sandbox.base import Backend, Limits, Requirement, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.cache import cache_folder
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL, DockerError, call
+from slime_swe.rollout.sandbox.docker.container import DockerContainer, Started, remove, start
+from slime_swe.rollout.sandbox.docker.images import Images, Prepared
+from slime_swe.rollout.sandbox.docker.volumes import Volume, Volumes
+from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.image.container import ShellDied, driver_command
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
+from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 # What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
 
 
-class DockerBackend:
-    """`image`: for tasks of files alone. `spares`: containers kept started ahead of need, in all. `cpus`: of each.
+class DockerBackend(Backend):
+    """`image`: for tasks of files alone. `warm`: containers kept started ahead of need, in all. `cpus`: of each.
 
-    `budget_bytes`: of disk, for the images that are pulled; those used longest ago are removed. `network`: the name of
-    one of Docker's, for a backend of your own that allows it (a function that makes this with it).
+    `network`: the name of one of Docker's networks, for a backend of your own: a function that makes this one with it.
     """
+
+    takes_images = True
+    takes_layers = True
+    requirements = (
+        Requirement(
+            "docker",
+            ("docker", "version", "--format", "{{.Server.Version}}"),
+            "install docker.io",
+            "the daemon does not answer: start it (`sudo systemctl start docker`) and be in the group docker",
+            fatal=True,
+        ),
+    )
 
     def __init__(
         self,
         image: str = HOST_IMAGE,
         *,
-        spares: int = 4,
+        warm: int = 4,
         cpus: float | None = None,
         network: str = "none",
-        budget_bytes: int | None = None,
         cache: Path | None = None,
     ) -> None:
         self._default = Image(image)
         self._cpus = cpus
         self._network = network
-        self._budget_bytes = budget_bytes
         self._cache = cache
         self._client: Any = None
         self._images: Images | None = None
         self._volumes: Volumes | None = None
-        self._spares: Spares[tuple[str, str, Limits, tuple[Volume, ...]], Started] = Spares(spares, self._discard)
+        self._warm: WarmPool[tuple[str, str, Limits, tuple[Volume, ...]], Started] = WarmPool(warm, self._discard)
 
     async def start(self) -> None:
-        """Find the daemon, once, and remove what dead runs left. Raises `ArgumentError`, `DockerError`."""
+        """Find the daemon, once, and remove what dead runs left. Raises `UserError`, `DockerError`."""
         if self._images is None:
             self._client = await asyncio.to_thread(docker_client.connect)
             await self._sweep()
             cache = self._cache or cache_folder()
             self._volumes = Volumes(self._client, cache)
-            self._images = Images(self._client, cache, self._budget_bytes)
+            self._images = Images(self._client, cache)
 
-    def open(
-        self,
-        files: Mapping[str, str | bytes],
-        limits: Limits,
-        image: Image | None = None,
-        layers: Sequence[Path] = (),
-    ) -> ImageSandbox:
+    def open(self, spec: SandboxSpec) -> ImageSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
-        images, volumes, wanted = self._images, self._volumes, image or self._default
+        images, volumes, wanted = self._images, self._volumes, spec.image or self._default
         if images is None or volumes is None:
             raise SandboxError("the sandbox backend has not been started")
 
         async def take() -> Started:
             prepared = await images.find(wanted)
-            mounts = await volumes.find(layers, wanted, prepared) if layers else ()
-            key = (wanted.name, wanted.folder, limits, mounts)
-            return await self._spares.take(key, lambda: self._make(prepared, wanted.folder, limits, mounts))
+            mounts = await volumes.find(spec.layers, wanted, prepared) if spec.layers else ()
+            key = (wanted.name, wanted.folder, spec.limits, mounts)
+            return await self._warm.take(key, lambda: self._make(prepared, wanted.folder, spec.limits, mounts))
 
-        return ImageSandbox(DockerContainer(self._client, take, wanted.folder), wanted, files, limits)
-
-    async def prefetch(self, images: Iterable[Image], parallel: int = 4) -> None:
-        """Pull and prepare images, a few at a time. Raises `DockerError`."""
-        await self.start()
-        assert self._images is not None
-        find, places = self._images.find, asyncio.Semaphore(parallel)
-
-        async def fetch(image: Image) -> None:
-            async with places:
-                await find(image)
-
-        await asyncio.gather(*map(fetch, images))
+        return ImageSandbox(DockerContainer(self._client, take, wanted.folder), wanted, spec)
 
     async def close(self) -> None:
-        """Remove the spare containers; every sandbox must have been left."""
+        """Remove the warm containers; every sandbox must have been left."""
         self._images = None
-        await self._spares.close()
+        await self._warm.close()
+
+    def fingerprint(self) -> Iterator[str]:
+        named = "" if self._default.name == HOST_IMAGE else self._default.name
+        yield from docker_client.confinement(named)
+        if not named:
+            yield from host_image.identity()
+
+    def make_image(self, name: str, add: Callable[[Path], None]) -> Image:
+        tag = f"{name}:{host_image.digest()}"
+        if docker_client.find(tag) is None:
+            host_image.import_tag(tag, add=add)
+        return Image(tag)
 
     async def _make(self, prepared: Prepared, folder: str, limits: Limits, volumes: tuple[Volume, ...]) -> Started:
         """A started container. Raises `DockerError`."""
@@ -148,7 +153,7 @@ class DockerBackend:
         listed = await call(
             "docker could not list containers", self._client.containers, all=True, filters={"label": OWNER_LABEL}
         )
-        owners = {container["Id"]: Owner.parse(container["Labels"][OWNER_LABEL]) for container in listed}
+        owners = {container["Id"]: ProcessIdentity.parse(container["Labels"][OWNER_LABEL]) for container in listed}
         dead = [container for container, owner in owners.items() if owner is not None and owner.is_dead()]
         with contextlib.suppress(DockerError):  # another run may be sweeping too
             await asyncio.gather(*(remove(self._client, container) for container in dead))

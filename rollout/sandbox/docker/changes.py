@@ -13,12 +13,12 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
-from rollout.sandbox.docker.client import docker_error, not_found
-from rollout.sandbox.image.allowance import Allowance, is_told
-from rollout.sandbox.image.container import Found, Originals
+from slime_swe.rollout.sandbox.docker.client import docker_error, not_found
+from slime_swe.rollout.sandbox.guest.files import ReadBudget
+from slime_swe.rollout.sandbox.image.changes import Found, Originals, is_tracked
 
 _DELETED = 2
-_DIRECTORY = 1 << 31  # of Go's os.FileMode, in which the daemon tells types
+_DIRECTORY = 1 << 31  # of Go's os.FileMode, in which the daemon gives types
 _NOT_REGULAR = 0x8F280000  # directory, symbolic link, device, named pipe, socket, character device, irregular
 _BYTES_PER_REQUEST = 4 << 20  # what can be read in the time that a request takes
 _MOST_REQUESTS = 16
@@ -28,7 +28,7 @@ _REPLACEMENT = "\ufffd"  # in place of what is not UTF-8: such a path can't be a
 def find_changes(
     client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
 ) -> Found:
-    """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much to tell."""
+    """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much."""
     try:
         return _find_changes(client, container, folder, originals, size_before)
     except tarfile.TarError as error:
@@ -48,13 +48,13 @@ def _find_changes(
     if any(changed[path] == _DELETED or not look.is_folder(path) for path in above):
         return look.at_everything()
     inside = {path[len(folder) + 1 :]: kind for path, kind in changed.items() if path.startswith(f"{folder}/")}
-    told = {path: kind for path, kind in inside.items() if is_told(path)}
-    leaves = told.keys() - {parent for path in inside for parent in _parents(path)}
+    tracked = {path: kind for path, kind in inside.items() if is_tracked(path)}
+    leaves = tracked.keys() - {parent for path in inside for parent in _parents(path)}
     total = sum(map(originals.size, originals.paths()))
     few = len(leaves) <= min(_MOST_REQUESTS, max(1, total // _BYTES_PER_REQUEST))
     if few and not any(_REPLACEMENT in path for path in leaves):
-        deleted = {path for path, kind in told.items() if kind == _DELETED}
-        folders = {parent for path in told for parent in _parents(path)}  # which may have been files
+        deleted = {path for path, kind in tracked.items() if kind == _DELETED}
+        folders = {parent for path in tracked for parent in _parents(path)}  # which may have been files
         return look.at(sorted(leaves - deleted), deleted | (folders & originals.paths()))
     return look.at_everything()
 
@@ -70,21 +70,21 @@ class _Look:
         self._folder = folder
         self._originals = originals
         self._size_before = size_before
-        self._allowance = Allowance()
+        self._budget = ReadBudget()
         self._files: dict[str, bytes | None] = {}
 
     def is_folder(self, path: str) -> bool:
-        with self._archive(path) as (_, told):
-            return told is not None and bool(told["mode"] & _DIRECTORY)
+        with self._archive(path) as (_, found):
+            return found is not None and bool(found["mode"] & _DIRECTORY)
 
     def at(self, paths: Iterable[str], deleted: set[str]) -> Found:
         """Ask for each of these paths."""
         hidden = set(deleted)
         for path in paths:
-            self._allowance.name(path)
-            with self._archive(f"{self._folder}/{path}") as (pieces, told):
-                if told is None or told["mode"] & _NOT_REGULAR:
-                    if told is None or not told["mode"] & _DIRECTORY or path in self._originals.paths():
+            self._budget.name(path)
+            with self._archive(f"{self._folder}/{path}") as (pieces, found):
+                if found is None or found["mode"] & _NOT_REGULAR:
+                    if found is None or not found["mode"] & _DIRECTORY or path in self._originals.paths():
                         hidden.add(path)
                     continue
                 with tarfile.open(fileobj=as_file(pieces), mode="r|") as tar:
@@ -94,14 +94,14 @@ class _Look:
     def at_everything(self) -> Found:
         """Ask for the whole repository."""
         present: set[str] = set()
-        with self._archive(self._folder) as (pieces, told):
-            if told is not None and told["mode"] & _DIRECTORY:
+        with self._archive(self._folder) as (pieces, found):
+            if found is not None and found["mode"] & _DIRECTORY:
                 with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as tar:
                     for entry in tar:
                         path = entry.name.partition("/")[2]
-                        if not is_told(path) or not (entry.isreg() or entry.islnk()):
+                        if not is_tracked(path) or not (entry.isreg() or entry.islnk()):
                             continue
-                        self._allowance.name(path)
+                        self._budget.name(path)
                         present.add(path)
                         self._add_different(tar, path, entry)
         return Found(self._files, frozenset(self._originals.paths() - present))
@@ -118,21 +118,21 @@ class _Look:
     def _add(self, tar: tarfile.TarFile, path: str, entry: tarfile.TarInfo) -> None:
         before = self._size_before(path)
         self._files[path] = None
-        if entry.size <= self._allowance.most(before):
+        if entry.size <= self._budget.most(before):
             file = tar.extractfile(entry)
             self._files[path] = content = file.read() if file is not None else b""
-            self._allowance.spend(before, len(content))
+            self._budget.spend(before, len(content))
 
     @contextlib.contextmanager
     def _archive(self, path: str) -> Iterator[tuple[Iterable[bytes], dict[str, Any] | None]]:
         """The archive of a path, and what it is; None where there is nothing."""
         try:
-            pieces, told = self._client.get_archive(self._container, path)
+            pieces, found = self._client.get_archive(self._container, path)
         except not_found():
             yield (), None
             return
         try:
-            yield pieces, told
+            yield pieces, found
         finally:
             pieces.close()
 

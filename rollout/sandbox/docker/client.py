@@ -11,14 +11,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from data_sources.arguments import ArgumentError
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.owner import Owner
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 TIMEOUT_SECONDS = 120
 NOT_FOUND = 404
 OWNER_LABEL = "slime-swe.owner"
 _CONNECTIONS = 64
+_FACTS = ("KernelVersion", "SecurityOptions", "DefaultRuntime", "Driver", "CgroupDriver", "CgroupVersion")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -45,17 +46,17 @@ def docker_error() -> type[Exception]:
 
 def labels() -> dict[str, str]:
     """What every container of ours has, so that a later run knows whose it is."""
-    return {OWNER_LABEL: str(Owner.current())}
+    return {OWNER_LABEL: str(ProcessIdentity.current())}
 
 
 @cache
 def connect() -> Any:
-    """The `docker.APIClient` of `DOCKER_HOST` and its like. Raises `ArgumentError` without the SDK, `DockerError`
+    """The `docker.APIClient` of `DOCKER_HOST` and its like. Raises `UserError` without the SDK, `DockerError`
     without a daemon."""
     try:
         docker: Any = importlib.import_module("docker")  # by a statement, type checkers would find our folder docker/
     except ImportError as error:
-        raise ArgumentError(
+        raise UserError(
             "docker sandboxes need the Docker SDK: pip install 'slime-swe[docker]'; and a Docker daemon. Without: "
             "rollout.sandbox=overlay or local"
         ) from error
@@ -100,7 +101,7 @@ def import_tar(path: Path, name: str) -> None:
 
 
 def find(name: str) -> str | None:
-    """The id of an image; None where it is not here. Raises `DockerError`, `ArgumentError`."""
+    """The id of an image; None where it is not here. Raises `DockerError`, `UserError`."""
     client = connect()
     try:
         with errors(f"docker does not find the image {name}"):
@@ -120,7 +121,7 @@ def pull(name: str) -> str:
 
 
 def identify(name: str) -> str:
-    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `ArgumentError`."""
+    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
     return find(name) or pull(name)
 
 
@@ -129,6 +130,20 @@ def environment(identity: str) -> dict[str, str]:
     with errors(f"docker does not find the image {identity}"):
         variables = connect().inspect_image(identity)["Config"].get("Env") or []
     return dict(variable.split("=", 1) for variable in variables)
+
+
+def confinement(image: str) -> Iterator[str]:
+    """The daemon, as far as it confines, and the id of an image that is named. Never raises."""
+    try:
+        client = connect()
+        with errors("asking for Docker's version"):
+            version, info = client.version(), client.info()
+        for part in version.get("Components") or [version]:
+            yield f"{part.get('Name')} {part.get('Version')} {part.get('Details', {}).get('GitCommit')}"
+        yield from (f"{fact} {info.get(fact)}" for fact in _FACTS)
+        yield find(image) or "an image that is not here" if image else ""
+    except (UserError, DockerError) as error:
+        yield f"no docker: {type(error).__name__}"
 
 
 def export(identity: str) -> Iterator[bytes]:

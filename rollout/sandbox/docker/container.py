@@ -1,17 +1,22 @@
-"""`DockerContainer`: a container whose first process is the driver."""
+"""`DockerContainer`: a container whose first process is the driver, and how its streams and ports are reached."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollout.sandbox.docker import ports
-from rollout.sandbox.docker.changes import find_changes
-from rollout.sandbox.docker.client import NOT_FOUND, DockerError, call
-from rollout.sandbox.docker.stream import AttachedStream
-from rollout.sandbox.image.container import Found, Originals, ShellDied, Stream, await_ready
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.docker.changes import find_changes
+from slime_swe.rollout.sandbox.docker.client import NOT_FOUND, DockerError, call
+from slime_swe.rollout.sandbox.guest import kernel
+from slime_swe.rollout.sandbox.image.changes import Found, Originals
+from slime_swe.rollout.sandbox.image.container import ShellDied, Stream, await_ready
 
 START_SECONDS = 120.0
 _CONFLICT = 409  # it is not running, or being removed already
@@ -21,7 +26,7 @@ Started = tuple[str, Stream, Originals]  # a container's id, its driver, and wha
 
 
 class DockerContainer:
-    """A `Container`. `take` gives a started one, new or from the pool of spare ones."""
+    """A `Container`. `take` gives a started one, new or from the warm pool."""
 
     def __init__(self, client: Any, take: Callable[[], Awaitable[Started]], folder: str) -> None:
         self._client = client
@@ -57,15 +62,15 @@ class DockerContainer:
     async def listen(self, port: int) -> socket.socket:
         """One whose driver is started again has another network: its ports are gone."""
         assert self._id is not None, "not started"
-        told = await call("docker does not find a container", self._client.inspect_container, self._id)
-        if not told["State"]["Running"]:
+        found = await call("docker does not find a container", self._client.inspect_container, self._id)
+        if not found["State"]["Running"]:
             raise ShellDied("the container has ended")
-        return await asyncio.to_thread(ports.listen, self._id, told["State"]["Pid"], port)
+        return await asyncio.to_thread(listen, self._id, found["State"]["Pid"], port)
 
     async def find_changes(self, size_before: Callable[[str], int]) -> Found:
         assert self._id is not None, "not started"
         arguments = (self._client, self._id, self._folder, self.originals, size_before)
-        return await call("docker could not tell what has changed", find_changes, *arguments)
+        return await call("docker could not list what has changed", find_changes, *arguments)
 
     async def remove(self) -> None:
         if self._id is not None:
@@ -108,3 +113,93 @@ async def remove(client: Any, container: str) -> None:
             if pause is None:
                 raise
             await asyncio.sleep(pause)
+
+
+_LIMIT = 1 << 20
+_HEADER_BYTES = 8
+
+
+class AttachedStream:
+    """A `Stream`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._left = 0  # of the piece that is being read
+
+    @classmethod
+    async def open(cls, client: Any, container: str) -> AttachedStream:
+        """Attach to a container, which need not have started. Raises `DockerError`."""
+        sock = await call("docker could not attach to a container", _attach, client, container)
+        return cls(*await asyncio.open_connection(sock=sock, limit=_LIMIT))
+
+    async def read(self) -> bytes:
+        try:
+            while not self._left:
+                header = await self._reader.readexactly(_HEADER_BYTES)
+                self._left = int.from_bytes(header[4:], "big")
+            piece = await self._reader.read(min(self._left, _LIMIT))
+        except (OSError, asyncio.IncompleteReadError):
+            return b""
+        self._left -= len(piece)
+        return piece
+
+    def write(self, data: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _attach(client: Any, container: str) -> socket.socket:
+    attached = client.attach_socket(container, {"stdin": 1, "stdout": 1, "stream": 1})
+    try:
+        raw = getattr(attached, "_sock", attached)
+        if isinstance(raw, ssl.SSLSocket) or not isinstance(raw, socket.socket):
+            raise UserError(
+                "docker sandboxes need the daemon's own socket (DOCKER_HOST=unix:///var/run/docker.sock, or a tunnel "
+                "to it), not TLS"
+            )
+        sock = socket.socket(fileno=os.dup(raw.fileno()))
+    finally:
+        attached.close()
+    sock.setblocking(False)
+    return sock
+
+
+_ADVICE = (
+    "docker sandboxes give out ports only to root (CAP_SYS_ADMIN, CAP_SYS_PTRACE) on the daemon's own machine and in "
+    "its pid namespace: run this so, beside the daemon, or use rollout.sandbox=overlay, which needs no root"
+)
+
+
+def listen(container: str, pid: int, port: int) -> socket.socket:
+    """A socket that listens there. `pid`: the container's first process, as the daemon knows it.
+
+    Raises `SandboxError` where that is out of reach, `OSError` where the port can't be had.
+    """
+    try:
+        namespace = _namespace(container, pid)
+    except OSError as error:
+        raise SandboxError(f"the network of a container can't be entered: {error}; {_ADVICE}") from error
+    try:
+        with ThreadPoolExecutor(1) as its_own:  # a namespace is a thread's: this one ends in that of the container
+            return its_own.submit(kernel.listen, namespace, port).result()
+    except PermissionError as error:
+        raise SandboxError(f"the network of a container can't be entered: {error}; {_ADVICE}") from error
+    finally:
+        os.close(namespace)
+
+
+def _namespace(container: str, pid: int) -> int:
+    """Of the process, if it is the container's: elsewhere than beside the daemon its pid is another process's."""
+    process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)  # this very one, should the pid be used again
+    try:
+        groups = os.open("cgroup", os.O_RDONLY, dir_fd=process)
+        with open(groups, encoding="utf-8", errors="replace") as file:
+            if container not in file.read():
+                raise ProcessLookupError(f"process {pid} is not of the container {container[:12]}")
+        return os.open("ns/net", os.O_RDONLY, dir_fd=process)
+    finally:
+        os.close(process)

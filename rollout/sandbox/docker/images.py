@@ -10,22 +10,20 @@ import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from data_sources.task import Image
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.cache import locked
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.docker.budget import PulledImages
-from rollout.sandbox.docker.changes import as_file
-from rollout.sandbox.docker.client import errors
-from rollout.sandbox.image import host as host_image
-from rollout.sandbox.image.allowance import is_told
-from rollout.sandbox.image.container import Originals
+from slime_swe.data_sources.task import Image
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.cache import locked
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.changes import as_file
+from slime_swe.rollout.sandbox.docker.client import errors
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
+from slime_swe.rollout.sandbox.image.container import HISTORY
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 
-HOST_IMAGE = "host"
 PREPARED = "slime-swe/prepared"  # images without later history
 _HOST = "slime-swe/host"
 _NO_HISTORY = 3  # what shallow_history.sh ends with
@@ -69,16 +67,14 @@ class Prepared:
 class Images:
     """Finds an image, or makes it: once in this process, and once on this machine."""
 
-    def __init__(self, client: Any, cache: Path, budget_bytes: int | None = None) -> None:
-        """`budget_bytes`: of disk, for the images that are pulled; those used longest ago go."""
+    def __init__(self, client: Any, cache: Path) -> None:
         self._client = client
         self._cache = cache
-        self._pulled = PulledImages(client, cache / "pulled.json", budget_bytes, PREPARED)
         self._known: dict[tuple[str, str], Prepared] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def find(self, image: Image) -> Prepared:
-        """Raises `DockerError`, `SandboxError`; `ArgumentError` for the host's own image where there can be none."""
+        """Raises `DockerError`, `SandboxError`; `UserError` for the host's own image where there can be none."""
         key = (image.name, image.folder)
         async with self._locks[key]:
             if key not in self._known:
@@ -87,12 +83,9 @@ class Images:
 
     def _find(self, image: Image) -> Prepared:
         name = self._host_image() if image.name == HOST_IMAGE else image.name
-        here = docker_client.find(name)
-        source = here or docker_client.pull(name)
-        removed = self._pulled.used(source, pulled=here is None)
-        self._known = {key: known for key, known in self._known.items() if known.source not in removed}
+        source = docker_client.identify(name)
         folder = image.folder.rstrip("/")
-        script = (resources.files("rollout.sandbox.image") / "shallow_history.sh").read_text(encoding="utf-8")
+        script = HISTORY.read_text(encoding="utf-8")
         key = hashlib.sha256("\n".join([source, folder, script]).encode()).hexdigest()[:16]
         packed = self._cache / f"originals-{key}.tar"
         with locked(packed):
@@ -150,12 +143,12 @@ class Images:
                 identity, command=["true"], network_disabled=True, labels=docker_client.labels()
             )["Id"]
             try:
-                self._copy_told(container, folder, half)
+                self._copy_tracked(container, folder, half)
             finally:
                 self._client.remove_container(container, force=True, v=True)
         half.rename(packed)
 
-    def _copy_told(self, container: str, folder: str, packed: Path) -> None:
+    def _copy_tracked(self, container: str, folder: str, packed: Path) -> None:
         """The regular files below `folder`, by relative path; none where there is no such folder."""
         pieces: Iterable[bytes] = ()
         with contextlib.suppress(docker_client.not_found()):
@@ -166,6 +159,6 @@ class Images:
             with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as source:
                 for entry in source:
                     entry.name = entry.name.partition("/")[2]
-                    if is_told(entry.name) and (entry.isreg() or entry.islnk()):
+                    if is_tracked(entry.name) and (entry.isreg() or entry.islnk()):
                         entry.linkname = entry.linkname.partition("/")[2]
                         to.addfile(entry, source.extractfile(entry) if entry.isreg() else None)

@@ -1,1 +1,1 @@
-"""What runs inside the nursery and inside each sandbox: standard library only, started with `python -P -s -S -B`."""
+"""What runs in the fork server and in each sandbox: standard library only, started with `python -P -s -S -B`."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-MAX_FILE_BYTES = 4 << 20  # read at once, and what one file may grow by and still be told in full
-MAX_GROWTH_BYTES = 16 << 20  # of all files that are told in full
+MAX_FILE_BYTES = 4 << 20  # read at once, and what one file may grow by and still be given in full
+MAX_GROWTH_BYTES = 16 << 20  # of all files that are given in full
 MAX_NAME_BYTES = 8 << 20  # of all names in the repository, each with `_NAME_COST` more
 _NAME_COST = 16
 _READ_BYTES = 1 << 20
@@ -21,11 +22,32 @@ CACHE_FOLDERS = frozenset(
 )
 
 
+class ReadBudget:
+    """What is left of names and of growth while the files of one repository are read."""
+
+    def __init__(self) -> None:
+        self._names = MAX_NAME_BYTES
+        self._growth = MAX_GROWTH_BYTES
+
+    def name(self, path: str) -> None:
+        """One more name. Raises `OSError` (EFBIG) where there are too many."""
+        self._names -= len(os.fsencode(path)) + _NAME_COST
+        if self._names < 0:
+            raise OSError(errno.EFBIG, "too many files", path)
+
+    def most(self, size_before: int) -> int:
+        """The size up to which a file is read."""
+        return size_before + min(self._growth, MAX_FILE_BYTES)
+
+    def spend(self, size_before: int, size: int) -> None:
+        self._growth -= max(0, size - size_before)
+
+
 class Changes(NamedTuple):
-    """What is new or different, by path. `untold`: changed, and too large to be told how."""
+    """What is new or different, by path. `oversized`: changed, and too large to be given in full."""
 
     files: dict[str, bytes]
-    untold: list[str]
+    oversized: list[str]
     deleted: list[str]
 
 
@@ -70,42 +92,45 @@ def changes(initial: Mapping[str, bytes]) -> Changes:
     """How the regular files below the working directory differ from `initial`; caches and links are left out.
 
     Where permissions are in the way they are widened: these are the sandbox's own files, and a patch holds no modes.
-    What can still not be read counts as unchanged. Raises `OSError` (EFBIG) where there are too many names to tell.
+    What can still not be read counts as unchanged. Raises `OSError` (EFBIG) where there are too many names.
     """
-    paths, unlisted = _walk()
+    budget = ReadBudget()
+    paths, unlisted = _walk(budget)
     result = Changes({}, [], [])
-    room = MAX_GROWTH_BYTES
     for path in sorted(paths):
         before = initial.get(path, b"")
         try:
-            content = _read_readable(path, len(before) + min(room, MAX_FILE_BYTES))
+            content = _read_readable(path, budget.most(len(before)))
         except OSError as error:
             if error.errno == errno.EFBIG:
-                result.untold.append(path)
+                result.oversized.append(path)
             elif not _is_out_of_reach(error):
                 raise
             continue
         if initial.get(path) != content:
             result.files[path] = content
-            room -= max(0, len(content) - len(before))
+            budget.spend(len(before), len(content))
     result.deleted.extend(path for path in initial if path not in paths and not path.startswith(unlisted))
     return result
 
 
-def _walk() -> tuple[set[str], tuple[str, ...]]:
+def read_all() -> dict[str, bytes]:
+    """All regular files below the working directory, whatever their size, but for caches and links."""
+    paths, _ = _walk(ReadBudget())
+    return {path: read(path, sys.maxsize - 1) for path in sorted(paths)}
+
+
+def _walk(budget: ReadBudget) -> tuple[set[str], tuple[str, ...]]:
     """The regular files; and of each folder that can't be listed what the paths below it begin with."""
     paths: set[str] = set()
     unlisted: list[str] = []
     waiting = [""]
-    room = MAX_NAME_BYTES
     while waiting:
         folder = waiting.pop()
         try:
             for entry in _entries(folder):
                 path = folder + entry.name
-                room -= len(os.fsencode(path)) + _NAME_COST
-                if room < 0:
-                    raise OSError(errno.EFBIG, "too many files", path)
+                budget.name(path)
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name not in CACHE_FOLDERS:
                         waiting.append(f"{path}/")

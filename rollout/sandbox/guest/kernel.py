@@ -15,6 +15,9 @@ _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 128
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,6 +38,15 @@ def setns(fd: int, kind: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     encoded = [text.encode() for text in (source, target, kind)]
     _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind} at {target}")
+
+
+def write(path: str, text: str) -> None:
+    """Write a file of the kernel's."""
+    fd = os.open(path, os.O_WRONLY)  # not `open`: its layers would cost a fork 200 page faults
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
 
 
 def set_dumpable(dumpable: bool) -> None:
@@ -62,3 +74,11 @@ def bring_up_loopback() -> None:
     """Bring up `lo` in the current network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+
+
+def listen(namespace: int, port: int) -> socket.socket:
+    """A socket that listens on the loopback of an open network namespace. The calling thread is in that one from then
+    on, and is to end. Raises `OSError`: EPERM without the capabilities to enter it.
+    """
+    setns(namespace, NEWNET)
+    return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)

@@ -1,6 +1,6 @@
 """A small process that forks whatever is to run over an overlay: mounts cost system calls here, not programs.
 
-The host asks over a socket, with the new process's stdin, stdout and stderr; it is told the pid and given a pidfd. Or
+The host asks over a socket, with the new process's stdin, stdout and stderr; it gets the pid and a pidfd. Or
 it asks, with a network namespace and a socket for the answer, for a port there: a fork enters it, and ends. The end of
 the host's socket is the launcher's own, and with it that of all it has started.
 """
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollout.sandbox.guest import kernel, ports, processes
+from . import kernel, processes
 
 MAX_REQUEST_BYTES = 1 << 18
 _MAX_FDS = 5
@@ -68,7 +68,7 @@ def _own_user_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEWUSER)
     for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        _write(f"/proc/self/{path}", text)
+        kernel.write(f"/proc/self/{path}", text)
 
 
 def _listen(port: int, namespace: int, answers: int) -> None:
@@ -76,7 +76,7 @@ def _listen(port: int, namespace: int, answers: int) -> None:
     try:
         with socket.socket(fileno=answers) as answer:
             try:
-                with ports.listen(namespace, port) as listening:
+                with kernel.listen(namespace, port) as listening:
                     socket.send_fds(answer, [b"{}"], [listening.fileno()])
             except OSError as error:
                 answer.send(json.dumps({"errno": error.errno, "error": error.strerror}).encode())
@@ -85,11 +85,11 @@ def _listen(port: int, namespace: int, answers: int) -> None:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """In the fork: never returns. What goes wrong is told on the new process's stderr."""
+    """In the fork: never returns. What goes wrong is reported on the new process's stderr."""
     try:
         os.setsid()
         for group in request["joins"]:
-            _write(group, "0")
+            kernel.write(group, "0")
         if len(fds) == _MAX_FDS:
             kernel.setns(fds[3], kernel.NEWNS)
             kernel.setns(fds[4], kernel.NEWNET)
@@ -139,11 +139,3 @@ def _own_devices(folder: str) -> None:
             return
         os.chmod(f"{folder}/{name}", 0o666)
         kernel.mount(f"{folder}/{name}", f"/dev/{name}", "none", kernel.MS_BIND)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

@@ -20,20 +20,20 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from rollout.sandbox.guest import python_exit
-from rollout.sandbox.guest.warm_imports import WarmImports
+from . import python_exit
+from .warm_imports import WarmImports
 
 MAX_SCRIPTS = 256  # kept compiled
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\- ]+")
 _FLAGS = ["B", "I", "S"]
-_FLAG_WORD = re.compile("-[BIS]+")
+_FLAG = re.compile("-[BIS]+")
 _ISOLATED_FIELDS = ("isolated", "ignore_environment", "hash_randomization")
 
 
 class PythonCommand(NamedTuple):
-    """`program` is a script's path, or a module's name where `is_module`; `words` is the whole command line."""
+    """`program` is a script's path, or a module's name where `is_module`; `argv` is the whole command line."""
 
-    words: list[str]
+    argv: list[str]
     program: str
     is_module: bool
     arguments: list[str]
@@ -43,17 +43,17 @@ def parse(command: str) -> PythonCommand | None:
     """The command where it is a simple one with the flags -I -S -B, each once and no other; else None."""
     if not _PLAIN.fullmatch(command):
         return None
-    words = command.split()
-    flag_words = 1
-    while flag_words < len(words) and _FLAG_WORD.fullmatch(words[flag_words]):
-        flag_words += 1
-    rest = words[flag_words:]
-    flags = sorted("".join(words[1:flag_words]).replace("-", ""))
-    if not rest or words[0] not in ("python", "python3") or flags != _FLAGS:
+    argv = command.split()
+    flag_count = 1
+    while flag_count < len(argv) and _FLAG.fullmatch(argv[flag_count]):
+        flag_count += 1
+    rest = argv[flag_count:]
+    flags = sorted("".join(argv[1:flag_count]).replace("-", ""))
+    if not rest or argv[0] not in ("python", "python3") or flags != _FLAGS:
         return None
     if rest[0] == "-m" and len(rest) > 1:
-        return PythonCommand(words, rest[1], True, rest[2:])
-    return None if rest[0].startswith("-") else PythonCommand(words, rest[0], False, rest[1:])
+        return PythonCommand(argv, rest[1], True, rest[2:])
+    return None if rest[0].startswith("-") else PythonCommand(argv, rest[0], False, rest[1:])
 
 
 class Interpreter:
@@ -84,15 +84,15 @@ class Interpreter:
 
     def accepts(self, command: PythonCommand) -> bool:
         """Whether forking gives what starting the program would give."""
-        executable = self._executables[command.words[0]]
+        executable = self._executables[command.argv[0]]
         same = bool(executable) and os.path.realpath(executable) == self._itself
         return same and (command.is_module or os.path.isfile(command.program))
 
     def run(self, command: PythonCommand) -> NoReturn:
         """Become the program. The caller has set up file descriptors and limits."""
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        sys.executable = self._executables[command.words[0]]
-        sys.orig_argv = command.words
+        sys.executable = self._executables[command.argv[0]]
+        sys.orig_argv = command.argv
         sys.argv = ["-m" if command.is_module else command.program, *command.arguments]
         gc.freeze()  # the program's own objects only are worth collecting; its `__main__` is one of them
         sys.modules["__main__"] = _main_module()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.sandbox.guest import files, frames
-from rollout.sandbox.guest.channel import Channel
-from rollout.sandbox.guest.commands import Commands
+from . import files, wire
+from .commands import Commands
+from .wire import Channel
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -15,24 +15,23 @@ Answer = tuple[dict[str, Any], bytes]
 class Server:
     """Answers `exec`, `read`, `write` and `changes`. An `OSError` is an answer, not a failure."""
 
-    def __init__(self, channel: Channel, commands: Commands) -> None:
-        self._channel = channel
+    def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._initial: dict[str, bytes] = {}
 
-    def serve(self) -> None:
+    def serve(self, channel: Channel) -> None:
         """Returns when the host has closed its end; nothing else is running then."""
         try:
             while True:
-                request, blob = self._channel.receive()
+                request, blob = channel.receive()
                 if request["op"] != "cancel":  # one that comes too late has nothing to cancel
-                    self._channel.send(*self._answer(request, blob))
+                    channel.send(*self.answer(request, blob))
         except EOFError:
             pass
         finally:
             self._commands.close()
 
-    def _answer(self, request: Mapping[str, Any], blob: bytes) -> Answer:
+    def answer(self, request: Mapping[str, Any], blob: bytes) -> Answer:
         try:
             answer: Answer = getattr(self, f"_{request['op']}")(request, blob)
             return answer
@@ -49,7 +48,7 @@ class Server:
 
     def _start(self, request: Mapping[str, Any], blob: bytes) -> Answer:
         """The files that the sandbox starts with, which `changes` compares with."""
-        self._initial = frames.unpack_files(request["files"], blob)
+        self._initial = wire.unpack_files(request["files"], blob)
         files.write(self._initial)
         return {}, b""
 
@@ -57,10 +56,10 @@ class Server:
         return {}, files.read(request["path"])
 
     def _write(self, request: Mapping[str, Any], blob: bytes) -> Answer:
-        files.write(frames.unpack_files(request["files"], blob))
+        files.write(wire.unpack_files(request["files"], blob))
         return {}, b""
 
     def _changes(self, request: Mapping[str, Any], blob: bytes) -> Answer:
         changes = files.changes(self._initial)
-        index, contents = frames.pack_files(changes.files.items())
-        return {"files": index, "untold": changes.untold, "deleted": changes.deleted}, contents
+        index, contents = wire.pack_files(changes.files.items())
+        return {"files": index, "oversized": changes.oversized, "deleted": changes.deleted}, contents

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.sandbox.guest import kernel, processes
+from . import kernel, processes
 
 _COMMAND_FD, _STATUS_FD = 8, 9  # bash can redirect single digits only
 _TOKEN_BYTES = 8
 # The sub-shell closes bash's own pipes and forgets its variables before it runs the command. It can still reach them
-# through /proc, so each status comes with a token that the command is not told.
+# through /proc, so each status comes with a token that the command does not know.
 _LOOP = """
 while IFS= read -r -d '' __token <&8 && IFS= read -r -d '' __command <&8; do
 ( eval "unset __token __command; $__command" ) </dev/null 2>&1 8<&- 9>&-

@@ -1,4 +1,4 @@
-"""The nursery's supervisor: waits for the host to ask for a sandbox, and forks one.
+"""The fork server's supervisor: waits for the host to ask for a sandbox, and forks one.
 
 It never sees what a sandbox holds or runs: the host talks to each over that sandbox's own socket.
 """
@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rollout.sandbox.guest.channel import Channel
-from rollout.sandbox.guest.commands import Commands
-from rollout.sandbox.guest.places import Contained, Place, Plain
-from rollout.sandbox.guest.python_fork import Interpreter
-from rollout.sandbox.guest.server import Server
-from rollout.sandbox.guest.warm_imports import WarmImports
+from .commands import Commands
+from .confinement import Confinement, Contained, Plain
+from .python_fork import Interpreter
+from .server import Server
+from .warm_imports import WarmImports
+from .wire import Channel
 
 MAX_REQUEST_BYTES = 65536
 
@@ -31,7 +31,7 @@ def main(imports: WarmImports, path: list[str]) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     config: dict[str, Any] = json.loads(sys.argv[2])
     interpreter = Interpreter(imports, path)
-    place: Place = Contained(config["outer_id"]) if config["contained"] else Plain(config["root"])
+    confinement: Confinement = Contained(config["outer_id"]) if config["contained"] else Plain(config["root"])
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the forks share
     control.send(b"ready")
@@ -40,10 +40,10 @@ def main(imports: WarmImports, path: list[str]) -> None:
             interpreter.precompile(request["script"], request["source"].encode())
             continue
         with socket.socket(fileno=fds[0]) as sock:
-            if _fork(place, Channel(sock)) == 0:
+            if _fork(confinement, Channel(sock)) == 0:
                 control.close()
-                _become_sandbox(place, Channel(sock), request, interpreter)
-    place.close()
+                _become_sandbox(confinement, Channel(sock), request, interpreter)
+    confinement.close()
 
 
 def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
@@ -54,25 +54,27 @@ def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], list[int
         yield json.loads(data), fds
 
 
-def _fork(place: Place, channel: Channel) -> int:
+def _fork(confinement: Confinement, channel: Channel) -> int:
     try:
-        return place.fork()
+        return confinement.fork()
     except OSError as error:
         _report(channel, error)
         return -1
 
 
-def _become_sandbox(place: Place, channel: Channel, limits: dict[str, Any], interpreter: Interpreter) -> None:
+def _become_sandbox(
+    confinement: Confinement, channel: Channel, limits: dict[str, Any], interpreter: Interpreter
+) -> None:
     """In the forked child: never returns."""
     try:
-        place.enter(limits)
-        Server(channel, Commands(limits, place.contained, interpreter, channel)).serve()
+        confinement.enter(limits)
+        Server(Commands(limits, confinement.contained, interpreter, channel)).serve(channel)
     except OSError as error:
         _report(channel, error)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        place.leave()
+        confinement.leave()
         os._exit(0)
 
 

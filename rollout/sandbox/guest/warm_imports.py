@@ -39,8 +39,9 @@ class WarmImports:
         """Import `PRELOADED`. `fresh` names what was in `sys.modules` when this interpreter had started."""
         self._fresh = fresh
         imports = _record_imports(PRELOADED.split())
+        ours = __package__ or ""
         self._cache = {
-            name: module for name, module in sys.modules.items() if name not in fresh and not name.startswith("rollout")
+            name: module for name, module in sys.modules.items() if name not in fresh and not name.startswith(ours)
         }
         self._closures = {name: _closure(name, imports, self._cache) for name in self._cache}
         self._top_names = {name.partition(".")[0] for name in self._cache}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from rollout.sandbox.base import Limits
+from slime_swe.rollout.sandbox.base import Limits
+from slime_swe.rollout.sandbox.image.changes import Found, Originals
 
+HISTORY = Path(__file__).with_name("shallow_history.sh")  # leaves the repository no later history
 READY = b"ready\n"  # what the driver says first
 
 
@@ -30,32 +31,6 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Originals(Protocol):
-    """The regular files of the image's repository, but for caches (`rollout.sandbox.guest.files.CACHE_FOLDERS`)."""
-
-    def paths(self) -> Set[str]: ...
-
-    def size(self, path: str) -> int:
-        """0 where there is no such file."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """None where there is no such file."""
-        ...
-
-
-@dataclass(frozen=True)
-class Found:
-    """How a container's repository differs from its image's, as seen from outside.
-
-    files: the regular files that may be new or different; None for one of more bytes than were asked for.
-    hidden: paths at which nothing of the image is left, nor below.
-    """
-
-    files: Mapping[str, bytes | None]
-    hidden: frozenset[str]
 
 
 class Container(Protocol):
@@ -89,7 +64,7 @@ class Container(Protocol):
     async def find_changes(self, size_before: Callable[[str], int]) -> Found:
         """Look, without the help of any program inside. `size_before` gives the bytes that a file had at the start.
 
-        Raises `OSError` (EFBIG) where there are too many names to tell.
+        Raises `OSError` (EFBIG) where there are too many names.
         """
         ...
 
@@ -107,7 +82,7 @@ def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
     flags = [f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"]
     if not bounded:
         flags.append(f"-v {limits.memory_bytes // 1024} -u {limits.processes + 1}")
-    script = (resources.files("rollout.sandbox.image") / "driver.sh").read_text(encoding="utf-8")
+    script = Path(__file__).with_name("driver.sh").read_text(encoding="utf-8")
     return ["bash", "--noprofile", "--norc", "-c", script, "bash", " ".join(flags), folder]
 
 

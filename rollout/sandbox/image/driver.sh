@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The first process (PID 1) of a sandbox made from an image: runs one command at a time, for the host.
 #
-# Arguments: how each command is limited (words for `ulimit`), and the repository's folder. The host writes to our stdin
+# Arguments: how each command is limited (flags of `ulimit`), and the repository's folder. The host writes to our stdin
 #     TOKEN KIND SIZE BLOCKS\n  SIZE bytes of a command  BLOCKS * 10240 bytes that it reads as its stdin
 # and reads from our stdout "TOKEN:start\n", all that the command printed, and "TOKEN:end EXIT-STATUS KILLED\n", by which
 # time every process but this one is dead. KIND: `run`, `feed` (a command with a stdin), `setup` (in this very shell, so
@@ -25,7 +25,7 @@ __begin() {
   trap - USR1
   set +m
   echo 1000 >/proc/self/oom_score_adj # so that out of memory is never the end of this shell
-  # shellcheck disable=SC2086 # they are words
+  # shellcheck disable=SC2086 # they are flags
   ulimit $__limits
   cd "$__folder" || cd /
   unset OLDPWD __token __kind __size __blocks __limits __folder __killed __code

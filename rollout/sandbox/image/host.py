@@ -3,7 +3,7 @@
 It is what tasks of files alone run in; libstdc++ is for real agents. Needs a Debian or Ubuntu system (its dpkg knows
 which files are whose); elsewhere name an image: `rollout.sandbox=docker:python:3.12-slim`.
 
-    python -m rollout.sandbox.image.host [--package NAME]... (--folder FOLDER | --tar FILE | --tag NAME)
+    python -m slime_swe.rollout.sandbox.image.host [--package NAME]... (--folder FOLDER | --tar FILE | --tag NAME)
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from data_sources.arguments import ArgumentError
-from rollout.sandbox.docker import client as docker_client
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.docker import client as docker_client
 
+HOST_IMAGE = "host"  # the name under which a task asks for it
 PACKAGES = (
     "bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "libstdc++6", "mawk",
     "patch", "procps", "python3", "sed", "tar", "util-linux",
@@ -41,25 +42,33 @@ _FILES = {
 }
 
 
+def identity() -> Iterator[str]:
+    """What an image of this machine is made of, for a fingerprint."""
+    try:
+        yield digest()
+    except UserError:
+        yield "no packages to make an image of"
+
+
 def digest(packages: Sequence[str] = PACKAGES) -> str:
-    """What the image is made of, as a short name: it changes with the machine's packages. Raises `ArgumentError`."""
+    """What the image is made of, as a short name: it changes with the machine's packages. Raises `UserError`."""
     installed = _installed()
     lines = [f"{name} {installed[name].version}" for name in _closure(packages, installed)]
     return hashlib.sha256("\n".join([*lines, Path(__file__).read_text(encoding="utf-8")]).encode()).hexdigest()[:12]
 
 
 def write_tar(path: Path, packages: Sequence[str] = PACKAGES) -> None:
-    """The image's file system as a tar file, as `docker import` takes it. Raises `ArgumentError`, `OSError`."""
-    sources = _sources(packages)
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+    """The image's file system as a tar file, as `docker import` takes it. Raises `UserError`, `OSError`."""
+    names = b"\0".join(os.fsencode(name) for name in _contents(packages))
+    flags = ["--no-recursion", "--owner=root:0", "--group=root:0", "--format=gnu", "--null", "-T", "-"]
+    subprocess.run(["tar", "-C", "/", *flags, "-cf", str(path)], input=names, check=True)
+    with tarfile.open(path, "a", format=tarfile.GNU_FORMAT) as tar:
         for name, mode in _FOLDERS.items():
             tar.addfile(_entry(name, tarfile.DIRTYPE, mode))
         for name in _merged():
             link = _entry(name, tarfile.SYMTYPE, 0o777)
             link.linkname = f"usr/{name}"
             tar.addfile(link)
-        for name, source in sources.items():
-            tar.add(source, name, recursive=False, filter=_as_root)
         for name, text in _FILES.items():
             entry = _entry(name, tarfile.REGTYPE, 0o644)
             entry.size = len(text)
@@ -77,11 +86,16 @@ def write_folder(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
         packed.unlink(missing_ok=True)
 
 
-def import_tag(name: str, packages: Sequence[str] = PACKAGES) -> None:
-    """The same, as a Docker image. Raises `SandboxError` where Docker fails."""
+def import_tag(name: str, packages: Sequence[str] = PACKAGES, add: Callable[[Path], None] | None = None) -> None:
+    """The same, as a Docker image; `add` fills its /testbed. Raises `SandboxError` where Docker fails."""
     with tempfile.TemporaryDirectory() as folder:
-        packed = Path(folder, "image.tar")
+        packed, repository = Path(folder, "image.tar"), Path(folder, "testbed")
         write_tar(packed, packages)
+        if add is not None:
+            add(repository)
+            with tarfile.open(packed, "a") as tar:
+                for path in repository.iterdir():  # the folder itself is in the tar file, where Docker wants it once
+                    tar.add(path, f"testbed/{path.name}", filter=as_root)
         docker_client.import_tar(packed, name)
 
 
@@ -93,7 +107,7 @@ class _Package(NamedTuple):
 def _installed() -> dict[str, _Package]:
     """The machine's packages; those that a package provides stand for it."""
     if shutil.which("dpkg-query") is None:
-        raise ArgumentError(
+        raise UserError(
             "an image of this machine's own packages needs dpkg, which is not here: name an image, such as "
             "rollout.sandbox=docker:python:3.12-slim"
         )
@@ -118,7 +132,7 @@ def _closure(packages: Sequence[str], installed: Mapping[str, _Package]) -> list
     """The packages and all that they need, one name each; what is not installed is left out but for the asked."""
     missing = [name for name in packages if name not in installed]
     if missing:
-        raise ArgumentError(f"the host image needs {', '.join(missing)}: apt-get install {' '.join(missing)}")
+        raise UserError(f"the host image needs {', '.join(missing)}: apt-get install {' '.join(missing)}")
     found: dict[str, str] = {}
     waiting = list(packages)
     while waiting:
@@ -130,11 +144,11 @@ def _closure(packages: Sequence[str], installed: Mapping[str, _Package]) -> list
     return sorted(found.values())
 
 
-def _sources(packages: Sequence[str]) -> dict[str, str]:
-    """Where each path of the image, without a slash before it, is taken from."""
+def _contents(packages: Sequence[str]) -> list[str]:
+    """The paths of this machine, without a slash before them, that the image has too."""
     installed = _installed()
     merged = _merged()
-    sources: dict[str, str] = {}
+    names: set[str] = set()
     for name in _closure(packages, installed):
         full = installed[name].version.partition(" ")[0]
         listings = [_INFO / f"{name}.list" for name in (full, full.partition(":")[0])]
@@ -145,20 +159,17 @@ def _sources(packages: Sequence[str]) -> dict[str, str]:
                 if inside.partition("/")[0] in merged:
                     inside = f"usr/{inside}"
                 if inside not in _FOLDERS:
-                    sources[inside] = f"/{inside}"
-    return dict(sorted((sources | dict(_alternatives(sources))).items()))
+                    names.add(inside)
+    return sorted(names.union(*_alternatives(names)))
 
 
-def _alternatives(sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _alternatives(names: Set[str]) -> Iterator[tuple[str, str]]:
     """The links that Debian's alternatives system makes to files of the image, such as `awk`; they are no package's."""
     for folder in ("/usr/bin", "/usr/sbin"):
         for link in Path(folder).iterdir():
-            if link.is_symlink() and os.readlink(link).startswith("/etc/alternatives/"):
-                target = os.path.realpath(link).strip("/")
-                if target in sources:
-                    middle = os.readlink(link)
-                    yield str(link).strip("/"), str(link)
-                    yield middle.strip("/"), middle
+            middle = os.readlink(link) if link.is_symlink() else ""
+            if middle.startswith("/etc/alternatives/") and os.path.realpath(link).strip("/") in names:
+                yield str(link).strip("/"), middle.strip("/")
 
 
 def _merged() -> list[str]:
@@ -173,7 +184,8 @@ def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     return entry
 
 
-def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A filter for `TarFile.add`."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     return entry
@@ -195,7 +207,7 @@ def main() -> int:
             write_tar(options.tar, packages)
         else:
             import_tag(options.tag, packages)
-    except ArgumentError as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,24 @@ class Layer:
 
 
 def find_layers(folders: Sequence[Path], image: Image) -> tuple[Layer, ...]:
-    """Raises `ArgumentError` for what is no layer, or is none beside the others and the repository."""
+    """Raises `UserError` for what is no layer, or is none beside the others and the repository."""
     layers = tuple(map(_find, folders))
     repository = PurePosixPath(image.folder)
     for number, layer in enumerate(layers):
         if _overlap(layer.own, repository):
-            raise ArgumentError(f"the layer {layer.folder} adds {layer.own}, where the repository {repository} is")
+            raise UserError(f"the layer {layer.folder} adds {layer.own}, where the repository {repository} is")
         for other in layers[:number]:
             if _overlap(layer.own, other.own):
-                raise ArgumentError(
+                raise UserError(
                     f"the layers {other.folder} and {layer.folder} add {other.own} and {layer.own}: "
                     "each needs a folder that is its own"
                 )
     return layers
 
 
-def taken(layer: Layer, image: Image) -> ArgumentError:
+def taken(layer: Layer, image: Image) -> UserError:
     """The error for an image that has a layer's folder, or a link on the way to it."""
-    return ArgumentError(
+    return UserError(
         f"the layer {layer.folder} adds {layer.own}, which the image {image.name} has already: "
         "put what it holds into a folder of its own, such as opt/agents/NAME"
     )
@@ -49,12 +49,12 @@ def taken(layer: Layer, image: Image) -> ArgumentError:
 
 def _find(folder: Path) -> Layer:
     if not folder.is_dir():
-        raise ArgumentError(f"the layer {folder} is no folder on this machine")
+        raise UserError(f"the layer {folder} is no folder on this machine")
     place = folder = folder.resolve()
     while len(entries := list(os.scandir(place))) == 1 and entries[0].is_dir(follow_symlinks=False):
         place = Path(entries[0])
     if not entries or place == folder:
-        raise ArgumentError(
+        raise UserError(
             f"the layer {folder} holds {sorted(entry.name for entry in entries)}: it must hold a tree as seen from /, "
             "in one folder, such as opt/agents/NAME"
         )

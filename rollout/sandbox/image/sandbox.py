@@ -1,8 +1,8 @@
 """`ImageSandbox`: a sandbox in a container of an image, whatever runs the container.
 
-Commands, reads and writes go through the driver inside; `snapshot` and `diff` look from outside and trust no program of
+Commands, reads and writes go through the driver inside; `diff` looks from outside and trusts no program of
 the container. A command that ends or wedges the driver is a command that was killed: the driver is started again on the
-same files. Where even that can't be done, each further command fails with 137 and the files are still told. So the
+same files. Where even that can't be done, each further command fails with 137 and `diff` still has the files. So the
 policy can't turn its own doing into a `SandboxError`, which is raised where the backend fails.
 """
 
@@ -19,23 +19,22 @@ import socket
 import tarfile
 import time
 from collections.abc import Mapping
-from typing import Self
 
-from data_sources.task import Image
-from rollout.patch import OVERSIZED, bounded_patch
-from rollout.sandbox.base import ExecResult, Limits, SandboxError, check_port
-from rollout.sandbox.guest.files import MAX_FILE_BYTES, Changes
-from rollout.sandbox.guest.output import CappedOutput
-from rollout.sandbox.image.container import Container, Found, ShellDied
-from rollout.sandbox.image.shell import Kind, Shell
-from rollout.sandbox.render import render
+from slime_swe.data_sources.task import Image
+from slime_swe.patches import OVERSIZED
+from slime_swe.rollout.sandbox import common
+from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, SandboxSpec, check_port
+from slime_swe.rollout.sandbox.guest.files import MAX_FILE_BYTES
+from slime_swe.rollout.sandbox.guest.wire import CappedOutput
+from slime_swe.rollout.sandbox.image.changes import Start
+from slime_swe.rollout.sandbox.image.container import Container, ShellDied
+from slime_swe.rollout.sandbox.image.driver import Kind, Shell
 
 SETUP_SECONDS = 300.0  # for the image's own setup
 FILE_SECONDS = 60.0  # for one file operation inside
 GONE = "[the sandbox's shell was killed and does not start again]\n"
 KILLED = 137
 _NUL_EXIT_CODE = 126
-_UNTOLD = b"\0"  # stands for a content that is not known: a patch only names what is not text
 _LOST = 1 << 16  # of an error's text
 _READ = f"""
 LC_ALL=C LANGUAGE=C
@@ -54,45 +53,23 @@ head -c SIZE >"$path"
 _UNPACK = "LC_ALL=C LANGUAGE=C exec tar -xf - --no-same-owner"
 
 
-class ImageSandbox:
-    """One sandbox. Entering it starts it, runs the image's setup and lays the files over the image's.
+class ImageSandbox(common.BaseSandbox):
+    """One sandbox. Entering it starts it, runs the image's setup and writes the files over the image's.
 
     A file operation that the agent's own doing makes fail raises the `OSError` that it met inside. A cancelled call
     kills its command and leaves the sandbox usable.
     """
 
-    def __init__(self, container: Container, image: Image, files: Mapping[str, str | bytes], limits: Limits) -> None:
+    def __init__(self, container: Container, image: Image, spec: SandboxSpec) -> None:
         self._container = container
         self._image = image
-        self._limits = limits
-        self._files = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
-        self._start: dict[str, bytes | None] = {}  # where the start is not the image: contents, None for those untold
-        self._missing: frozenset[str] = frozenset()  # the image's files that were gone at the start
+        self._limits = spec.limits
+        self._files = spec.files
+        self._start: Start | None = None
         self._shell: Shell | None = None
         self._ports: list[socket.socket] = []  # given out
         self._open = False
         self._lock = asyncio.Lock()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._enter()
-        except ShellDied as error:
-            await self.__aexit__()
-            raise SandboxError(f"the sandbox of {self._image.name} did not start: {error}") from error
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._open = False
-        self._close_ports()
-        shell, self._shell = self._shell, None
-        try:
-            if shell is not None:
-                await shell.close()
-        finally:
-            await self._container.remove()
 
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
         """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
@@ -103,9 +80,7 @@ class ImageSandbox:
         async with self._lock:
             started = time.monotonic()
             code = await self._run(command.encode("utf-8", "replace"), output, seconds)
-        head, tail = output.parts()
-        text = render(head, tail, output.missing)
-        return ExecResult(code, text, time.monotonic() - started, code is None, output.missing > 0)
+        return common.result(code, time.monotonic() - started, *output.parts(), output.missing)
 
     async def read_file(self, path: str) -> bytes:
         output = CappedOutput(2 * MAX_FILE_BYTES + 2)
@@ -122,25 +97,21 @@ class ImageSandbox:
         script = _with_path(path, _WRITE.replace("SIZE", str(len(content))))
         await self._feed(script, content, path)
 
-    async def snapshot(self) -> Mapping[str, bytes]:
-        changes = await self._changes()
-        if changes.untold:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), changes.untold[0])
-        files = await asyncio.to_thread(self._all_at_start)
-        for path in changes.deleted:
-            del files[path]
-        return files | changes.files
-
     async def diff(self) -> str:
-        try:
-            changes = await self._changes()
-        except OSError as error:
-            if error.errno == errno.EFBIG:
-                return OVERSIZED
-            raise SandboxError(f"the sandbox's files could not be listed: {error}") from error
-        after = changes.files | dict.fromkeys(changes.untold, _UNTOLD)
-        before = {path: content for path in (*after, *changes.deleted) if (content := self._at_start(path)) is not None}
-        return bounded_patch(before, after)
+        async with self._lock:
+            if not self._open or self._start is None:
+                raise SandboxError("the sandbox is not open")
+            if self._shell is not None:
+                with contextlib.suppress(ShellDied):  # its files are there all the same
+                    await self._shell.settled()
+            try:
+                found = await self._container.find_changes(self._start.size)
+            except OSError as error:
+                if error.errno == errno.EFBIG:
+                    return OVERSIZED
+                raise SandboxError(f"the sandbox's files could not be listed: {error}") from error
+        changes = await asyncio.to_thread(self._start.compare, found)
+        return common.patch(changes.files, changes.oversized, changes.deleted, self._start.read)
 
     async def listen(self, port: int) -> socket.socket:
         check_port(port)
@@ -173,14 +144,26 @@ class ImageSandbox:
                 listening.close()
 
     async def _enter(self) -> None:
-        await self._start_shell()
-        self._open = True
-        if self._image.setup:
-            found = await self._container.find_changes(self._container.originals.size)
-            self._start = dict(found.files)
-            self._missing = self._gone(found.hidden, found.files)
-        if self._files:
-            await self._lay(self._files)
+        try:
+            await self._start_shell()
+            self._open = True
+            self._start = Start(self._container.originals)
+            if self._image.setup:
+                self._start.after_setup(await self._container.find_changes(self._start.size))
+            if self._files:
+                await self._write_files(self._start)
+        except ShellDied as error:
+            raise SandboxError(f"the sandbox of {self._image.name} did not start: {error}") from error
+
+    async def _leave(self) -> None:
+        self._open = False
+        self._close_ports()
+        shell, self._shell = self._shell, None
+        try:
+            if shell is not None:
+                await shell.close()
+        finally:
+            await self._container.remove()
 
     async def _start_shell(self) -> None:
         """Start the driver and, in it, the image's setup. Raises `ShellDied`."""
@@ -190,17 +173,16 @@ class ImageSandbox:
             code = await self._shell.run(self._image.setup.encode(), output, SETUP_SECONDS, kind="setup")
             if code != 0:
                 ended = f"did not end within {SETUP_SECONDS:.0f} s" if code is None else f"ended with {code}"
-                said = render(*output.parts(), output.missing)
+                said = common.render(*output.parts(), output.missing)
                 raise ShellDied(f"its setup {self._image.setup!r} {ended}: {said}")
 
-    async def _lay(self, files: Mapping[str, bytes]) -> None:
+    async def _write_files(self, start: Start) -> None:
         """The files that the task starts with; a fresh sandbox that can't hold them is no doing of the policy's."""
         try:
-            await self._feed(_UNPACK.encode(), await asyncio.to_thread(_as_tar, files), "")
+            await self._feed(_UNPACK.encode(), await asyncio.to_thread(_as_tar, self._files), "")
         except OSError as error:
             raise SandboxError(f"the sandbox could not write its files: {error}") from error
-        self._start |= files
-        self._missing -= files.keys()
+        start.add(self._files)
 
     async def _feed(self, script: bytes, stdin: bytes, path: str) -> None:
         output = CappedOutput(_LOST)
@@ -242,57 +224,6 @@ class ImageSandbox:
             self._shell = None
             await self._container.kill()
 
-    async def _changes(self) -> Changes:
-        async with self._lock:
-            if not self._open:
-                raise SandboxError("the sandbox is not open")
-            if self._shell is not None:
-                with contextlib.suppress(ShellDied):  # its files are there all the same
-                    await self._shell.settled()
-            found = await self._container.find_changes(self._size_at_start)
-        return await asyncio.to_thread(self._compare, found)
-
-    def _compare(self, found: Found) -> Changes:
-        result = Changes({}, [], [])
-        gone = self._gone(found.hidden, found.files)
-        originals = self._container.originals
-        unchanged = (self._start.keys() & originals.paths()) - found.files.keys() - gone  # as the image has them
-        now = {**found.files, **{path: originals.read(path) for path in unchanged}}
-        for path, content in sorted(now.items()):
-            if content is None and self._start.get(path, b"") is not None:
-                result.untold.append(path)
-            elif content is not None and content != self._at_start(path):
-                result.files[path] = content
-        result.deleted.extend(sorted((gone | self._start.keys()) - now.keys() - self._missing))
-        return result
-
-    def _gone(self, hidden: frozenset[str], present: Mapping[str, bytes | None]) -> frozenset[str]:
-        """The image's files that are hidden, or are below what is hidden or is a file now."""
-        over = hidden | present.keys()
-        paths = self._container.originals.paths() if over else ()
-        return frozenset(p for p in paths if p not in present and (p in hidden or not over.isdisjoint(_above(p))))
-
-    def _at_start(self, path: str) -> bytes | None:
-        """The content of a file when the sandbox was entered; None where there was none, or it is not known."""
-        if path in self._start:
-            return self._start[path]
-        return None if path in self._missing else self._container.originals.read(path)
-
-    def _size_at_start(self, path: str) -> int:
-        if path in self._start:
-            return len(self._start[path] or b"")
-        return self._container.originals.size(path)
-
-    def _all_at_start(self) -> dict[str, bytes]:
-        paths = (*self._container.originals.paths(), *self._start)
-        return {path: content for path in paths if (content := self._at_start(path)) is not None}
-
-
-def _above(path: str) -> list[str]:
-    """The folders that a path is below, "" for the repository's own among them."""
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(len(parts))]
-
 
 def _with_path(path: str, script: str) -> bytes:
     """A script with `$path` set. Raises `FileNotFoundError` for what can't be a path."""
@@ -325,13 +256,13 @@ def _as_os_error(code: int | None, said: bytes, path: str) -> OSError:
         return OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
     if text.endswith("not a regular file"):
         return FileNotFoundError(errno.ENOENT, "not a regular file", path)
-    for number in _TOLD:
+    for number in _KNOWN_ERRORS:
         if text.endswith(os.strerror(number)):
             return OSError(number, os.strerror(number), path)
     return OSError(errno.EIO, text[-500:] or os.strerror(errno.EIO), path)
 
 
-_TOLD = (
+_KNOWN_ERRORS = (
     errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
     errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.ETXTBSY, errno.ENXIO, errno.EIO, errno.ENOMEM,
 )  # fmt: skip

@@ -16,42 +16,48 @@ import secrets
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox.base import Limits, SandboxError
-from rollout.sandbox.cache import cache_folder, remove_tree
-from rollout.sandbox.image.container import Originals
-from rollout.sandbox.image.sandbox import ImageSandbox
-from rollout.sandbox.overlay import cgroups
-from rollout.sandbox.overlay.container import Host, OverlayContainer, Root
-from rollout.sandbox.overlay.launcher import Launcher
-from rollout.sandbox.overlay.layers import lay
-from rollout.sandbox.overlay.root import HOST_IMAGE, Roots
-from rollout.sandbox.overlay.runner import Bubblewrap, Runner
-from rollout.sandbox.owner import Owner
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, confinement
+from slime_swe.rollout.sandbox.cache import cache_folder, made_once, remove_tree
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.image.changes import Originals
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
+from slime_swe.rollout.sandbox.overlay import cgroups
+from slime_swe.rollout.sandbox.overlay.container import Host, OverlayContainer, Root
+from slime_swe.rollout.sandbox.overlay.launcher import Launcher
+from slime_swe.rollout.sandbox.overlay.root import Roots, with_layers
+from slime_swe.rollout.sandbox.overlay.runner import Bubblewrap, Runner
+from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 _OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8
 _TMPFS_USER_ATTRIBUTES = (6, 6)  # the Linux that has them
 _NET_ADMIN = 12  # the number of that capability
 
 
-class OverlayBackend:
+class OverlayBackend(Backend):
     """`image`: for tasks of files alone. `cache`: a folder for what is made once for each image."""
+
+    takes_images = True
+    takes_layers = True
+    requirements = BUBBLEWRAP
 
     def __init__(self, image: str = HOST_IMAGE, *, cache: Path | None = None) -> None:
         self._default = Image(image)
         self._cache = cache
-        self._owner = Owner.current()
+        self._owner = ProcessIdentity.current()
         self._name = secrets.token_hex(4)  # one process may have several of these
         self._numbers = itertools.count(1)
         self._host: Host | None = None
         self._roots: Roots | None = None
 
     async def start(self) -> None:
-        """Look at the machine, once, and remove what dead runs left. Raises `ArgumentError`, `SandboxError`."""
+        """Look at the machine, once, and remove what dead runs left. Raises `UserError`, `SandboxError`."""
         if self._host is not None and not self._host.launcher.alive:
             await self.close()
         if self._roots is None:
@@ -60,24 +66,18 @@ class OverlayBackend:
             await asyncio.to_thread(self._sweep, cache)
             self._roots = self._make_roots(cache, self._host)
 
-    def open(
-        self,
-        files: Mapping[str, str | bytes],
-        limits: Limits,
-        image: Image | None = None,
-        layers: Sequence[Path] = (),
-    ) -> ImageSandbox:
+    def open(self, spec: SandboxSpec) -> ImageSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
-        roots, host, wanted = self._roots, self._host, image or self._default
+        roots, host, wanted = self._roots, self._host, spec.image or self._default
         if roots is None or host is None:
             raise SandboxError("the sandbox backend has not been started")
 
         async def find() -> tuple[Root, Originals]:
             root, originals = await roots.find(wanted)
-            return (await asyncio.to_thread(lay, root, wanted, layers) if layers else root), originals
+            return (await asyncio.to_thread(with_layers, root, wanted, spec.layers) if spec.layers else root), originals
 
         scratch = None if host.tmpfs else self._scratch(host) / str(next(self._numbers))
-        return ImageSandbox(OverlayContainer(host, find, limits, scratch), wanted, files, limits)
+        return ImageSandbox(OverlayContainer(host, find, spec.limits, scratch), wanted, spec)
 
     async def close(self) -> None:
         """End every sandbox, and remove the groups and the scratch folder."""
@@ -90,8 +90,24 @@ class OverlayBackend:
             with contextlib.suppress(OSError):  # not there, or another of this process is using it
                 self._scratch(host).parent.rmdir()
 
+    def fingerprint(self) -> Iterator[str]:
+        yield from self._confinement()
+        if self._default.name == HOST_IMAGE:
+            yield from host_image.identity()
+
+    def make_image(self, name: str, add: Callable[[Path], None]) -> Image:
+        def make(folder: Path) -> None:
+            host_image.write_folder(folder)
+            add(folder / "testbed")
+
+        digest = host_image.digest()
+        return Image(f"dir:{made_once((self._cache or cache_folder()) / f'{name}-{digest}', make)}")
+
+    def _confinement(self) -> Iterator[str]:
+        return confinement()
+
     def _look(self, cache: Path) -> Host:
-        """What this machine has. Raises `ArgumentError`, `SandboxError`."""
+        """What this machine has. Raises `UserError`, `SandboxError`."""
         return look("overlay", cache, self._owner, _find_bubblewrap)
 
     def _make_roots(self, cache: Path, host: Host) -> Roots:
@@ -103,26 +119,26 @@ class OverlayBackend:
     def _sweep(self, cache: Path) -> None:
         cgroups.sweep()
         for folder in (cache / "scratch").glob("*"):
-            owner = Owner.parse(folder.name)
+            owner = ProcessIdentity.parse(folder.name)
             if owner is not None and owner.is_dead():
                 remove_tree(folder)
 
 
-def look(name: str, cache: Path, owner: Owner, find_runner: Callable[[], Runner]) -> Host:
-    """What this machine has for backend `name`. Raises `ArgumentError` where something needed is missing."""
+def look(name: str, cache: Path, owner: ProcessIdentity, find_runner: Callable[[], Runner]) -> Host:
+    """What this machine has for backend `name`. Raises `UserError` where something needed is missing."""
     runner = find_runner()
     if shutil.which("unshare") is None:
-        raise ArgumentError(f"{name} sandboxes need unshare: apt-get install util-linux")
+        raise UserError(f"{name} sandboxes need unshare: apt-get install util-linux")
     mount_point = cache / "mnt"
     mount_point.mkdir(parents=True, exist_ok=True)
     root = os.geteuid() == 0 and _succeeds("unshare", "--mount", "true")
     if root and not _has_capability(_NET_ADMIN):
-        raise ArgumentError(
+        raise UserError(
             f"{name} sandboxes of a root who may mount need CAP_NET_ADMIN too, to bring up each one's loopback: in a "
             "container, --cap-add NET_ADMIN or --privileged"
         )
     if not root and not _succeeds("unshare", "--user", "--map-root-user", "--mount", "true"):
-        raise ArgumentError(
+        raise UserError(
             f"{name} sandboxes need root or unprivileged user namespaces: sudo sysctl -w "
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), kernel.unprivileged_userns_clone=1 (Debian) or "
             "user.max_user_namespaces=10000; in a container, --privileged"
@@ -133,15 +149,15 @@ def look(name: str, cache: Path, owner: Owner, find_runner: Callable[[], Runner]
 
 def _find_bubblewrap() -> Bubblewrap:
     if shutil.which("bwrap") is None:
-        raise ArgumentError(
+        raise UserError(
             "overlay sandboxes need bubblewrap: apt-get install bubblewrap; without: rollout.sandbox=docker or "
             "apptainer, or local for tasks of files alone"
         )
-    told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
-    return Bubblewrap(tuple(flag for flag in _OPTIONAL_FLAGS if flag in told))
+    usage = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
+    return Bubblewrap(tuple(flag for flag in _OPTIONAL_FLAGS if flag in usage))
 
 
-def _groups(name: str, owner: Owner, root: bool) -> cgroups.Cgroups | None:
+def _groups(name: str, owner: ProcessIdentity, root: bool) -> cgroups.Cgroups | None:
     try:
         return cgroups.Cgroups(owner)
     except OSError as error:

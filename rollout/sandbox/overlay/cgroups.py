@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.sandbox.base import Limits
-from rollout.sandbox.owner import Owner
+from slime_swe.rollout.sandbox.base import Limits
+from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 PREFIX = "slime-swe-"
 CONTROLLERS = ("memory", "pids")
@@ -40,7 +40,7 @@ class Group:
 class Cgroups:
     """The groups of this process. Raises `OSError` on creation where this user may make none."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ProcessIdentity) -> None:
         self._parents = [parent / f"{PREFIX}{owner}" for parent in _parents()]
         self._made: list[Group] = []
         self._free: list[Group] = []
@@ -94,7 +94,7 @@ def sweep() -> list[str]:
     """Remove the groups of owners that are dead, and kill what is still in them. Their names."""
     swept = []
     for folder in _ours():
-        owner = Owner.parse(folder.name.removeprefix(PREFIX))
+        owner = ProcessIdentity.parse(folder.name.removeprefix(PREFIX))
         if owner is not None and owner.is_dead():
             for group in (*folder.glob("*/"), folder):
                 _remove(group)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rollout.sandbox.base import Limits, SandboxError
-from rollout.sandbox.cache import remove_tree
-from rollout.sandbox.image.container import Found, Originals, ShellDied, Stream, await_ready, driver_command
-from rollout.sandbox.overlay.cgroups import Cgroups, Group
-from rollout.sandbox.overlay.launcher import Launcher
-from rollout.sandbox.overlay.pipes import Pipes
-from rollout.sandbox.overlay.runner import Runner
-from rollout.sandbox.overlay.upper import find_changes
+from slime_swe.rollout.sandbox.base import Limits, SandboxError
+from slime_swe.rollout.sandbox.cache import remove_tree
+from slime_swe.rollout.sandbox.image.changes import Found, Originals
+from slime_swe.rollout.sandbox.image.container import ShellDied, Stream, await_ready, driver_command
+from slime_swe.rollout.sandbox.overlay.cgroups import Cgroups, Group
+from slime_swe.rollout.sandbox.overlay.changes import find_changes
+from slime_swe.rollout.sandbox.overlay.launcher import Launcher
+from slime_swe.rollout.sandbox.overlay.runner import Runner
 
 START_SECONDS = 60.0
 END_SECONDS = 10.0
@@ -212,3 +212,40 @@ async def _readable(fd: int) -> None:
         await ended.wait()
     finally:
         loop.remove_reader(fd)
+
+
+_LIMIT = 1 << 20
+
+
+class Pipes:
+    """Made by `open`; `child_ends` are for the child, and to be closed here once it has them."""
+
+    def __init__(self, reader: asyncio.StreamReader, ends: list[asyncio.BaseTransport]) -> None:
+        self._reader = reader
+        self._ends = ends
+
+    @classmethod
+    async def open(cls) -> tuple[Pipes, tuple[int, int]]:
+        """The stream, and the (read, write) file descriptors for the child's stdin and stdout."""
+        loop = asyncio.get_running_loop()
+        their_in, our_out = os.pipe()
+        our_in, their_out = os.pipe()
+        reader = asyncio.StreamReader(limit=_LIMIT)
+        source, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(our_in, "rb", 0)
+        )
+        sink, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_out, "wb", 0))
+        return cls(reader, [source, sink]), (their_in, their_out)
+
+    async def read(self) -> bytes:
+        return await self._reader.read(_LIMIT)
+
+    def write(self, data: bytes) -> None:
+        sink = self._ends[1]
+        assert isinstance(sink, asyncio.WriteTransport)
+        if not sink.is_closing():
+            sink.write(data)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()

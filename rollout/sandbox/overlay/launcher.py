@@ -13,18 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.bubblewrap import python_executable
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.bubblewrap import python_executable
 
 ANSWER_SECONDS = 60.0
 END_SECONDS = 5.0
 # The packages around the guest are not run: it imports nothing of them.
 _START = """
 import sys, types
-for name, folder in (("rollout", sys.argv[3]), ("rollout.sandbox", sys.argv[3] + "/sandbox")):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
-from rollout.sandbox.guest.launcher import main
+guest = sys.modules["slime_swe_guest"] = types.ModuleType("slime_swe_guest")
+guest.__path__ = [sys.argv[3]]
+from slime_swe_guest.launcher import main
 main()
 """
 
@@ -38,11 +37,11 @@ class Launcher:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_SECONDS)
-        package = str(Path(__file__).parents[2])
+        guest = str(Path(__file__).parents[1] / "guest")
         program = [python_executable(), "-I", "-S", "-B", "-c", _START]
         with theirs:
             self._process = subprocess.Popen(
-                [*program, str(theirs.fileno()), "root" if root else "user", package],
+                [*program, str(theirs.fileno()), "root" if root else "user", guest],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -15,22 +16,22 @@ import os
 import stat
 import subprocess
 from collections import defaultdict
-from collections.abc import Mapping, Set
-from importlib import resources
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox.base import Limits, SandboxError
-from rollout.sandbox.cache import made_once, remove_tree
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.image import host as host_image
-from rollout.sandbox.image.allowance import is_told
-from rollout.sandbox.image.container import Originals
-from rollout.sandbox.image.sandbox import ImageSandbox
-from rollout.sandbox.overlay.container import Host, OverlayContainer, Root
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import Limits, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.cache import made_once, remove_tree
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
+from slime_swe.rollout.sandbox.image.container import HISTORY
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.image.layers import Layer, find_layers, taken
+from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
+from slime_swe.rollout.sandbox.overlay.container import Host, OverlayContainer, Root
 
-HOST_IMAGE = "host"
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -63,7 +64,7 @@ class FolderOriginals:
                 place = os.path.join(folder, name)
                 path = os.path.relpath(place, self._folder)
                 found = os.stat(place, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and is_told(path):
+                if stat.S_ISREG(found.st_mode) and is_tracked(path):
                     sizes[path] = found.st_size
         return sizes
 
@@ -78,7 +79,7 @@ class Roots:
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def find(self, image: Image) -> tuple[Root, Originals]:
-        """Raises `ArgumentError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
+        """Raises `UserError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
         key = (image.name, image.folder)
         async with self._locks[key]:
             if key not in self._known:
@@ -103,7 +104,7 @@ class Roots:
         folder = name.removeprefix("dir:")
         if folder.startswith("/"):
             if not os.path.isdir(folder):
-                raise ArgumentError(f"the image {name} is no folder on this machine")
+                raise UserError(f"the image {name} is no folder on this machine")
             return Path(folder), {}
         if name == HOST_IMAGE:
             place = made_once(self._cache / f"host-{host_image.digest()}", host_image.write_folder)
@@ -114,7 +115,7 @@ class Roots:
 
     def _history_layer(self, root: Root, base: Path, repository: Path) -> Path:
         """A layer over the image in which the repository has no later history."""
-        script = (resources.files("rollout.sandbox.image") / "shallow_history.sh").read_text(encoding="utf-8")
+        script = HISTORY.read_text(encoding="utf-8")
         times = [f"{file}{_changed(file)}" for file in (base, repository / ".git", *(repository / ".git").glob("*"))]
         name = hashlib.sha256("\n".join([script, root.folder, *sorted(times)]).encode()).hexdigest()[:16]
         make = functools.partial(self._cut_history, root, script)
@@ -131,7 +132,7 @@ class Roots:
             return root, FolderOriginals(place / "none")
 
         container = OverlayContainer(self._host, itself, _MAKING, place, keep=True)
-        async with ImageSandbox(container, Image(root.layers[-1], root.folder), {}, _MAKING) as sandbox:
+        async with ImageSandbox(container, Image(root.layers[-1], root.folder), SandboxSpec({}, _MAKING)) as sandbox:
             result = await sandbox.exec(script)
         if result.exit_code != 0:
             raise SandboxError(
@@ -142,9 +143,9 @@ class Roots:
 
 def _check(image: Image, base: Path, repository: Path) -> None:
     if any(character in str(base) for character in ":,\\\n"):
-        raise ArgumentError(f"an image's folder can't have ':', ',' or a backslash in its path, as {base} has")
+        raise UserError(f"an image's folder can't have ':', ',' or a backslash in its path, as {base} has")
     if os.path.realpath(repository) != os.path.join(os.path.realpath(base), image.folder.strip("/")):
-        raise ArgumentError(f"{image.folder} is reached by a link in the image {image.name}: name the folder itself")
+        raise UserError(f"{image.folder} is reached by a link in the image {image.name}: name the folder itself")
 
 
 def _changed(path: Path) -> int:
@@ -181,3 +182,30 @@ def _export(identity: str, place: Path) -> None:
         hosts.parent.mkdir(exist_ok=True)
         hosts.write_text("127.0.0.1 localhost\n::1 localhost\n", encoding="ascii")
     (place / "environment.json").write_text(json.dumps(docker_client.environment(identity)), encoding="utf-8")
+
+
+_MAX_BYTES = 3000  # of the names of all lower directories: a mount's options are a page
+
+
+def with_layers(root: Root, image: Image, folders: Sequence[Path]) -> Root:
+    """The root with the layers over it. Raises `UserError`."""
+    layers = find_layers(folders, image)
+    for layer in layers:
+        if any(character in str(layer.folder) for character in ":,\\\n"):
+            raise UserError(f"a layer can't have ':', ',' or a backslash in its path, as {layer.folder} has")
+        if any(_has(Path(lower), layer) for lower in root.layers):
+            raise taken(layer, image)
+    lowers = (*(str(layer.folder) for layer in layers), *root.layers)
+    if sum(len(os.fsencode(lower)) + 1 for lower in lowers) > _MAX_BYTES:
+        raise UserError(f"the paths of {len(layers)} layers and the image have more than {_MAX_BYTES} bytes")
+    return dataclasses.replace(root, layers=lowers)
+
+
+def _has(lower: Path, layer: Layer) -> bool:
+    """Whether a folder of the image's has what the layer is to add, or something else than folders above it."""
+    place = lower
+    for part in layer.own.parts[1:-1]:
+        place /= part
+        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+            return True
+    return os.path.lexists(lower / layer.own.relative_to("/"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rollout.sandbox.base import Limits
+from slime_swe.rollout.sandbox.base import Limits
 
 # Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
 READ_ONLY = (

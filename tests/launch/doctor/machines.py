@@ -9,7 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
-from launch.doctor.gpus import QUERY
+from slime_swe.launch.doctor.gpus import QUERY
 
 LEGEND = """
 Legend:

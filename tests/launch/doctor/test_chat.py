@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-
-from launch.args import EMBEDDED_SEED, checkpoint_folder
-from launch.doctor.chat import check_chat
-from launch.doctor.machine import Machine
 from tests.recipes.changes import variant
 from tests.rollout.conftest import CHATML, make_tokenizer
+
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.doctor.chat import check_chat
+from slime_swe.launch.doctor.machine import Machine
 
 TURN = '{{- "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" -}}'
 CALLS = """{{- "<|im_start|>" + message.role + "\n" + message.content -}}
@@ -61,7 +61,7 @@ def test_the_parser_must_read_what_the_template_writes(look, turn, right, wrong)
 
 def test_a_format_of_its_own_wants_a_parser(look):
     status, said = look(CHATML.replace(TURN, OWN), "hermes")["tool calls"]
-    assert status == "failure" and "add a parser" in said
+    assert status == "failure" and "add a format" in said
 
 
 def test_a_template_without_calls_can_not_be_compared(look):

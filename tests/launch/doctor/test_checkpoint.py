@@ -8,13 +8,12 @@ import shutil
 import subprocess
 
 import pytest
-
-from launch.args import EMBEDDED_SEED, checkpoint_folder
-from launch.doctor.checkpoint import INDEX, check_checkpoint
-from launch.doctor.converted import check_converted
-from launch.doctor.machine import Machine
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant
+
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.doctor.checkpoint import INDEX, check_checkpoint, check_converted
+from slime_swe.launch.doctor.machine import Machine
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launch.doctor.disk import check_model_folder, check_run_folder, existing, free_bytes, unwritable
-from launch.doctor.finding import Status
-from launch.doctor.machine import Machine
 from tests.recipes.changes import variant
+
+from slime_swe.launch.doctor.capacity import check_model_folder, check_run_folder, existing, free_bytes, unwritable
+from slime_swe.launch.doctor.finding import Status
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.engines import engine_of
+from slime_swe.recipes.registry import load_recipe
 
 ROOT = Path(__file__).parents[3]
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -33,7 +35,8 @@ def found(check, recipe):
 )
 def test_a_full_or_read_only_file_system_is_seen_by_writing(tmp_path, options, fill, said):
     """Root may write anywhere but there, so permissions alone would not tell."""
-    ask = "import pathlib, sys; from launch.doctor.disk import unwritable; print(unwritable(pathlib.Path(sys.argv[1])))"
+    ask = "import sys; from pathlib import Path; from slime_swe.launch.doctor.capacity import unwritable; "
+    ask += "print(unwritable(Path(sys.argv[1])))"
     lines = [f"mount -t tmpfs -o {options} tmpfs {tmp_path}"]
     lines += [f"head -c 1M /dev/zero > {tmp_path}/full 2>/dev/null"] if fill else []
     lines += [f"{sys.executable} -c {shlex.quote(ask)} {tmp_path}"]
@@ -70,6 +73,25 @@ def test_room_is_counted_in_checkpoints(tmp_path):
     expected = Status.FAILURE if free_bytes(tmp_path) < two + (64 << 20) else Status.WARNING
     assert finding.status == expected
     assert "two must fit" in finding.message or "not all 1000000 fit" in finding.message
+
+
+def test_checkpoints_that_stay_are_counted():
+    """One more than stay: the newest is written before the oldest goes."""
+    counts = {
+        keep: engine_of(load_recipe("tiny_cpu")).checkpoints(variant("tiny_cpu", run__keep_checkpoints=keep))
+        for keep in (0, 1, 2, 10**6)
+    }
+    total = load_recipe("tiny_cpu").run.num_rollouts
+    assert counts == {0: total, 1: 2, 2: 3, 10**6: total}
+
+
+def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
+    one = load_recipe("tiny_cpu").model.architecture.parameters * 16
+    long = free_bytes(tmp_path) // one + 100
+    kept = {"run__dir": str(tmp_path), "run__num_rollouts": long}
+    assert found(check_run_folder, variant("tiny_cpu", **kept)).status == Status.OK
+    finding = found(check_run_folder, variant("tiny_cpu", **kept, run__keep_checkpoints=0))
+    assert finding.status == Status.WARNING and "lower run.keep_checkpoints" in finding.fix
 
 
 def test_a_model_that_is_there_needs_no_more_room(tmp_path):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from launch.doctor.finding import Status
-from launch.doctor.gpus import check_gpus, parse
-from launch.doctor.machine import Machine
-from launch.doctor.nvlink import check_links
 from tests.launch.doctor import machines
 from tests.recipes.changes import variant
+
+from slime_swe.launch.doctor.finding import Status
+from slime_swe.launch.doctor.gpus import check_gpus, check_links, parse
+from slime_swe.launch.doctor.machine import Machine
 
 RECIPE = variant("qwen25_coder_7b")  # 8 x H100-80GB, mem_fraction 0.7
 
@@ -91,11 +90,11 @@ def test_the_driver_is_old_new_or_in_between(look, driver, status):
 
 
 @pytest.mark.parametrize(("used", "status"), [(700, None), (9000, "warning"), (30000, "failure")])
-def test_a_gpu_in_use_is_told_of(look, used, status):
+def test_a_gpu_in_use_is_reported(look, used, status):
     """mem_fraction 0.7 leaves 24 GiB to others."""
     found = look(machines.rows(8, "NVIDIA H100 80GB HBM3", 81559, used=used), machines.matrix(8, "NV18"))
-    told = [state for check, state in found if check == "gpus" and state != "ok"]
-    assert told == ([status] if status else [])
+    reported = [state for check, state in found if check == "gpus" and state != "ok"]
+    assert reported == ([status] if status else [])
 
 
 def test_divided_gpus_are_refused(look):

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launch.doctor.finding import Status
-from launch.doctor.limits import check_capacity, check_limits, memory_bytes
-from launch.doctor.machine import Machine
 from tests.recipes.changes import variant
+
+from slime_swe.launch.doctor.capacity import check_capacity, check_limits, memory_bytes
+from slime_swe.launch.doctor.finding import Status
+from slime_swe.launch.doctor.machine import Machine
 
 ROOT = Path(__file__).parents[3]
 ASK = """
 import sys
-from launch.doctor.limits import check_limits
-from launch.doctor.machine import Machine
-from recipes.registry import load_recipe
+from slime_swe.launch.doctor.capacity import check_limits
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.recipes.registry import load_recipe
 for finding in check_limits(load_recipe(sys.argv[1]), Machine()):
     print(finding.check, finding.status, finding.message, sep="|")
 """

@@ -9,11 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-
-from launch.doctor.finding import Status
-from launch.doctor.machine import Machine
-from launch.doctor.network import check_ports, check_ray
 from tests.recipes.changes import variant
+
+from slime_swe.launch.doctor.finding import Status
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.network import check_ports, check_ray
+
+pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray
 
 
 @contextmanager
@@ -101,8 +103,8 @@ def test_a_ray_cluster_that_is_not_there():
 def test_a_real_ray_is_seen_and_can_be_used(monkeypatch):
     """A head without GPUs: too few for the recipe, of the version that is installed here, and locked at first."""
     ray = pytest.importorskip("ray")
-    from launch.ray.node import Node
-    from launch.ray.run import wait_for_dashboard
+    from slime_swe.launch.ray.node import Node
+    from slime_swe.launch.ray.run import wait_for_dashboard
 
     node, head = Node.head("127.0.0.1", "127.0.0.1")
     with node:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import orjson
 import pytest
-
-from launch.doctor.machine import Machine
-from launch.doctor.sandbox import check_sandbox
-from launch.doctor.tasks import check_plug_ins, check_tasks
 from tests.data_sources.tasks import make_task
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant
+
+from slime_swe.data_sources.task import Image, Workspace
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.recipe import check_plug_ins, check_tasks
+from slime_swe.launch.doctor.sandbox import check_sandbox
 
 
 def statuses(findings) -> dict[str, str]:
@@ -31,6 +33,18 @@ def test_every_task_set_is_read(tmp_path):
     assert "can't read" in found[2].message
 
 
+@pytest.mark.parametrize(("sandbox", "status"), [("local", "failure"), ("docker", "ok")])
+def test_tasks_with_images_want_a_sandbox_that_takes_them(tmp_path, sandbox, status):
+    task = dataclasses.replace(make_task("one"), workspace=Workspace(image=Image("made/up:1")))
+    (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps(task.to_dict()))
+    recipe = variant("tiny_cpu", data__train=[str(tmp_path / "tasks.jsonl")], data__eval={}, rollout__sandbox=sandbox)
+    last = list(check_tasks(recipe, Machine()))[-1]
+    assert last.status == status
+    if status == "failure":
+        assert "1 of 1 tasks bring a container image, and rollout.sandbox=local takes none" in last.message
+        assert "docker" in last.fix
+
+
 def test_plug_ins_are_imported(tmp_path, monkeypatch):
     (tmp_path / "broken_plug_in.py").write_text("def reward(:\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -38,7 +52,7 @@ def test_plug_ins_are_imported(tmp_path, monkeypatch):
     recipe = variant(
         "tiny_cpu",
         reward__function="broken_plug_in.reward",
-        rollout__generate="rollout.slime_plugin.no_such",
+        rollout__generate="slime_swe.rollout.slime_plugin.no_such",
         rollout__log="no_such_module.log",
         rollout__agent="nobody",
         algorithm__group_filter="",

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 from packaging.specifiers import SpecifierSet
-
-from launch.doctor import supported
-from launch.doctor.machine import Machine
-from launch.doctor.supported import Support
-from launch.doctor.versions import check_sources, check_versions
-from launch.slime.manifest import load_manifest
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant
 
-TESTED = {name: support.tested.removeprefix("==") for name, support in supported.packages().items()}
+from slime_swe.launch.doctor import versions
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.versions import Support, check_sources, check_versions
+from slime_swe.launch.slime.checkouts import MEGATRON, SLIME
+from slime_swe.launch.slime.manifest import load_manifest
+
+TESTED = {name: support.tested.removeprefix("==") for name, support in versions.packages().items()}
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def stack(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-        for variable, inside in (("SLIME_HOME", "train.py"), ("MEGATRON_HOME", "megatron/training/training.py")):
+        for variable, inside in ((one.variable, one.mark) for one in (SLIME, MEGATRON)):
             (tmp_path / variable / inside).parent.mkdir(parents=True)
             (tmp_path / variable / inside).write_text("")
             monkeypatch.setenv(variable, str(tmp_path / variable))
@@ -90,17 +90,17 @@ def test_without_the_stack_every_part_is_missing(monkeypatch, tmp_path):
 def test_a_python_that_tells_nothing_is_a_failure(stack, monkeypatch, tmp_path):
     script(tmp_path / "bin", "python3", "echo not JSON")
     monkeypatch.setenv("PATH", before_others(tmp_path / "bin"))
-    assert "does not tell its packages" in stack()["versions"].message
+    assert "does not list its packages" in stack()["versions"].message
 
 
 def test_the_commit_of_slime_is_the_one_whose_flags_are_known():
     made_from = load_manifest().made_from
-    assert made_from["slime"].startswith(supported.commit("slime"))
-    assert supported.commit("megatron").startswith(made_from["megatron"])
+    assert made_from["slime"].startswith(SLIME.commit[:9])
+    assert MEGATRON.commit.startswith(made_from["megatron"])
 
 
 def test_the_matrix_is_well_formed():
-    for support in (supported.driver(), *supported.packages().values()):
+    for support in (versions.driver(), *versions.packages().values()):
         assert SpecifierSet(support.tested)
         lowest = support.tested.lstrip("=>")
         assert support.allows(lowest) and support.knows(lowest)

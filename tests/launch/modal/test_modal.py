@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from launch.modal.__main__ import main
-from launch.modal.forward import forwarder
-from launch.modal.settings import Served, ServedError, command, from_json
+from slime_swe import errors
+from slime_swe.errors import UserError
+from slime_swe.launch.modal import settings
+from slime_swe.launch.modal.__main__ import main
+from slime_swe.launch.modal.forward import forwarder
+from slime_swe.launch.modal.settings import Served, command, from_json
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -68,10 +76,22 @@ def test_settings_survive_the_way_into_the_container():
     assert "--revision" not in command(served) and "--revision" in command(Served("org/name", revision="abc"))
 
 
+def test_what_the_container_imports_is_what_it_is_given(tmp_path):
+    """Beside the standard library: the settings, and the errors that they raise."""
+    here = Path(settings.__file__).resolve().parent
+    shutil.copytree(here, tmp_path / "slime_swe/launch/modal")
+    shutil.copy(Path(errors.__file__).resolve(), tmp_path / "slime_swe/errors.py")
+    code = "import slime_swe.launch.modal.settings as s; print(s.command(s.Served('org/name'))[0])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.stdout == "python3\n", done.stderr
+
+
 def test_new_weights_need_a_folder_and_a_bucket():
-    with pytest.raises(ServedError, match="go together"):
+    with pytest.raises(UserError, match="go together"):
         Served("org/name", weights="/shared/weights")
-    with pytest.raises(ServedError, match="absolute path"):
+    with pytest.raises(UserError, match="absolute path"):
         Served("org/name", weights="weights", bucket="mine")
 
 

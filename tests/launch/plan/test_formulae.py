@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from launch.plan import activations, formulae, roofline, serving
-from launch.plan.formulae import Layout
-from launch.plan.gpus import GPUS
-from launch.plan.serving import Engine
-from recipes.architecture import Architecture
+from slime_swe.launch.plan import activations, formulae, roofline, serving
+from slime_swe.launch.plan.formulae import Layout
+from slime_swe.launch.plan.serving import SglangEngine
+from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.gpus import GPUS
 
 COMMON = {"rope_theta": 1e6, "rms_eps": 1e-6, "max_context": 32768, "head_dim": 128}
 QWEN2 = {"family": "qwen2", "qkv_bias": True, "qk_norm": False, **COMMON}
@@ -229,7 +229,7 @@ def test_a_pipeline_keeps_as_much_as_one_stage_would(pair):
 @few
 @given(architectures(), SIZES)
 def test_engine_gpus_hold_each_token_at_least_once(model, gpus):
-    alone, together = Engine(1), Engine(gpus)
+    alone, together = SglangEngine(1), SglangEngine(gpus)
     each = serving.kv_bytes_per_gpu(model, together)
     assert each <= serving.kv_bytes_per_gpu(model, alone) == serving.kv_bytes(model)
     assert each * gpus >= serving.kv_bytes(model)
@@ -240,7 +240,7 @@ def test_engine_gpus_hold_each_token_at_least_once(model, gpus):
 @few
 @given(architectures(), SIZES)
 def test_attention_by_data_keeps_no_copies_of_the_cache(model, gpus):
-    by_tensor, by_data, pool = Engine(gpus), Engine(gpus, dp_attention=True), 2.0**34
+    by_tensor, by_data, pool = SglangEngine(gpus), SglangEngine(gpus, dp_attention=True), 2.0**34
     assert serving.capacity(model, by_data, pool) >= serving.capacity(model, by_tensor, pool)
     assert serving.weight_bytes(model, by_data) >= serving.weight_bytes(model, by_tensor)
 
@@ -248,7 +248,7 @@ def test_attention_by_data_keeps_no_copies_of_the_cache(model, gpus):
 @few
 @given(architectures(), SIZES)
 def test_served_weights_add_up(model, gpus):
-    assert serving.weight_bytes(model, Engine(gpus)) * gpus == pytest.approx(2 * model.parameters)
+    assert serving.weight_bytes(model, SglangEngine(gpus)) * gpus == pytest.approx(2 * model.parameters)
 
 
 @few
@@ -256,7 +256,7 @@ def test_served_weights_add_up(model, gpus):
 def test_decoding_is_slower_with_more_to_read(model, gpus, batch, context):
     def step(batch, context):
         return serving.decode_seconds(
-            model, Engine(gpus), batch, context, bandwidth=2e12, flops=4e14, layer_latency=6e-5
+            model, SglangEngine(gpus), batch, context, bandwidth=2e12, flops=4e14, layer_latency=6e-5
         )
 
     assert step(batch, context) <= step(batch, 2 * context)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch.cli import run
+from slime_swe.launch.cli import run
 
 
 def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
@@ -14,7 +14,7 @@ def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
     text = capsys.readouterr().out
     assert "it is legal and fits" in text
     assert max(map(len, text.splitlines())) <= 100
-    for name in ("optimizer states", "KV cache", "logits", "sandboxes", "binds"):
+    for name in ("optimizer states", "KV cache", "logits", "sandboxes", "bottleneck"):
         assert name in text
 
 
@@ -24,6 +24,13 @@ def test_a_plan_that_does_not_exits_with_1_and_says_what_would(capsys):
     text = capsys.readouterr().out
     assert "set optimizer.cpu_offload=true" in " ".join(text.split())
     assert "\n  optimizer.cpu_offload=true   # a step in " in text
+
+
+def test_what_nothing_cures_is_said_with_the_nearest_changes(capsys):
+    assert run(["plan", "recipe=qwen25_coder_32b", "cluster.memory_per_node=128", "parallel.tp=4"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "that was tried makes it run." in text
+    assert "Nearest to it are the changes below; they leave cluster.memory_per_node=128 is too little" in text
 
 
 def test_an_illegal_layout_is_shown_without_numbers(capsys):

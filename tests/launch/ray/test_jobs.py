@@ -11,20 +11,20 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launch.config import resolve
-from launch.ray.dashboard import ray_version
-from launch.ray.errors import ClusterError
-from launch.ray.node import Node
-from launch.ray.processes import MARK, lives, running_ray
-from launch.ray.run import run_job, wait_for_dashboard
-from launch.slime.job import Job
 from tests.launch.waiting import wait_for
+
+from slime_swe.errors import UserError
+from slime_swe.launch.config import resolve
+from slime_swe.launch.ray.dashboard import ray_version
+from slime_swe.launch.ray.node import Node
+from slime_swe.launch.ray.processes import MARK, lives, running_ray
+from slime_swe.launch.ray.run import run_job, wait_for_dashboard
+from slime_swe.launch.slime.job import Job
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 300.0  # seconds, on a busy machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 # A job that leaves its session, and says when it is ready.
 LASTING = """
@@ -40,9 +40,9 @@ except KeyboardInterrupt:
 LAUNCHER = """
 import dataclasses, sys
 from pathlib import Path
-from launch.config import resolve
-from launch.ray.run import run_job
-from launch.slime.job import Job
+from slime_swe.launch.config import resolve
+from slime_swe.launch.ray.run import run_job
+from slime_swe.launch.slime.job import Job
 code, folder, address = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 recipe = resolve("tiny_cpu", [])
 recipe = dataclasses.replace(recipe, cluster=dataclasses.replace(recipe.cluster, ray_address=address))
@@ -58,7 +58,7 @@ def start(folder: Path, address: str = "") -> subprocess.Popen[str]:
     """A launcher of `LASTING`, ready to be interrupted."""
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, LASTING, str(folder), address],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     said = []
     for line in process.stderr:
@@ -80,6 +80,7 @@ def marked() -> list[int]:
     return found
 
 
+@pytest.mark.matrix("ends of a Ray job")
 def test_sigterm_ends_the_job_and_everything_started_for_it(tmp_path):
     if running_ray():
         pytest.skip("another Ray runs on this machine")
@@ -146,13 +147,13 @@ def test_a_failed_job_s_exit_code_is_passed_on(there, tmp_path):
 
 
 def test_more_gpus_than_the_cluster_has_are_refused_before_anything_is_written(there, tmp_path):
-    with pytest.raises(ClusterError, match=r"asks for 8 GPUs .* has 0 on 1 nodes"):
+    with pytest.raises(UserError, match=r"asks for 8 GPUs .* has 0 on 1 nodes"):
         run_job(job_of(tmp_path, ""), on(there, gpus_per_node=8), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ray_that_was_there_is_neither_doubled_nor_ended(there, tmp_path):
-    with pytest.raises(ClusterError, match=r"Ray runs on this machine already .*cluster.ray_address=http://host:port"):
+    with pytest.raises(UserError, match=r"Ray runs on this machine already .*cluster.ray_address=http://host:port"):
         run_job(job_of(tmp_path, ""), on(""), tmp_path)
     assert ray_version(there)
 

@@ -8,9 +8,9 @@ import sys
 import uuid
 
 import pytest
-
-from launch.ray.processes import MARK, lives, owned, running_ray, stop_owned
 from tests.launch.waiting import wait_for
+
+from slime_swe.launch.ray.processes import MARK, lives, owned, running_ray, stop_owned
 
 DAEMON = """
 import os, signal, sys, time
@@ -19,6 +19,8 @@ if os.fork() == 0:
     os.setsid()
     time.sleep(1000)
 """
+
+pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_an_ended_process_that_nobody_waited_for_lives_no_more():
     process.wait()
 
 
-def test_a_running_ray_is_told_with_its_address(mark):
+def test_a_running_ray_is_said_with_its_address(mark):
     if running_ray():
         pytest.skip("a Ray runs on this machine")
     sleeper = 'exec -a /somewhere/raylet "$0" -c "import time; time.sleep(1000)" --gcs-address=10.0.0.1:6379'

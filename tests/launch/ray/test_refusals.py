@@ -12,16 +12,16 @@ import threading
 
 import pytest
 
-from launch.config import resolve
-from launch.ray.dashboard import reaching
-from launch.ray.errors import ClusterError, require_ray
-from launch.ray.jobs import Outcome, entrypoint
-from launch.ray.node import address_towards, free_ports
-from launch.ray.run import run_job
-from launch.ray.signals import heeding
-from launch.ray.slurm import Place, engine_of
-from launch.slime.job import Job
-from recipes.base import RecipeError
+from slime_swe.errors import UserError
+from slime_swe.launch.config import resolve
+from slime_swe.launch.extras import CLUSTER, require
+from slime_swe.launch.ray.dashboard import reaching
+from slime_swe.launch.ray.jobs import Outcome, entrypoint
+from slime_swe.launch.ray.node import address_towards, free_ports
+from slime_swe.launch.ray.processes import interrupting
+from slime_swe.launch.ray.run import run_job
+from slime_swe.launch.ray.slurm import Place, recipe_of
+from slime_swe.launch.slime.job import Job
 
 
 @pytest.fixture
@@ -35,22 +35,22 @@ def on(**cluster):
 
 
 def test_more_nodes_than_this_machine_need_a_cluster(job, tmp_path):
-    with pytest.raises(ClusterError, match=r"cluster.nodes=2, but without cluster.ray_address .*train.sbatch"):
+    with pytest.raises(UserError, match=r"cluster.nodes=2, but without cluster.ray_address .*train.sbatch"):
         run_job(job, on(nodes=2), tmp_path)
 
 
 def test_an_address_where_no_ray_answers_is_named(job, tmp_path):
     (port,) = free_ports(1)
-    with pytest.raises(ClusterError, match=f"cluster.ray_address=http://127.0.0.1:{port}/: no Ray dashboard answers"):
+    with pytest.raises(UserError, match=f"cluster.ray_address=http://127.0.0.1:{port}/: no Ray dashboard answers"):
         run_job(job, on(ray_address=f"http://127.0.0.1:{port}/"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_ray_names_the_extra():
-    code = "import sys; sys.modules['ray'] = None; from launch.ray.errors import require_ray; require_ray()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "slime-swe[cluster]" in result.stderr
-    require_ray()
+def test_a_missing_ray_names_the_extra(monkeypatch):
+    require(*CLUSTER, extra="cluster")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"ray is not installed: pip install 'slime-swe\[cluster\]'"):
+        require(*CLUSTER, extra="cluster")
 
 
 def test_free_ports_are_free_and_different():
@@ -78,14 +78,14 @@ def test_the_command_is_one_process_in_its_folder(tmp_path):
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 def test_every_ending_signal_is_a_keyboard_interrupt_and_only_inside(number):
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), heeding():
+    with pytest.raises(KeyboardInterrupt), interrupting():
         signal.raise_signal(number)
     assert signal.getsignal(number) == before
 
 
 def test_another_thread_leaves_the_handlers_alone():
     def inside() -> None:
-        with heeding():
+        with interrupting():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen: list = []
@@ -121,9 +121,9 @@ def test_a_slurm_task_knows_its_place():
 
 def test_the_engine_is_that_of_the_recipe_or_of_the_run_to_go_on_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert engine_of(["train", "run.seed=1"]) == "embedded"
-    assert engine_of(["train", "recipe=qwen25_coder_7b", "~data.eval.unseen"]) == "slime"
-    with pytest.raises(RecipeError, match=r"can't read recipe runs/a/recipe.yaml"):
-        engine_of(["train", "run.name=a", "--resume"])
-    with pytest.raises(RecipeError, match="nothing_like_it"):
-        engine_of(["train", "recipe=nothing_like_it"])
+    assert recipe_of(["train", "run.seed=1"]).engine == "embedded"
+    assert recipe_of(["train", "recipe=qwen25_coder_7b", "~data.eval.unseen"]).engine == "slime"
+    with pytest.raises(UserError, match=r"can't read recipe runs/a/recipe.yaml"):
+        recipe_of(["train", "run.name=a", "--resume"])
+    with pytest.raises(UserError, match="nothing_like_it"):
+        recipe_of(["train", "recipe=nothing_like_it"])

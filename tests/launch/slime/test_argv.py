@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launch.slime.argv import words
-from launch.slime.manifest import FlagError
+from slime_swe.errors import UserError
+from slime_swe.launch.slime.manifest import to_argv
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from launch.slime.manifest import FlagError
     ],
 )
 def test_each_kind_of_flag(attributes, said):
-    assert list(words(attributes)) == said
+    assert list(to_argv(attributes)) == said
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_each_kind_of_flag(attributes, said):
     ],
 )
 def test_what_no_flag_says_is_refused(attributes, said):
-    with pytest.raises(FlagError, match=said):
-        words(attributes)
+    with pytest.raises(UserError, match=said):
+        to_argv(attributes)

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from launch.slime.manifest import FlagError, load_manifest, split
+from slime_swe.errors import UserError
+from slime_swe.launch.slime.manifest import load_manifest, split
 
 MANIFEST = load_manifest()
 
@@ -49,7 +50,7 @@ def test_flags_that_slime_dropped_are_not_in_it(gone):
     ],
 )
 def test_a_wrong_command_line_is_refused(words, said):
-    with pytest.raises(FlagError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(said)):
         MANIFEST.check(words)
 
 

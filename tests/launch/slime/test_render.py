@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from launch.keys import flatten
-from launch.slime.environment import Homes
-from launch.slime.manifest import load_manifest, split
-from launch.slime.render import render
-from recipes.base import RecipeError
-from recipes.checks import violations
-from recipes.registry import RECIPES, load_recipe
 from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed, variant
 
-HOMES = Homes(Path("/slime"), Path("/megatron"))
+from slime_swe.errors import UserError
+from slime_swe.launch.engines import require_legal, violations
+from slime_swe.launch.overrides import flatten
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.render import render
+from slime_swe.recipes.registry import RECIPES, load_recipe
+
+CHECKOUTS = Checkouts(Path("/slime"), Path("/megatron"))
 FOLDER = Path("/runs/a")
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 FIRST = "qwen25_coder_7b"
@@ -32,7 +32,7 @@ READ_ELSEWHERE = {
 
 
 def job_of(recipe, **options):
-    return render(recipe, FOLDER, homes=HOMES, **options)
+    return render(recipe, FOLDER, checkouts=CHECKOUTS, **options)
 
 
 def flags_of(recipe, **options):
@@ -64,7 +64,7 @@ def test_every_field_of_the_recipe_reaches_the_job_or_is_named_here(name):
 
 def test_places_are_absolute_and_lie_in_the_run_s_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = render(load_recipe(FIRST), Path("runs/a"), homes=HOMES)
+    job = render(load_recipe(FIRST), Path("runs/a"), checkouts=CHECKOUTS)
     assert job.directory == tmp_path / "runs/a"
     assert all(job.directory in path.parents for path in (*job.files, *job.prompts))
     said = dict(split(job.argv[2:]))
@@ -90,12 +90,12 @@ def test_what_slime_has_no_flag_for_is_in_the_settings_file():
 
 
 def test_evaluation_sets_are_files_of_prompts():
-    recipe = variant(FIRST, data__eval={"held/out": "embedded:heldout", "own": "tasks.jsonl"})
+    recipe = variant(FIRST, data__eval={"held/out": "synthetic:heldout", "own": "tasks.jsonl"})
     job = job_of(recipe)
     content = yaml.safe_load(job.files[FOLDER / "slime" / "evaluation.yaml"])["eval"]
     assert content["defaults"] == {"input_key": "input", "metadata_key": "metadata"}
     assert {entry["name"]: job.prompts[Path(entry["path"])] for entry in content["datasets"]} == {
-        "held/out": "embedded:heldout",
+        "held/out": "synthetic:heldout",
         "own": str(Path.cwd() / "tasks.jsonl"),
     }
 
@@ -121,7 +121,7 @@ CHOICES = [
     ({"algorithm__reduction": "token"}, {"--calculate-per-token-loss": []}),
     (
         {"algorithm__reduction": "constant"},
-        {"--custom-pg-loss-reducer-function-path": ["launch.slime.slime_plugin.constant_reduction"]},
+        {"--custom-pg-loss-reducer-function-path": ["slime_swe.launch.slime.slime_plugin.constant_reduction"]},
     ),
     ({"algorithm__clip_high": 0.28}, {"--eps-clip": ["0.2"], "--eps-clip-high": ["0.28"]}),
     ({"algorithm__tis": True, "algorithm__tis_clip_low": 0.5}, {"--use-tis": [], "--tis-clip-low": ["0.5"]}),
@@ -137,7 +137,7 @@ CHOICES = [
         {
             "--kl-coef": ["0.01"],
             "--kl-loss-coef": ["0.0"],
-            "--custom-advantage-function-path": ["launch.slime.slime_plugin.advantages_less_kl"],
+            "--custom-advantage-function-path": ["slime_swe.launch.slime.slime_plugin.advantages_less_kl"],
         },
     ),
     ({"parallel__recompute": "selective"}, {"--recompute-granularity": ["selective"]}),
@@ -211,8 +211,8 @@ def test_schedules(changes, script, function):
     ],
 )
 def test_what_slime_would_do_otherwise_is_refused(changes):
-    with pytest.raises(RecipeError):
-        variant(FIRST, **changes).validate()
+    with pytest.raises(UserError):
+        require_legal(variant(FIRST, **changes))
 
 
 def test_environment():
@@ -224,9 +224,9 @@ def test_environment():
     assert job_of(variant(FIRST, cluster__gpu="A100-80GB")).environment["NCCL_NVLS_ENABLE"] == "0"
 
 
-def test_homes_are_those_of_the_image_unless_told(tmp_path):
-    assert Homes.find({}) == Homes(Path("/root/slime"), Path("/root/Megatron-LM"))
-    homes = Homes.find({"SLIME_HOME": str(tmp_path), "MEGATRON_HOME": "/m"})
-    assert homes == Homes(tmp_path, Path("/m"))
-    with pytest.raises(RecipeError, match="SLIME_HOME"):
-        homes.require()
+def test_checkouts_are_those_of_the_image_by_default(tmp_path):
+    assert Checkouts.find({}) == Checkouts(Path("/root/slime"), Path("/root/Megatron-LM"))
+    checkouts = Checkouts.find({"SLIME_HOME": str(tmp_path), "MEGATRON_HOME": "/m"})
+    assert checkouts == Checkouts(tmp_path, Path("/m"))
+    with pytest.raises(UserError, match="SLIME_HOME"):
+        checkouts.require()

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launch.slime.environment import Homes
-from launch.slime.render import render
-from launch.slime.show import document, readable, script
 from tests.recipes.changes import variant
+
+from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.show import document, readable, script
 
 AWKWARD = """it's "quoted" $HOME `id` \\ *
 -- a second line, ünïcode: {x}"""
@@ -25,8 +25,8 @@ if sys.argv[1] == "-m":
     sys.argv, module = sys.argv[2:], sys.argv[2]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 else:
-    told = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}}
-    open({out!r}, "w").write(json.dumps(told))
+    reported = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}}
+    open({out!r}, "w").write(json.dumps(reported))
 """
 
 
@@ -36,26 +36,26 @@ def job(tmp_path):
         "qwen25_coder_7b",
         rollout__system_prompt=AWKWARD,
         rollout__agent="my.agent",
-        data__eval={"heldout": "embedded:heldout"},
+        data__eval={"heldout": "synthetic:heldout"},
         run__wandb_project="it's a 'project' $X",
     )
-    job = render(recipe, tmp_path / "a run's folder", homes=Homes(Path("/slime"), Path("/megatron")))
+    job = render(recipe, tmp_path / "a run's folder", checkouts=Checkouts(Path("/slime"), Path("/megatron")))
     return dataclasses.replace(job, program=("python3", job.program[1]))
 
 
 @pytest.mark.slow
 def test_the_script_gives_every_word_as_it_is(job, tmp_path):
-    out, tools = tmp_path / "told.json", tmp_path / "bin"
+    out, tools = tmp_path / "reported.json", tmp_path / "bin"
     tools.mkdir()
     (tools / "python3").write_text(TELL.format(python=sys.executable, out=str(out)))
     (tools / "python3").chmod(0o755)
     path = tmp_path / "run.sh"
     path.write_text(script(job))
     subprocess.run(["bash", str(path)], check=True, env={"PATH": f"{tools}:{os.environ['PATH']}"})
-    told = json.loads(out.read_text())
-    assert told["argv"] == job.argv[1:]
-    assert told["cwd"] == str(job.directory)
-    assert dict(job.environment).items() <= told["env"].items()
+    reported = json.loads(out.read_text())
+    assert reported["argv"] == job.argv[1:]
+    assert reported["cwd"] == str(job.directory)
+    assert dict(job.environment).items() <= reported["env"].items()
     assert all(path.read_text() == content for path, content in job.files.items())
     lines = [json.loads(line) for line in next(iter(job.prompts)).read_text().splitlines()]
     assert len(lines) > 50 and all(line["metadata"]["task"]["statement"] == line["input"] for line in lines)
@@ -72,13 +72,13 @@ def test_written_files_are_those_of_the_script(job):
 def test_people_see_groups(job):
     shown = readable(job)
     assert shown.startswith("python3 /slime/train.py")
-    for part in ("\nmodel\n  --num-layers 28\n", "\nenvironment\n", "\nfiles\n", "the tasks of embedded:heldout"):
+    for part in ("\nmodel\n  --num-layers 28\n", "\nenvironment\n", "\nfiles\n", "the tasks of synthetic:heldout"):
         assert part in shown
     assert f"in {job.directory}" in shown
 
 
 def test_the_document_is_plain_and_whole(job):
-    told = json.loads(json.dumps(document(job)))
-    assert told["argv"] == job.argv
-    assert [word for words in told["flags"].values() for word in words] == job.argv[2:]
-    assert told["made_from"]["slime"]
+    reported = json.loads(json.dumps(document(job)))
+    assert reported["argv"] == job.argv
+    assert [word for words in reported["flags"].values() for word in words] == job.argv[2:]
+    assert reported["made_from"]["slime"]

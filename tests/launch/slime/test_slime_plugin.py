@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import torch
 
-from launch.slime.slime_plugin import advantages_less_kl, constant_reduction
+from slime_swe.launch.slime.slime_plugin import advantages_less_kl, constant_reduction
 
 
 def test_the_penalty_is_taken_off_each_token():

@@ -1,4 +1,4 @@
-"""The batch scripts' words and presets, without a cluster."""
+"""The batch scripts' arguments and presets, without a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.registry import load_recipe
+from slime_swe.recipes.registry import load_recipe
 
 SLURM = Path(__file__).parents[3] / "launch" / "slurm"
 
@@ -21,8 +21,8 @@ def bash(command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-def words(folder: Path, given: str, **env: str) -> str:
-    result = bash(f'choose_words {given}; echo "${{words[*]}}"', folder, SLURM_JOB_ID="7", **env)
+def arguments(folder: Path, given: str, **env: str) -> str:
+    result = bash(f'choose_arguments {given}; echo "${{arguments[*]}}"', folder, SLURM_JOB_ID="7", **env)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -36,7 +36,7 @@ def test_a_preset_asks_slurm_for_what_its_recipe_wants(preset):
     assert f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" in text
 
 
-def test_all_scripts_are_told_of_preemption_and_requeued_the_same():
+def test_all_scripts_hear_of_preemption_and_are_requeued_the_same():
     def common(path: Path) -> list[str]:
         lines = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
         return [line for line in lines if not re.search("--(job-name|nodes)=", line)]
@@ -47,18 +47,18 @@ def test_all_scripts_are_told_of_preemption_and_requeued_the_same():
 
 
 def test_a_run_is_named_after_its_job_unless_it_has_a_name(tmp_path):
-    assert words(tmp_path, "recipe=a 'data.train=[b c]'") == "train recipe=a data.train=[b c] run.name=slurm-7"
-    assert words(tmp_path, "recipe=a run.name=mine") == "train recipe=a run.name=mine run.name=mine"
+    assert arguments(tmp_path, "recipe=a 'data.train=[b c]'") == "train recipe=a data.train=[b c] run.name=slurm-7"
+    assert arguments(tmp_path, "recipe=a run.name=mine") == "train recipe=a run.name=mine run.name=mine"
 
 
 def test_a_restarted_job_goes_on_with_its_run_if_there_is_one(tmp_path):
-    assert words(tmp_path, "recipe=a", SLURM_RESTART_COUNT="1") == "train recipe=a run.name=slurm-7"
+    assert arguments(tmp_path, "recipe=a", SLURM_RESTART_COUNT="1") == "train recipe=a run.name=slurm-7"
     folder = tmp_path / "elsewhere" / "slurm-7"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").touch()
     given = f"recipe=a run.dir={tmp_path}/elsewhere"
-    assert words(tmp_path, given).endswith("run.name=slurm-7")
-    assert words(tmp_path, given, SLURM_RESTART_COUNT="1").endswith("run.name=slurm-7 --resume")
+    assert arguments(tmp_path, given).endswith("run.name=slurm-7")
+    assert arguments(tmp_path, given, SLURM_RESTART_COUNT="1").endswith("run.name=slurm-7 --resume")
 
 
 def test_every_cache_lies_in_one_folder(tmp_path):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import orjson
 import pytest
-
-from data_sources.registry import load_tasks
 from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
 from tests.launch.waiting import wait_for
+
+from slime_swe.data_sources.registry import load_tasks
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 500.0  # seconds for a job, on a busy machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def small(tmp_path_factory) -> list[str]:
     """Words that make `tiny_cpu` a run of a few seconds."""
     folder = tmp_path_factory.mktemp("tasks")
     for split in ("train", "heldout"):
-        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"embedded:{split}")[:2]]
+        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"synthetic:{split}")[:2]]
         (folder / f"{split}.jsonl").write_bytes(b"\n".join(lines))
     return [
-        "recipe=tiny_cpu", "rollout.batch_size=2", "rollout.samples_per_task=2", f"data.train=[{folder}/train.jsonl]",
-        f"data.eval.heldout={folder}/heldout.jsonl", "~data.eval.unseen",
+        "--ignore-integrity", "recipe=tiny_cpu", "rollout.batch_size=2", "rollout.samples_per_task=2",
+        f"data.train=[{folder}/train.jsonl]", f"data.eval.heldout={folder}/heldout.jsonl", "~data.eval.unseen",
     ]  # fmt: skip
 
 
@@ -69,8 +69,12 @@ def test_the_ray_cluster_spans_both_nodes_and_the_run_finishes(cluster, small, t
     assert steps_of(tmp_path / "runs" / "two") == [0, 1]
     assert json.loads((tmp_path / "runs" / "two" / "summary.json").read_text())["num_rollouts"] == 2
     assert cluster.job(job)["Restarts"] == "0"
+    said = log.read_text()
+    assert "CANCELLED" not in said and "exit code" not in said, "the log of a job that completed ends like one"
+    assert not list(ROOT.glob("core*"))
 
 
+@pytest.mark.matrix("runs on a cluster")
 def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, small, tmp_path):
     job = submit(cluster, tmp_path, *small, "run.num_rollouts=4")
     log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"

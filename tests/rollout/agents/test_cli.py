@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 
 import pytest
 
-from data_sources.arguments import ArgumentError
-from rollout.agents import cli, layer
-from rollout.agents.base import AgentError
-from rollout.agents.cli import Command, Ended, Launch, python_command, shell_command, stop_reason
-from rollout.agents.layer import layer_of
-from rollout.episode import StopReason
-from rollout.proxy.conversation import Message, Request
-from rollout.resources import AGENTS
+from slime_swe.errors import UserError
+from slime_swe.rollout.agents import cli, layer
+from slime_swe.rollout.agents.base import AGENTS, AgentError, agent_class
+from slime_swe.rollout.agents.cli import Command, Ended, Launch, python_command, shell_command
+from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.proxy.conversation import Message, Request
 
-SPECS = {name: importlib.import_module(f"rollout.agents.{name}").SPEC for name in AGENTS if name != "native"}
+PROGRAMS = {name: made for name in AGENTS if (made := agent_class(name)).is_program}
 LAUNCH = Launch("Fix it.", "http://127.0.0.1:1/s/x", "key", "policy", 9, 512, 32768, ("calc.py",), "python3 t.py")
 BASH = {"PATH": "/usr/bin:/bin"}
 
@@ -36,21 +34,21 @@ def test_files_and_variables_reach_the_command_as_they_are(tmp_path):
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_is_not_there_is_the_agents_failure(name, tmp_path):
-    spec = SPECS[name]
-    ended = run(shell_command(spec.start(LAUNCH)), tmp_path)
+    program = PROGRAMS[name]
+    ended = run(shell_command(program.start(LAUNCH)), tmp_path)
     with pytest.raises(AgentError, match=name):
-        stop_reason(spec, Ended(ended.returncode, ended.stdout + ended.stderr, calls=0))
+        program.stop_reason(Ended(ended.returncode, ended.stdout + ended.stderr, calls=0))
 
 
-def test_an_image_without_the_right_python_is_told(tmp_path, monkeypatch):
+def test_an_image_without_the_right_python_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "python_version", lambda: "3.99")
     ended = run(python_command("mini_swe_agent", ""), tmp_path)
     assert ended.returncode == cli.MISSING
     assert "mini_swe_agent is installed for Python 3.99" in ended.stderr
     with pytest.raises(AgentError, match=r"could not be started.*Python 3\.99"):
-        stop_reason(SPECS["mini_swe_agent"], Ended(ended.returncode, ended.stderr, calls=0))
+        PROGRAMS["mini_swe_agent"].stop_reason(Ended(ended.returncode, ended.stderr, calls=0))
 
 
 MINI, QWEN, CLAUDE, AIDER = "mini_swe_agent", "qwen_code", "claude_code", "aider"
@@ -74,14 +72,14 @@ MINI, QWEN, CLAUDE, AIDER = "mini_swe_agent", "qwen_code", "claude_code", "aider
     ],
 )
 def test_an_end_after_model_calls_is_the_agents_own(name, code, output, reason):
-    assert stop_reason(SPECS[name], Ended(code, output, calls=3)) is reason
+    assert PROGRAMS[name].stop_reason(Ended(code, output, calls=3)) is reason
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_an_end_without_a_model_call_is_infrastructure(name):
     """Some return 0 when they could not reach their model."""
     with pytest.raises(AgentError, match=r"without a model call \(exit code 0\): no route"):
-        stop_reason(SPECS[name], Ended(0, "no route", calls=0))
+        PROGRAMS[name].stop_reason(Ended(0, "no route", calls=0))
     assert StopReason.AGENT_ERROR.is_infrastructure
     assert not StopReason.GAVE_UP.is_infrastructure
 
@@ -90,36 +88,28 @@ def test_a_commit_message_of_aiders_is_no_work_on_the_task():
     system = "You are an expert software engineer that generates concise, one-line Git commit messages based on diffs."
     commit = Request("m", (Message("system", system), Message("user", "diff")))
     work = Request("m", (Message("system", "Act as an expert software developer."), Message("user", "Fix it.")))
-    assert [SPECS["aider"].side_call(request) for request in (commit, work)] == [True, False]
+    assert [PROGRAMS["aider"].side_call(request) for request in (commit, work)] == [True, False]
 
 
-def test_an_installer_that_fails_is_told_with_its_last_lines(tmp_path):
+def test_an_installer_that_fails_is_said_with_its_last_lines(tmp_path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed here")
-    with pytest.raises(ArgumentError, match=r"npm failed \(exit code \d+\): npm install(.|\n)*ENOENT"):
+    with pytest.raises(UserError, match=r"npm failed \(exit code \d+\): npm install(.|\n)*ENOENT"):
         layer.npm_install(f"file:{tmp_path}/nothing", tmp_path)
 
 
 def test_a_half_installed_agent_is_not_taken_for_a_whole_one(tmp_path):
-    class Broken:
-        name, version = "codex", "0"
-        failing = True
+    network = [False, True]
 
-        @property
-        def install(self):
-            return self._install
+    def install(folder):
+        (folder / "part").write_text("")
+        if not network.pop(0):
+            raise UserError("no network")
+        (folder / "whole").write_text("")
 
-        def _install(self, folder):
-            (folder / "part").write_text("")
-            if self.failing:
-                raise ArgumentError("no network")
-            (folder / "whole").write_text("")
-
-    agent = Broken()
-    with pytest.raises(ArgumentError, match="no network"):
-        layer_of(agent, tmp_path)
-    agent.failing = False
-    place = layer_of(agent, tmp_path)
+    with pytest.raises(UserError, match="no network"):
+        layer_of("codex", "0", install, tmp_path)
+    place = layer_of("codex", "0", install, tmp_path)
     assert sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()) == [
         "opt/agents/codex/part",
         "opt/agents/codex/whole",

@@ -12,34 +12,37 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.rollout.agents.tiny_agent import TinyAgent
+from tests.rollout.support import END, PARAMS, make_args
 
-from data_sources.arguments import ArgumentError
-from launch.agents.engine import Sampled, scripted_engine
-from launch.agents.scripts import END, SCRIPTS, call, script_of
-from launch.agents.task import bundled_task
-from rollout.agents import cli_agent
-from rollout.agents.cli_agent import CliAgent
-from rollout.episode import Episode, StopReason
-from rollout.patch import apply_patch
-from rollout.resources import agent_opener
-from rollout.runner import run_episode
-from rollout.sampling import Sampling
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.pool import SandboxPool
-from rollout.settings import RolloutSettings
-from tests.rollout.conftest import serve
-from tests.rollout.support import PARAMS, make_args
+from slime_swe.errors import UserError
+from slime_swe.patches import apply_patch
+from slime_swe.rollout.agents import cli
+from slime_swe.rollout.agents.base import agent_class
+from slime_swe.rollout.agents.cli import CliAgent
+from slime_swe.rollout.agents.toy_task import tool_call, toy_task
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine, serve
+from slime_swe.rollout.settings import RolloutSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of each agent installs it
 
+MATRIX = pytest.mark.matrix("agents")
+TINY = f"{TinyAgent.__module__}.{TinyAgent.__qualname__}"
 NO_EDIT = "calc.py\n```python\n<<<<<<< SEARCH\n    return nothing\n=======\n    return a + b\n>>>>>>> REPLACE\n```\n"
 IDLE = {
-    "mini_swe_agent": call("bash", command="ls"),
-    "qwen_code": call("read_file", file_path="/testbed/calc.py"),
+    TINY: tool_call("sh", command="ls"),
+    "mini_swe_agent": tool_call("bash", command="ls"),
+    "qwen_code": tool_call("read_file", file_path="/testbed/calc.py"),
     "aider": NO_EDIT,
-    "claude_code": call("Bash", command="ls"),
-    "codex": call("exec_command", cmd="ls"),
+    "claude_code": tool_call("Bash", command="ls"),
+    "codex": tool_call("exec_command", cmd="ls"),
 }
+REAL_AND_TINY = [TINY, *(pytest.param(name, marks=MATRIX) for name in IDLE if name != TINY)]
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
     async with SandboxPool("overlay", concurrency=4) as made:
         try:
             await made._backend.start()
-        except (ArgumentError, SandboxError) as error:
+        except (UserError, SandboxError) as error:
             pytest.skip(f"overlay sandboxes do not work here: {error}")
         yield made
 
@@ -64,11 +67,11 @@ def opened(checkpoint: str, tmp_path: Path, pool: SandboxPool) -> Callable[..., 
         chosen = {"swe_max_turns": 8, "rollout_max_context_len": 400_000, "swe_time_budget": 300, **changes}
         args = make_args(checkpoint, url, tmp_path, swe_agent=name, swe_system_prompt="", **chosen)
         settings = RolloutSettings.from_args(args)
-        async with agent_opener(name)(settings) as agent:
+        async with agent_class(name).open(settings) as agent:
             sampling = Sampling({**PARAMS, "max_new_tokens": 2000})
 
             async def play() -> Episode:
-                return await run_episode(agent, bundled_task(), pool, sampling, time_budget=settings.time_budget)
+                return await run_episode(agent, toy_task(), pool, sampling, time_budget=settings.time_budget)
 
             yield agent, play
 
@@ -86,53 +89,60 @@ def trained(episodes: list[Episode]) -> Iterator[Sampled]:
             start = end
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", REAL_AND_TINY)
 async def test_agents_at_once_have_workspaces_and_records_of_their_own(name, opened, tokenizer):
-    files = bundled_task().workspace.files
-    async with scripted_engine(tokenizer, script_of(name)) as engine, opened(name, engine.url) as (_, play):
+    files = toy_task().workspace.files
+    async with (
+        scripted_engine(tokenizer, by_content(*(turn + END for turn in agent_class(name).check_script))) as engine,
+        opened(name, engine.url) as (_, play),
+    ):
         episodes = await asyncio.gather(play(), play())
         for episode in episodes:
             assert episode.stop_reason is StopReason.SUBMITTED, episode.detail
             mended = apply_patch(files, episode.patch)
             assert mended.keys() == files.keys()  # nothing of the agent's own
             assert [path for path in files if mended[path] != files[path].encode()] == ["calc.py"]
-        given = sorted(engine.log, key=lambda one: one.log_probs)
+        given = sorted(engine.sampled, key=lambda one: one.log_probs)
         assert sorted(trained(episodes), key=lambda one: one.log_probs) == given
 
 
-@pytest.mark.parametrize("name", IDLE)
+@pytest.mark.parametrize("name", REAL_AND_TINY)
 async def test_an_agent_has_its_model_calls_and_no_more(name, opened, tokenizer):
     async with (
-        scripted_engine(tokenizer, [IDLE[name] + END]) as engine,
+        scripted_engine(tokenizer, by_content(IDLE[name] + END)) as engine,
         opened(name, engine.url, swe_max_turns=2) as (_, play),
     ):
         episode = await play()
-        assert (episode.stop_reason, len(engine.log)) == (StopReason.MAX_TURNS, 2), episode.detail
+        assert (episode.stop_reason, len(engine.sampled)) == (StopReason.MAX_TURNS, 2), episode.detail
 
 
-@pytest.mark.parametrize("name", IDLE)
+@pytest.mark.parametrize("name", REAL_AND_TINY)
 async def test_a_prompt_without_room_for_a_reply_ends_the_episode(name, opened, tokenizer):
     async with (
-        scripted_engine(tokenizer, [IDLE[name] + END]) as engine,
+        scripted_engine(tokenizer, by_content(IDLE[name] + END)) as engine,
         opened(name, engine.url, rollout_max_context_len=1000) as (_, play),
     ):
         episode = await play()
         assert (episode.stop_reason, episode.turns) == (StopReason.CONTEXT_FULL, 0), episode.detail
 
 
+@MATRIX
 async def test_an_agent_whose_policy_says_nothing_it_can_use_gives_up(opened, tokenizer):
     async with (
-        scripted_engine(tokenizer, [f"I don't know.{END}"]) as engine,
+        scripted_engine(tokenizer, by_content(f"I don't know.{END}")) as engine,
         opened("mini_swe_agent", engine.url) as (_, play),
     ):
         episode = await play()
         assert (episode.stop_reason, episode.turns) == (StopReason.GAVE_UP, 3)
 
 
+@MATRIX
 async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(opened, tokenizer):
-    script = [f"{call('bash', command=command)}{END}" for command in ("sed -i 's/a - b/a + b/' calc.py", "kill -9 -1")]
+    script = [
+        f"{tool_call('bash', command=command)}{END}" for command in ("sed -i 's/a - b/a + b/' calc.py", "kill -9 -1")
+    ]
     async with (
-        scripted_engine(tokenizer, script) as engine,
+        scripted_engine(tokenizer, by_content(*script)) as engine,
         opened("mini_swe_agent", engine.url) as (_, play),
     ):
         episode = await play()
@@ -143,8 +153,8 @@ async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(opened, to
 async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, tokenizer):
     command = "sed -i 's/a - b/a + b/' calc.py && sleep 1000"
     async with (
-        scripted_engine(tokenizer, [call("exec_command", cmd=command) + END]) as engine,
-        opened("codex", engine.url, swe_time_budget=8) as (_, play),
+        scripted_engine(tokenizer, by_content(tool_call("sh", command=command) + END)) as engine,
+        opened(TINY, engine.url, swe_time_budget=10) as (_, play),
     ):
         episode = await play()
         assert (episode.stop_reason, episode.turns) == (StopReason.TIME_BUDGET, 1)
@@ -153,48 +163,51 @@ async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, token
 
 
 @pytest.mark.parametrize(
-    ("name", "start_seconds", "budget", "told"),
+    ("name", "start_seconds", "budget", "why"),
     [
-        ("qwen_code", 120.0, 300, "qwen_code ended without a model call (exit code 1)"),
-        ("codex", 3.0, 300, "codex did not call its model within 3 s"),  # it never ends
-        ("codex", 120.0, 3, "codex did not call its model"),
+        (TINY, 120.0, 300, "tiny_agent ended without a model call (exit code 1)"),
+        pytest.param("qwen_code", 120.0, 300, "qwen_code ended without a model call (exit code 1)", marks=MATRIX),
+        pytest.param("codex", 3.0, 300, "codex did not call its model within 3 s", marks=MATRIX),  # it never ends
+        pytest.param("codex", 120.0, 3, "codex did not call its model", marks=MATRIX),
     ],
 )
 async def test_an_agent_that_does_not_reach_its_model_is_infrastructure(
-    name, start_seconds, budget, told, opened, monkeypatch
+    name, start_seconds, budget, why, opened, monkeypatch
 ):
-    monkeypatch.setattr(cli_agent, "START_SECONDS", start_seconds)
+    monkeypatch.setattr(cli, "START_SECONDS", start_seconds)
     async with opened(name, "http://127.0.0.1:1", swe_time_budget=budget) as (agent, play):
         usual = agent._launch
         monkeypatch.setattr(agent, "_launch", lambda *given: replace(usual(*given), url="http://127.0.0.1:9/s/x"))
         episode = await play()
         assert episode.stop_reason is StopReason.AGENT_ERROR
-        assert told in episode.detail
+        assert why in episode.detail
 
 
-async def test_an_engine_that_fails_is_no_fault_of_the_agents(opened):
+@pytest.mark.parametrize("name", [TINY, pytest.param("codex", marks=MATRIX)])
+async def test_an_engine_that_fails_is_no_fault_of_the_agents(name, opened):
     async def broken(request: web.Request) -> web.Response:
         return web.Response(status=500, text="out of memory")
 
-    async with serve(broken) as url, opened("codex", url) as (_, play):
+    async with serve(broken) as url, opened(name, url) as (_, play):
         episode = await play()
         assert episode.stop_reason is StopReason.ENGINE_ERROR
         assert "out of memory" in episode.detail
 
 
+@MATRIX
 @pytest.mark.parametrize(
     ("name", "shell", "more"),
     [("qwen_code", "run_shell_command", {"is_background": False}), ("claude_code", "Bash", {"description": "x"})],
 )
 async def test_the_shell_can_be_taken_away(name, shell, more, opened, tokenizer):
     """Neither offered nor executed."""
-    without = f"rollout.agents.{name}.open_without_shell"
-    turns = [call(shell, command="echo x >made", **more) + END, f"Done.{END}"]
-    async with scripted_engine(tokenizer, turns) as engine:
+    without = f"slime_swe.rollout.agents.{name}.WithoutShell"
+    turns = [tool_call(shell, command="echo x >made", **more) + END, f"Done.{END}"]
+    async with scripted_engine(tokenizer, by_content(*turns)) as engine:
         for chosen, made in ((name, True), (without, False)):
-            engine.log.clear()
+            engine.sampled.clear()
             async with opened(chosen, engine.url) as (_, play):
                 episode = await play()
             assert episode.stop_reason is StopReason.SUBMITTED, episode.detail
-            assert (f'"name": "{shell}"' in tokenizer.decode(engine.log[0].prompt)) is made
+            assert (f'"name": "{shell}"' in tokenizer.decode(engine.sampled[0].prompt)) is made
             assert ("made" in episode.patch) is made

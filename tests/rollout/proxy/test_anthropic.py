@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-
-from rollout.proxy.anthropic import AnthropicMessages
-from rollout.proxy.conversation import Call, Message, ProxyError, Request
 from tests.rollout.proxy.wires import VIEW, make_reply
+
+from slime_swe.rollout.proxy.anthropic import AnthropicMessages
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 
 WIRE = AnthropicMessages()
 USER = {"role": "user", "content": "Fix it."}
@@ -90,7 +90,7 @@ def test_a_turn_is_its_text_calls_and_thoughts() -> None:
 @pytest.mark.parametrize("kept", [{"raw": "{broken", "len": 7}, "{broken"])
 def test_arguments_that_no_client_could_read_are_the_policys_own_text(kept) -> None:
     block = {"type": "tool_use", "id": "a", "name": "view", "input": {"__unparsedToolInput": kept}}
-    assert parse_turn(block).calls == (Call("a", "view", "{broken"),)
+    assert parse_turn(block).calls == (MessageCall("a", "view", "{broken"),)
 
 
 def test_an_image_is_refused_from_a_user_and_noted_in_a_result() -> None:
@@ -146,24 +146,24 @@ def test_limits_streams_and_sampling() -> None:
 
 def test_arguments_are_streamed_as_the_policy_wrote_them() -> None:
     arguments = '{ "path": "a.py",\n"line": 1e2 }'
-    events = b"".join(WIRE.events(parse(stream=True), make_reply("", Call("a", "view", arguments))))
+    events = b"".join(WIRE.events(parse(stream=True), make_reply("", MessageCall("a", "view", arguments))))
     deltas = [orjson.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
     assert [delta["delta"]["partial_json"] for delta in deltas if delta["type"] == "content_block_delta"] == [arguments]
-    whole = WIRE.reply(parse(), make_reply("", Call("a", "view", arguments)))
+    whole = WIRE.reply(parse(), make_reply("", MessageCall("a", "view", arguments)))
     assert arguments.encode() in whole
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "null", "", "{", '{"a": NaN}', '{"a": "\\ud800"}'])
 def test_arguments_that_are_no_object_are_given_as_one(arguments) -> None:
-    reply = make_reply("", Call("a", "view", arguments))
+    reply = make_reply("", MessageCall("a", "view", arguments))
     (block,) = orjson.loads(WIRE.reply(parse(), reply))["content"]
     assert block["input"] == {"__unparsedToolInput": {"raw": arguments, "len": len(arguments)}}
 
 
 @pytest.mark.parametrize("message", ["9000 tokens > 8192 maximum", "prompt is too long: 9000 tokens > 8192 maximum"])
-def test_a_context_that_is_full_is_told_as_claude_code_reads_it(message) -> None:
-    told = orjson.loads(WIRE.error(ProxyError("context_length", message)))["error"]["message"]
-    assert told == "prompt is too long: 9000 tokens > 8192 maximum"
+def test_a_context_that_is_full_is_sent_as_claude_code_reads_it(message) -> None:
+    reported = orjson.loads(WIRE.error(ProxyError("context_length", message)))["error"]["message"]
+    assert reported == "prompt is too long: 9000 tokens > 8192 maximum"
 
 
 @pytest.mark.parametrize(

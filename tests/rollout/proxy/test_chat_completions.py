@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
-
-from rollout.proxy.chat_completions import ChatCompletions
-from rollout.proxy.conversation import Call, Message, ProxyError, Request
 from tests.rollout.proxy.wires import LONG, VIEW, make_reply
+
+from slime_swe.rollout.proxy.chat_completions import ChatCompletions
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 
 WIRE = ChatCompletions()
 USER = {"role": "user", "content": "Fix it."}
@@ -60,10 +60,10 @@ def test_arguments_are_kept_as_they_were_written() -> None:
         {"id": "4", "function": {"name": "view", "arguments": {"b": 1}}},
     ]
     assert parse_turn(tool_calls=calls, function_call=None).calls == (
-        Call("1", "view", '{ "b": 1,\n"a": 2 }'),
-        Call("2", "view", "{broken"),
-        Call("", "view", ""),
-        Call("4", "view", '{"b":1}'),
+        MessageCall("1", "view", '{ "b": 1,\n"a": 2 }'),
+        MessageCall("2", "view", "{broken"),
+        MessageCall("", "view", ""),
+        MessageCall("4", "view", '{"b":1}'),
     )
 
 
@@ -114,7 +114,9 @@ def test_usage_ends_a_stream_only_where_it_was_asked_for() -> None:
 
 
 def test_a_call_is_streamed_as_its_name_and_then_its_arguments() -> None:
-    events = [*WIRE.events(parse(stream=True), make_reply("", Call("call_1", "view", '{"path":"' + "a" * 300 + '"}')))]
+    events = [
+        *WIRE.events(parse(stream=True), make_reply("", MessageCall("call_1", "view", '{"path":"' + "a" * 300 + '"}')))
+    ]
     deltas = [orjson.loads(event[6:])["choices"][0]["delta"] for event in events[:-2]]
     (opened,) = deltas[0]["tool_calls"]
     assert opened == {"index": 0, "id": "call_1", "type": "function", "function": {"name": "view", "arguments": ""}}

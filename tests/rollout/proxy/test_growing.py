@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rollout.proxy.anthropic import AnthropicMessages
-from rollout.proxy.chat_completions import ChatCompletions
-from rollout.proxy.conversation import ProxyError
-from rollout.proxy.growing import GrowingReader
-from rollout.proxy.responses import Responses
+from slime_swe.rollout.proxy.anthropic import AnthropicMessages
+from slime_swe.rollout.proxy.chat_completions import ChatCompletions
+from slime_swe.rollout.proxy.conversation import ProxyError
+from slime_swe.rollout.proxy.growing import GrowingReader
+from slime_swe.rollout.proxy.responses import Responses
 
 _USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1, "]}"]}}
 _RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "out"}]}

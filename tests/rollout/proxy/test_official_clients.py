@@ -10,12 +10,12 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from rollout.proxy.anthropic import UNPARSED, AnthropicMessages
-from rollout.proxy.chat_completions import ChatCompletions
-from rollout.proxy.conversation import Call, Message, ProxyError, Reply
-from rollout.proxy.responses import Responses
 from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
+
+from slime_swe.rollout.proxy.anthropic import UNPARSED, AnthropicMessages
+from slime_swe.rollout.proxy.chat_completions import ChatCompletions
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply
+from slime_swe.rollout.proxy.responses import Responses
 
 openai = pytest.importorskip("openai")  # of the `dev` extra
 anthropic = pytest.importorskip("anthropic")
@@ -134,7 +134,7 @@ async def talking(kind: Any, reply: Reply | ProxyError) -> AsyncIterator[tuple[S
             yield stage, client
 
 
-def meaning(call: Call) -> tuple[str, str, Any]:
+def meaning(call: MessageCall) -> tuple[str, str, Any]:
     """A call as Anthropic's protocol keeps it: the arguments' values, or their text where they are no object."""
     try:
         values = orjson.loads(call.arguments)
@@ -194,7 +194,7 @@ async def conversation(request) -> AsyncIterator[tuple[Any, Stage, Any]]:
 @given(text=st.text(), said=calls)
 async def test_any_reply_is_echoed_as_it_was_said(conversation, stream, text, said) -> None:
     kind, stage, client = conversation
-    stage.answer = make_reply(text, *(Call(f"call_{i}", *call) for i, call in enumerate(said)))
+    stage.answer = make_reply(text, *(MessageCall(f"call_{i}", *call) for i, call in enumerate(said)))
     client.messages = [ASKED]
     await assert_round_trip(kind, stage, client, stream)
 
@@ -241,7 +241,7 @@ async def test_a_malformed_call_reaches_anthropics_client_as_an_object(stream) -
 
 @streamed_or_not
 async def test_a_custom_tool_is_called_by_its_input(stream) -> None:
-    reply = make_reply("", Call("call_1", "patch", '{"input":"*** Begin\\n🙂"}'))
+    reply = make_reply("", MessageCall("call_1", "patch", '{"input":"*** Begin\\n🙂"}'))
     async with talking(Codex, reply) as (stage, client):
         response = await client.say(stream)
         (item,) = response.output
@@ -265,7 +265,7 @@ async def test_an_error_before_a_reply_is_the_clients_own(kind, stream, problem,
 
 
 @every_client
-async def test_a_context_that_is_full_is_told_as_clients_know_it(kind) -> None:
+async def test_a_context_that_is_full_is_sent_as_clients_know_it(kind) -> None:
     async with talking(kind, ProxyError("context_length", "9000 tokens, 8192 fit")) as (_, client):
         with pytest.raises(kind.error) as caught:
             await client.ask(stream=False)

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-
-from rollout.proxy.conversation import Call, Message, ProxyError, Request
-from rollout.proxy.responses import Responses
 from tests.rollout.proxy.wires import RUN, VIEW, make_reply
+
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
+from slime_swe.rollout.proxy.responses import Responses
 
 WIRE = Responses()
 USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it."}]}
@@ -32,7 +32,7 @@ def said(words: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": words}]}
 
 
-def called(call: Call, **more: Any) -> dict[str, Any]:
+def called(call: MessageCall, **more: Any) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments, **more}
 
 
@@ -44,7 +44,7 @@ def thought(**fields: Any) -> dict[str, Any]:
     return {"type": "reasoning", "id": "rs_1", "encrypted_content": None, **fields}
 
 
-def events_of(request: Request, *calls: Call, text: str = "") -> list[Any]:
+def events_of(request: Request, *calls: MessageCall, text: str = "") -> list[Any]:
     lines = b"".join(WIRE.events(request, make_reply(text, *calls))).splitlines()
     return [orjson.loads(line[6:]) for line in lines if line.startswith(b"data: ")]
 
@@ -98,7 +98,7 @@ def test_a_custom_tool_is_a_function_of_its_input() -> None:
     result = {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"}
     request = parse(USER, call, result, tools=[PATCH])
     assert request.messages[1:] == (
-        Message("assistant", "", (Call("a", "apply_patch", '{"input":"*** \\"Begin\\"\\n"}'),)),
+        Message("assistant", "", (MessageCall("a", "apply_patch", '{"input":"*** \\"Begin\\"\\n"}'),)),
         Message("tool", "ok", call_id="a"),
     )
     function = request.tools[0]["function"]
@@ -111,7 +111,7 @@ def test_a_custom_tool_is_a_function_of_its_input() -> None:
     [('{"input":"a\\nb"}', "a\nb"), ("*** Begin Patch", "*** Begin Patch"), ('{"patch":"a"}', '{"patch":"a"}')],
 )
 def test_a_custom_tool_is_called_by_its_input(arguments, given) -> None:
-    request, call = parse(tools=[PATCH]), Call("a", "apply_patch", arguments)
+    request, call = parse(tools=[PATCH]), MessageCall("a", "apply_patch", arguments)
     (item,) = orjson.loads(WIRE.reply(request, make_reply("", call)))["output"]
     assert (item["type"], item["name"], item["input"], item["call_id"]) == (
         "custom_tool_call",
@@ -128,14 +128,14 @@ def test_the_tools_of_a_namespace_bear_its_name() -> None:
     request = parse(tools=[DOCS, plain])
     names = [tool["function"]["name"] for tool in request.tools]
     assert names == ["mcp__docs__find", "exec", "apply_patch"]
-    calls = [Call(str(i), name, "{}") for i, name in enumerate(names)]
+    calls = [MessageCall(str(i), name, "{}") for i, name in enumerate(names)]
     items = orjson.loads(WIRE.reply(request, make_reply("", *calls)))["output"]
     assert [(item["type"], item.get("namespace"), item["name"]) for item in items] == [
         ("function_call", "mcp__docs__", "find"),
         ("function_call", None, "exec"),
         ("custom_tool_call", None, "apply_patch"),
     ]
-    echoed = called(Call("0", "find", "{}"), namespace="mcp__docs__")
+    echoed = called(MessageCall("0", "find", "{}"), namespace="mcp__docs__")
     assert parse(USER, echoed, answered("0"), tools=[DOCS]).messages[1].calls == (calls[0],)
 
 
@@ -152,7 +152,7 @@ def test_a_call_of_the_local_shell_is_a_call() -> None:
     item = {"type": "local_shell_call", "call_id": "a", "status": "completed", "action": action}
     result = {"type": "local_shell_call_output", "id": "a", "output": "x"}
     assert parse(USER, item, result).messages[1:] == (
-        Message("assistant", "", (Call("a", "local_shell", '{"command":["ls"],"timeout_ms":5}'),)),
+        Message("assistant", "", (MessageCall("a", "local_shell", '{"command":["ls"],"timeout_ms":5}'),)),
         Message("tool", "x", call_id="a"),
     )
 
@@ -163,7 +163,7 @@ def test_limits_streams_and_sampling() -> None:
     assert request.sampling == {"reasoning": {"effort": "low"}}
 
 
-def test_events_are_numbered_and_items_are_told_in_order() -> None:
+def test_events_are_numbered_and_items_are_sent_in_order() -> None:
     events = events_of(parse(stream=True), VIEW, text="I look.")
     assert [event["sequence_number"] for event in events] == [*range(2, 2 + len(events))]
     assert [event["type"].removeprefix("response.") for event in events] == [

@@ -15,17 +15,16 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-
-from rollout.agents.base import Journal
-from rollout.client import EngineClient
-from rollout.proxy import server
-from rollout.proxy.server import Proxy, open_proxy
-from rollout.proxy.sessions import Policy, ProxySession
-from rollout.proxy.templates import Templates
-from rollout.sampling import Sampling
-from rollout.session import Session
-from tests.rollout.conftest import ScriptedEngine, serve
 from tests.rollout.support import END, PARAMS, call
+
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rollout.proxy import server
+from slime_swe.rollout.proxy.server import Proxy, open_proxy
+from slime_swe.rollout.proxy.sessions import Policy, ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.scripted import ScriptedEngine, scripted_engine, serve
+from slime_swe.rollout.session import Session
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fix the bug."}]
@@ -80,7 +79,7 @@ async def opened(templates: Templates, url: str, **changes: Any) -> AsyncIterato
         aiohttp.ClientSession() as http,
     ):
         policy = replace(Policy(engine, templates, "hermes", max_context=4096, max_turns=50), **changes)
-        session = ProxySession(policy, Session(), Sampling(PARAMS), Journal())
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
         async with proxy.serve(session) as path:
             yield Client(http, proxy, session, path)
 
@@ -119,8 +118,8 @@ async def test_a_session_is_nobody_s_without_its_key(client):
             {"x-api-key": one.session.key + "x"},
             {"x-api-key": one.proxy.key},
         ):
-            status, told = await one.post(chat(), **headers)
-            assert (status, told["error"]["code"]) == (401, "invalid_api_key")
+            status, reported = await one.post(chat(), **headers)
+            assert (status, reported["error"]["code"]) == (401, "invalid_api_key")
         url = f"{one.proxy.url}/sessions/{one.session.id}"
         for method in ("GET", "DELETE"):
             async with one.http.request(method, url, headers={"x-api-key": one.session.key}) as response:
@@ -138,7 +137,7 @@ async def test_what_is_not_there_is_404(client):
 
 async def test_a_session_that_has_been_left_is_gone(templates, scripted):
     async with scripted(LOOK) as engine, opened(templates, engine.url) as one:
-        other = ProxySession(one.session.policy, Session(), Sampling(PARAMS), Journal())
+        other = ProxySession(one.session.policy, Session(), Sampling(PARAMS), EpisodeStatistics())
         async with one.proxy.serve(other) as path:
             assert (await Client(one.http, one.proxy, other, path).post(chat()))[0] == 200
         assert (await Client(one.http, one.proxy, other, path).post(chat()))[0] == 404
@@ -149,7 +148,7 @@ async def test_it_listens_on_the_loopback_alone_and_on_sockets_that_a_session_br
     async with scripted(LOOK) as engine, opened(templates, engine.url) as one:
         assert one.proxy.url.startswith("http://127.0.0.1:")
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            own = ProxySession(one.session.policy, Session(), Sampling(PARAMS), Journal())
+            own = ProxySession(one.session.policy, Session(), Sampling(PARAMS), EpisodeStatistics())
             async with one.proxy.serve(own, listening) as path:
                 url = f"http://127.0.0.1:{listening.getsockname()[1]}{path}{CHAT}"
                 async with one.http.post(url, json=chat(), headers={"x-api-key": own.key}) as response:
@@ -191,14 +190,14 @@ async def test_a_client_that_goes_away_ends_the_sampling(templates):
         assert one.session.session.segments() == ()
 
 
-async def test_a_stream_that_was_cut_is_told_again_and_sampled_once(client, monkeypatch):
+async def test_a_stream_that_was_cut_is_sent_again_and_sampled_once(client, monkeypatch):
     async with client(LOOK) as (one, engine):
         whole, gone = server._waiting, asyncio.Event()
 
         async def slow(*arguments: Any) -> Any:
             answer = await whole(*arguments)
             try:
-                await asyncio.sleep(60)  # the reply is there, and the client goes before it is told
+                await asyncio.sleep(60)  # the reply is there, and the client goes before it is reported
             finally:
                 gone.set()
             return answer
@@ -221,46 +220,39 @@ async def test_an_engine_that_dies_is_the_protocol_s_error_also_within_a_stream(
         return web.Response(status=500)
 
     async with serve(die) as url, opened(templates, url) as one:
-        status, told = await one.post(chat())
-        assert (status, told["error"]["type"]) == (503, "server_error")
+        status, reported = await one.post(chat())
+        assert (status, reported["error"]["type"]) == (503, "server_error")
         events = await one.stream(chat(stream=True))
         assert events[-1]["error"]["type"] == "server_error"
 
 
 async def test_512_sessions_at_once_lose_and_mix_no_token(templates, tokenizer):
-    said: dict[str, list[list[int]]] = {}
-
-    def reply(asked: dict[str, Any]) -> str:
+    def say(engine: ScriptedEngine, asked: dict[str, Any]) -> str:
         text = tokenizer.decode(asked["input_ids"])
-        return f"{text.partition('My number is ')[2][:5]} turn {engine.turn(asked)}{END}"
+        return f"{text.partition('My number is ')[2][:5]} turn {engine.turns_in(asked['input_ids'])}{END}"
 
-    engine = ScriptedEngine(tokenizer, reply)
-    answer = engine.answer
-
-    def logged(asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
-        told = answer(asked, ids)
-        said.setdefault(tokenizer.decode(told["output_ids"])[:5], []).append(told["output_ids"])
-        return told
-
-    engine.answer = logged  # type: ignore[method-assign]
-    async with serve(engine.handle) as url, opened(templates, url) as one:
+    trained: dict[int, list[int]] = {}
+    async with scripted_engine(tokenizer, say) as engine, opened(templates, engine.url) as one:
 
         async def talk(number: int) -> None:
-            session = ProxySession(one.session.policy, Session(), Sampling(PARAMS), Journal())
+            session = ProxySession(one.session.policy, Session(), Sampling(PARAMS), EpisodeStatistics())
             async with one.proxy.serve(session) as path:
-                mine = Client(one.http, one.proxy, session, path)
+                client = Client(one.http, one.proxy, session, path)
                 messages: list[Any] = [{"role": "user", "content": f"My number is {number:05}"}]
                 for _ in range(2):
-                    status, reply = await mine.post({"model": "m", "messages": messages})
+                    status, reply = await client.post({"model": "m", "messages": messages})
                     assert status == 200, reply
                     messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
             (segment,) = session.session.segments()
-            mask = segment.loss_mask
-            sampled = [token for token, trained in zip(segment.tokens, mask, strict=True) if trained]
-            assert sampled == [token for turn in said[f"{number:05}"] for token in turn]
-            assert len(said[f"{number:05}"]) == 2
+            pairs = zip(segment.tokens, segment.loss_mask, strict=True)
+            trained[number] = [token for token, mask in pairs if mask]
 
         await asyncio.gather(*(talk(number) for number in range(512)))
+        said: dict[int, list[list[int]]] = {}
+        for turn in engine.sampled:
+            said.setdefault(int(tokenizer.decode(turn.tokens)[:5]), []).append(turn.tokens)
+        assert {number: len(turns) for number, turns in said.items()} == dict.fromkeys(range(512), 2)
+        assert {number: [token for turn in turns for token in turn] for number, turns in said.items()} == trained
 
 
 VALUES = [None, True, -1, 10**30, 1.5, "", "x", "\ud800", [], [[]], {}, {"type": "text"}, [{"type": "text", "text": 3}]]
@@ -322,14 +314,14 @@ async def test_malformed_requests_are_refused_with_a_message_and_never_a_500(cli
 async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
     monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
     async with client(LOOK) as (one, _):
-        status, told = await one.post(chat({"role": "user", "content": "x" * 2000}))
-        assert (status, told["error"]["code"]) == (413, "request_too_large")
+        status, reported = await one.post(chat({"role": "user", "content": "x" * 2000}))
+        assert (status, reported["error"]["code"]) == (413, "request_too_large")
 
 
 async def test_a_sandbox_has_a_bounded_number_of_connections(templates, scripted, monkeypatch):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
     async with scripted(LOOK) as engine, opened(templates, engine.url) as one:
-        own = ProxySession(one.session.policy, Session(), Sampling(PARAMS), Journal())
+        own = ProxySession(one.session.policy, Session(), Sampling(PARAMS), EpisodeStatistics())
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             async with one.proxy.serve(own, listening) as path:

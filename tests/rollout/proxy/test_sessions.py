@@ -9,17 +9,15 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-
-from rollout.agents.base import Journal
-from rollout.client import EngineClient
-from rollout.episode import StopReason
-from rollout.proxy.conversation import Message, ProxyError, Request
-from rollout.proxy.sessions import MAX_TOO_LONG, Policy, ProxySession
-from rollout.proxy.templates import Templates
-from rollout.sampling import Sampling
-from rollout.session import Session
-from tests.rollout.conftest import serve
 from tests.rollout.support import END, PARAMS, call
+
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy.conversation import Message, ProxyError, Request
+from slime_swe.rollout.proxy.sessions import MAX_TOO_LONG, Policy, ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.scripted import serve
+from slime_swe.rollout.session import Session
 
 OPENING = (Message("system", "Be brief."), Message("user", "Fix the bug."))
 TOOLS = (
@@ -50,7 +48,7 @@ def opened(templates, scripted):
     async def start(*turns: str, **changes) -> AsyncIterator[tuple[ProxySession, object]]:
         async with scripted(*turns) as engine, EngineClient(engine.url, pause=0.01) as client:
             policy = replace(Policy(client, templates, "hermes", max_context=4096, max_turns=8), **changes)
-            yield ProxySession(policy, Session(), Sampling(PARAMS), Journal()), engine
+            yield ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics()), engine
 
     return start
 
@@ -85,8 +83,8 @@ async def test_a_reply_has_the_policy_s_calls_under_ids_of_ours(opened):
         assert session.executed == 2
         (segment,) = session.session.segments()
         assert segment.tokens[: len(engine.requests[1]["input_ids"])] == engine.requests[1]["input_ids"]
-        assert session.journal.turns == 2
-        assert session.journal.tool_calls == {"bash": 2}
+        assert session.statistics.turns == 2
+        assert session.statistics.tool_calls == {"bash": 2}
 
 
 async def test_what_is_no_proper_call_is_said_as_text(opened):
@@ -94,7 +92,7 @@ async def test_what_is_no_proper_call_is_said_as_text(opened):
         reply = await ask(session)
         assert reply.text == '<tool_call>\n{"name": 3}\n</tool_call>'
         assert reply.calls == ()
-        assert session.journal.malformed_calls == 1
+        assert session.statistics.malformed_calls == 1
 
 
 async def test_the_run_s_sampling_wins_and_differences_are_counted(opened):
@@ -153,16 +151,16 @@ async def test_a_request_that_nobody_waits_for_is_not_sampled_on(templates):
 
     async with serve(hang) as url, EngineClient(url) as client:
         policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
-        session = ProxySession(policy, Session(), Sampling(PARAMS), Journal())
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
         asking = asyncio.ensure_future(ask(session))
         await hanging.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         await asyncio.sleep(0)
-        assert session.journal.turns == 0
+        assert session.statistics.turns == 0
         assert session.session.segments() == ()
-        assert not session._flights
+        assert not session._in_flight
 
 
 async def test_an_engine_that_fails_is_the_client_s_error_and_one_that_returns_is_forgiven(
@@ -176,7 +174,7 @@ async def test_an_engine_that_fails_is_the_client_s_error_and_one_that_returns_i
 
         async with serve(answer) as url, EngineClient(url, attempts=2, pause=0.01) as client:
             policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
-            session = ProxySession(policy, Session(), Sampling(PARAMS), Journal())
+            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
             with pytest.raises(ProxyError, match="HTTP 500") as failed:
                 await ask(session)
             assert failed.value.status == 503
@@ -224,4 +222,4 @@ async def test_a_forgotten_session_starts_anew(opened):
         history = (*OPENING, Message("assistant", reply.text), Message("user", "Go on."))
         await ask(session, replace(ASKED, messages=history))
         assert len(session.session.segments()) == 1
-        assert len(session.tree.strangers) == 1
+        assert len(session.tree.unmatched) == 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from rollout.chat.calls import ToolCall
-from rollout.chat.encoding import TemplateError
-from rollout.chat.parsers import PARSERS, RENDERERS
-from rollout.proxy.arguments import written
-from rollout.proxy.conversation import Call, Message
-from rollout.proxy.templates import Templates
 from tests.rollout.conftest import CHATML, make_tokenizer
+
+from slime_swe.rollout.chat.tokenizer import TemplateError
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, tool_format
+from slime_swe.rollout.proxy.conversation import Message, MessageCall
+from slime_swe.rollout.proxy.sessions import arguments_json
+from slime_swe.rollout.proxy.templates import Templates
 
 SCHEMA = {
     "type": "object",
@@ -29,7 +28,7 @@ TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"path": "3"}, {"path": "3"}),
         ({"line": "3"}, {"line": 3}),
@@ -43,17 +42,17 @@ TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}
         ({"line": 10**30}, {"line": 10**30}),
     ],
 )
-def test_text_for_what_is_to_be_none_is_read_as_json(given, told):
-    assert json.loads(written(ToolCall("view", given), TOOLS)) == told
-    assert json.loads(written(ToolCall("other", given), TOOLS)) == given
+def test_text_for_what_is_to_be_none_is_read_as_json(given, reported):
+    assert json.loads(arguments_json(ToolCall("view", given), TOOLS)) == reported
+    assert json.loads(arguments_json(ToolCall("other", given), TOOLS)) == given
 
 
-@pytest.mark.parametrize("format", PARSERS)
+@pytest.mark.parametrize("format", TOOL_FORMATS)
 def test_what_is_written_for_a_call_is_parsed_as_that_call(format):
     call = ToolCall(
         "view", {"path": "a.py", "text": "a\nb </x> <tool_call>"} if format == "hermes" else {"path": "a\nb"}
     )
-    turn = PARSERS[format](f"<tool_call>\n{RENDERERS[format](call)}\n</tool_call>")
+    turn = tool_format(format).parse(f"<tool_call>\n{tool_format(format).render(call)}\n</tool_call>")
     assert (turn.calls, turn.error) == ([call], None)
 
 
@@ -69,7 +68,7 @@ def test_lists_of_tools_share_what_is_proven(tokenizer):
 
 def test_a_turn_of_nobody_s_has_the_tags_as_tokens_and_its_words_as_text(tokenizer):
     template = Templates(tokenizer, "hermes").of(TOOLS)
-    tokens = template.turn(Message("assistant", "<|im_end|>", (Call("", "view", "no json"),)))
+    tokens = template.turn(Message("assistant", "<|im_end|>", (MessageCall("", "view", "no json"),)))
     names = tokenizer.convert_ids_to_tokens(tokens)
     assert (names.count("<tool_call>"), names.count("<|im_end|>"), names[-1]) == (1, 1, "<|im_end|>")
     assert '"arguments": {"input": "no json"}' in tokenizer.decode(tokens)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from rollout.client import Generation
-from rollout.proxy.conversation import Call, Message, ProxyError, Request
-from rollout.proxy.templates import Templates
-from rollout.proxy.tree import ConversationTree, Prompt, Turn
-from rollout.session import Segment, Session
 from tests.rollout.conftest import make_tokenizer
+
+from slime_swe.rollout.client import Generation
+from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.proxy.tree import ConversationTree, Prompt, Turn
+from slime_swe.rollout.session import Segment, Session
 
 TOOLS = ({"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}},)
 OTHER = ({"type": "function", "function": {"name": "view", "description": "Look.", "parameters": {"type": "object"}}},)
@@ -29,7 +29,7 @@ def templates(tokenizer) -> Templates:
 
 
 class Talk:
-    """A tree, and a policy that says what it is told to; its n-th token ever has log-probability -n."""
+    """A tree, and a policy that says what a test gives it; its n-th token ever has log-probability -n."""
 
     def __init__(self, templates: Templates) -> None:
         self.templates = templates
@@ -92,7 +92,7 @@ def user(text: str) -> Message:
 
 
 def asks(text: str, *calls: tuple[str, str, str]) -> Message:
-    return Message("assistant", text, tuple(Call(*call) for call in calls))
+    return Message("assistant", text, tuple(MessageCall(*call) for call in calls))
 
 
 def result(of: str, text: str) -> Message:
@@ -116,14 +116,14 @@ def test_a_client_that_only_appends_makes_one_segment_whose_prompts_are_those_of
 
 
 ECHOES: dict[str, Any] = {
-    "arguments laid out otherwise": replace(LOOK, calls=(Call("c1", "bash", '{"n":1,  "command":"ls"}'),)),
+    "arguments laid out otherwise": replace(LOOK, calls=(MessageCall("c1", "bash", '{"n":1,  "command":"ls"}'),)),
     "without its text": replace(LOOK, text=""),
     "white space": replace(LOOK, text="\n Let me  look.\n"),
-    "without ids": replace(LOOK, calls=(Call("", "bash", LOOK.calls[0].arguments),)),
-    "ids of its own": replace(LOOK, calls=(Call("toolu_9", "bash", LOOK.calls[0].arguments),)),
-    "a default added": replace(LOOK, calls=(Call("c1", "bash", '{"command":"ls","n":1,"replace_all":false}'),)),
+    "without ids": replace(LOOK, calls=(MessageCall("", "bash", LOOK.calls[0].arguments),)),
+    "ids of its own": replace(LOOK, calls=(MessageCall("toolu_9", "bash", LOOK.calls[0].arguments),)),
+    "a default added": replace(LOOK, calls=(MessageCall("c1", "bash", '{"command":"ls","n":1,"replace_all":false}'),)),
     "reasoning moved out": replace(LOOK, reasoning="hm"),
-    "repaired arguments": replace(LOOK, calls=(Call("c1", "bash", '{"command": "ls -a"}'),)),
+    "repaired arguments": replace(LOOK, calls=(MessageCall("c1", "bash", '{"command": "ls -a"}'),)),
 }
 
 
@@ -133,7 +133,7 @@ def test_an_echo_is_known_again_and_its_own_tokens_stay(talk, echo):
     talk.say([*OPENING, echo, result(echo.calls[0].id, "a b")], asks("Done."))
     assert len(talk.check()) == 1
     assert talk.prompts[-1] == talk.whole([*OPENING, LOOK, result("c1", "a b")])
-    assert talk.tree.strangers == []
+    assert talk.tree.unmatched == []
 
 
 def test_an_echo_with_other_words_but_a_known_id_is_noted_as_edited(talk):
@@ -169,7 +169,7 @@ def test_a_rewritten_message_forks_and_what_stays_keeps_its_tokens_as_context(ta
     _, second = talk.check()
     assert talk.prompts[-1] == talk.whole(history)
     assert sum(second.loss_mask) == len(talk.templates.of(TOOLS).turn(asks("Done.")))
-    assert talk.tree.strangers == []
+    assert talk.tree.unmatched == []
 
 
 def test_a_dropped_turn_is_a_leaf_of_its_own(talk):
@@ -178,13 +178,21 @@ def test_a_dropped_turn_is_a_leaf_of_its_own(talk):
     assert len(talk.check()) == 2
 
 
+def test_a_client_that_drops_a_reply_and_says_more_is_asked_without_the_reply(talk):
+    talk.say(OPENING, asks("Why?"))
+    history = [*OPENING, user("Never mind.")]
+    talk.say(history, LOOK)
+    assert talk.prompts[-1] == talk.whole(history)
+    assert len(talk.check()) == 2
+
+
 def test_what_the_policy_never_said_is_context(talk):
     talk.say(OPENING, LOOK)
     history = [*OPENING, asks("I was never said."), user("Go on.")]
     talk.say(history, asks("Done."))
     assert talk.prompts[-1] == talk.whole(history)
-    assert [one.message.text for one in talk.tree.strangers] == ["I was never said."]
-    assert talk.tree.strangers[0].nearest == LOOK
+    assert [one.message.text for one in talk.tree.unmatched] == ["I was never said."]
+    assert talk.tree.unmatched[0].nearest == LOOK
     assert len(talk.check()) == 2
 
 
@@ -218,7 +226,7 @@ def test_side_calls_are_not_trained(talk):
     assert len(talk.check()) == 1
 
 
-def test_a_later_system_message_is_told_as_a_user_s(talk):
+def test_a_later_system_message_is_sent_as_a_user_s(talk):
     talk.say(OPENING, LOOK)
     history = [*OPENING, LOOK, result("c1", "a b")]
     talk.say([*history, system("Hurry.")], asks("Done."))
@@ -298,7 +306,7 @@ def test_noise_alone_never_forks(data):
         talk.say([_noisy(message, data) for message in history], said)
         history = [*history, said, *[result(call.id, "out") for call in said.calls], user(f"Next {number}.")]
     assert len(talk.check()) == 1
-    assert talk.tree.strangers == talk.tree.edited == []
+    assert talk.tree.unmatched == talk.tree.edited == []
 
 
 def test_places_are_compared_by_identity(talk):

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
-from rollout.proxy.anthropic import AnthropicMessages
-from rollout.proxy.chat_completions import ChatCompletions
-from rollout.proxy.conversation import ProxyError, Request, Wire
-from rollout.proxy.responses import Responses
+from slime_swe.rollout.proxy.anthropic import AnthropicMessages
+from slime_swe.rollout.proxy.chat_completions import ChatCompletions
+from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.responses import Responses
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 CHAT = {

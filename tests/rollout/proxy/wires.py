@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout.proxy.conversation import Call, ProxyError, Reply, Request, Wire
+from slime_swe.rollout.proxy.conversation import MessageCall, ProxyError, Reply, Request, Wire
 
 LONG = "Ünïcode — \u2028 \x85 🙂 " * 100  # of many pieces, with what some clients take for the end of a line
-VIEW = Call("call_1", "view", '{"path":"a.py"}')
-RUN = Call("call_2", "run", f'{{"command":"echo {LONG}"}}')
+VIEW = MessageCall("call_1", "view", '{"path":"a.py"}')
+RUN = MessageCall("call_2", "run", f'{{"command":"echo {LONG}"}}')
 
 
-def make_reply(text: str = "", *calls: Call, finish: str | None = None) -> Reply:
+def make_reply(text: str = "", *calls: MessageCall, finish: str | None = None) -> Reply:
     finish = finish or ("tool_calls" if calls else "stop")
     return Reply("r1", "policy", text, calls, finish, prompt_tokens=1000, completion_tokens=20, cached_tokens=600)
 
@@ -27,8 +27,8 @@ REPLIES = {
     "one call": make_reply("", VIEW),
     "text and a call": make_reply("I look.", VIEW),
     "parallel calls": make_reply("Both.", VIEW, RUN),
-    "no arguments": make_reply("", Call("call_1", "view", "{}")),
-    "malformed arguments": make_reply("", Call("call_1", "view", '{"path": "a'), RUN),
+    "no arguments": make_reply("", MessageCall("call_1", "view", "{}")),
+    "malformed arguments": make_reply("", MessageCall("call_1", "view", '{"path": "a'), RUN),
     "cut": make_reply("And th", finish="length"),
     "nothing": make_reply(),
 }

@@ -1,26 +1,30 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-
-from data_sources.arguments import ArgumentError
-from rollout.sandbox.base import Limits, Sandbox, SandboxError
-from rollout.sandbox.nursery import NurseryError
-from rollout.sandbox.pool import SandboxPool
+from _pytest.mark import ParameterSet
+from tests.rollout.sandbox.image_support import remove_docker_images
 from tests.rollout.sandbox.nobody import Nobody
 from tests.rollout.sandbox.remote_support import RemoteServer
+
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.fork_server import ForkServerError
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FILES = {"hello.txt": "hello\n", "pkg/mod.py": "def f():\n    return 1\n", "data.bin": b"\x00\xff"}
 LIMITS = Limits(wall_seconds=20.0, memory_bytes=256 << 20, file_bytes=4 << 20, disk_bytes=16 << 20, processes=24)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One event loop for the whole folder: starting a nursery for each test would cost more than the tests."""
+    """One event loop for the whole folder: starting a fork server for each test would cost more than the tests."""
     for item in items:
         if Path(__file__).parent in item.path.parents and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
@@ -31,7 +35,7 @@ async def working_pool(backend: str) -> SandboxPool:
     pool = SandboxPool(backend, concurrency=8, limits=LIMITS)
     try:
         await pool._backend.start()
-    except (NurseryError, ArgumentError, SandboxError) as error:
+    except (ForkServerError, UserError, SandboxError) as error:
         await pool.close()
         pytest.skip(f"{backend} sandboxes do not work here: {error}")
     return pool
@@ -76,6 +80,7 @@ async def overlay_pool(cache: Path) -> AsyncIterator[SandboxPool]:
 async def docker_pool(cache: Path) -> AsyncIterator[SandboxPool]:
     async with await working_pool("docker") as pool:
         yield pool
+    remove_docker_images()
 
 
 @contextlib.asynccontextmanager
@@ -112,6 +117,7 @@ async def apptainer_pool(cache: Path) -> AsyncIterator[SandboxPool]:
         yield pool
 
 
+_NAPS = itertools.count()
 POOLS = {
     "bubblewrap": "contained_pool",
     "subprocess": "plain_pool",
@@ -121,21 +127,32 @@ POOLS = {
     "remote": "remote_pool",
     "remote-confined": "confined_pool",
 }
-NURSERIES = ["bubblewrap", "subprocess"]
-IMAGES = ["overlay", "docker", "apptainer"]
-LAYERED = ["overlay", "apptainer"]
+# Each family of executors runs once by default: the fork server, the shell in an image, SWE-ReX. The others of a family
+# are the matrix.
+DEFAULT = ("bubblewrap", "overlay", "remote-confined")
 
 
-@pytest.fixture(params=POOLS)
+def of(*names: str) -> list[ParameterSet]:
+    return [
+        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.matrix("sandbox backends")) for name in names
+    ]
+
+
+FORKING = of("bubblewrap", "subprocess")
+IMAGES = of("overlay", "docker", "apptainer")
+LAYERED = of("overlay", "apptainer")
+
+
+@pytest.fixture(params=of(*POOLS))
 def pool(request: pytest.FixtureRequest) -> SandboxPool:
     """Tests that take this run once for each backend: all conform to one suite."""
     pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 
 
-@pytest.fixture(params=NURSERIES)
-def nursery_pool(request: pytest.FixtureRequest) -> SandboxPool:
-    """Those that fork their sandboxes from a nursery."""
+@pytest.fixture(params=FORKING)
+def forking_pool(request: pytest.FixtureRequest) -> SandboxPool:
+    """Those that fork their sandboxes from a fork server."""
     pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 
@@ -149,7 +166,7 @@ def image_pool(request: pytest.FixtureRequest) -> SandboxPool:
 
 @pytest.fixture(params=LAYERED)
 def layered_pool(request: pytest.FixtureRequest) -> SandboxPool:
-    """Those that lay an overlay over an image's folder."""
+    """Those that mount an overlay over an image's folder."""
     pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 
@@ -161,8 +178,8 @@ async def sandbox(pool: SandboxPool) -> AsyncIterator[Sandbox]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def forked(nursery_pool: SandboxPool) -> AsyncIterator[Sandbox]:
-    async with nursery_pool.open(FILES) as sandbox:
+async def forked(forking_pool: SandboxPool) -> AsyncIterator[Sandbox]:
+    async with forking_pool.open(FILES) as sandbox:
         yield sandbox
 
 
@@ -183,6 +200,12 @@ def _command_lines() -> Iterator[str]:
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 yield (folder / "cmdline").read_bytes().decode("utf-8", "replace")
+
+
+@pytest.fixture
+def nap() -> str:
+    """Seconds to sleep, as no other process of this machine does, another run of the tests included."""
+    return f"1000.{os.getpid()}{next(_NAPS)}"
 
 
 @pytest.fixture

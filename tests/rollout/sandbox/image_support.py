@@ -9,12 +9,13 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from data_sources.task import Image
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.image import host as host_image
+from slime_swe.data_sources.task import Image
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.images import PREPARED
+from slime_swe.rollout.sandbox.image import host as host_image
 
 FOLDER = "/repo"
-TAG = "slime-swe/test-repository:latest"
+REPOSITORY = f"slime-swe/test-repository-{os.getpid()}"  # two test processes may run beside each other
 
 
 def make_repository(folder: Path) -> None:
@@ -54,7 +55,7 @@ def overlay_image(cache: Path, folder: Path) -> Image:
 
 
 def docker_image(folder: Path) -> Image:
-    """The host image and the repository, committed under `TAG`."""
+    """The host image and the repository, committed under a name of this process."""
     make_repository(folder / FOLDER.strip("/"))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -66,10 +67,19 @@ def docker_image(folder: Path) -> Image:
     container = client.create_container(name, command=["true"], labels=docker_client.labels())["Id"]
     try:
         client.put_archive(container, "/", packed.getvalue())
-        client.commit(container, repository=TAG.partition(":")[0], tag="latest")
+        client.commit(container, repository=REPOSITORY, tag="latest")
     finally:
         client.remove_container(container, force=True)
-    return Image(TAG, FOLDER)
+    return Image(f"{REPOSITORY}:latest", FOLDER)
+
+
+def remove_docker_images() -> None:
+    """What `docker_image` has made, and what was prepared from it."""
+    client = docker_client.connect()
+    for image in client.images(REPOSITORY):
+        made = [other["Id"] for other in client.images(PREPARED) if other["ParentId"] == image["Id"]]
+        for identity in (*made, image["Id"]):
+            client.remove_image(identity, force=True)
 
 
 def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:

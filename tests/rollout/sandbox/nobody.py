@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import msgspec
 
 REPOSITORY = Path(__file__).parents[3]
 PYTHON = "/usr/bin/python3"  # one that another user may run
@@ -24,6 +28,7 @@ class Nobody:
     @classmethod
     def at(cls, home: Path) -> Nobody:
         os.chown(home, NOBODY, NOBODY)
+        shutil.copytree(Path(msgspec.__file__).parent, home / "lib" / "msgspec")  # its own may be closed to others
         return cls(home)
 
     @classmethod
@@ -31,14 +36,18 @@ class Nobody:
         """The reason that there is no such user here, or None."""
         if os.geteuid() != 0:
             return "the rest of the suite runs without root then"
-        probe = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        probe = [PYTHON, "-c", f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"]
         if not os.path.exists(PYTHON) or subprocess.run(probe, **cls.RIGHTS).returncode:
-            return f"{PYTHON} is not Python 3.11"
+            return f"{PYTHON} is not the Python of these tests"
         if subprocess.run(["unshare", "--user", "--mount", "true"], **cls.RIGHTS).returncode:
             return "no unprivileged user namespaces"
         return None
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PYTHONPATH": str(REPOSITORY), "HOME": str(self.home), "PATH": os.environ["PATH"]}
+        environment = {
+            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src:{self.home}/lib",
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+        }
         command = [PYTHON, "-B", "-c", script, *arguments]
         return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, **self.RIGHTS)

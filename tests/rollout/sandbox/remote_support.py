@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from rollout.sandbox.remote.backend import RemoteBackend
+from slime_swe.rollout.sandbox.remote import RemoteBackend
 
 START_SECONDS = 60.0
 _SERVE = "import sys; sys.argv[0] = 'swerex-remote'; from swerex.server import main; main()"

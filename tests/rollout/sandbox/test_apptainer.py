@@ -11,14 +11,15 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.image import host as host_image
-from rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.image_support import FOLDER, overlay_image
 
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.rollout.sandbox.pool import SandboxPool
+
+pytestmark = pytest.mark.matrix("sandbox backends")
 _DEFINITION = """\
 Bootstrap: localimage
 From: {root}
@@ -82,7 +83,7 @@ async def test_what_apptainer_pulls_is_an_image_made_once(apptainer_pool: Sandbo
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("/no-such.sif", ArgumentError, "is no file on this machine"),
+        ("/no-such.sif", UserError, "is no file on this machine"),
         ("docker-archive:///no-such.tar", SandboxError, "could not unpack the image docker-archive.*no-such.tar"),
         ("nosuch://image", SandboxError, "could not unpack the image nosuch"),
     ],
@@ -115,10 +116,10 @@ async def test_a_missing_or_broken_apptainer_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ArgumentError, match=r"need apptainer.*on the PATH: `module load.*rollout\.sandbox=overlay"):
+    with pytest.raises(UserError, match=r"need apptainer.*on the PATH: `module load.*rollout\.sandbox=overlay"):
         await SandboxPool("apptainer")._backend.start()
     (tmp_path / "singularity").write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     (tmp_path / "singularity").chmod(0o755)
     (tmp_path / "sh").symlink_to(shutil.which("sh", path=os.defpath) or "/bin/sh")
-    with pytest.raises(ArgumentError, match=r"singularity --version` fails: broken"):
+    with pytest.raises(UserError, match=r"singularity --version` fails: broken"):
         await SandboxPool("apptainer")._backend.start()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from data_sources.arguments import ArgumentError
-from rollout.sandbox.image import host as host_image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.image import host as host_image
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="not a Debian system")
-COMMAND = [sys.executable, "-m", "rollout.sandbox.image.host"]
+COMMAND = [sys.executable, "-m", "slime_swe.rollout.sandbox.image.host"]
 
 
 def test_it_has_what_its_packages_have_and_nothing_of_the_machine_s_own(tmp_path: Path) -> None:
@@ -44,5 +44,5 @@ def test_a_package_that_is_not_installed_is_named_and_nothing_is_written(tmp_pat
 
 def test_without_dpkg_an_image_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ArgumentError, match=r"needs dpkg.*rollout\.sandbox=docker:python"):
+    with pytest.raises(UserError, match=r"needs dpkg.*rollout\.sandbox=docker:python"):
         host_image.digest()

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Opening is all that is tried: what could be written would be this machine's.

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from data_sources.task import Image
-from rollout.patch import OVERSIZED, apply_patch
-from rollout.sandbox.base import Limits, Sandbox, SandboxError
-from rollout.sandbox.overlay.backend import OverlayBackend
-from rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.contents import contents
 from tests.rollout.sandbox.image_support import docker_image, overlay_image
+
+from slime_swe.data_sources.task import Image
+from slime_swe.patches import OVERSIZED, apply_patch, binary_paths
+from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 Counter = Callable[[str], int]
 START = {
@@ -54,18 +55,18 @@ async def test_the_image_s_repository_is_the_start(image_pool: SandboxPool, imag
     async with image_pool.open({}, image=image) as sandbox:
         assert (await sandbox.exec("pwd; ls; ./run.sh")).output == "/repo\ndata.bin\nignored.txt\npkg\nrun.sh\nrun\n"
         assert await sandbox.diff() == ""
-        assert await sandbox.snapshot() == START
+        assert await contents(sandbox) == START
 
 
 async def test_files_lie_over_the_image_s_and_are_no_change(image_pool: SandboxPool, image: Image) -> None:
     async with image_pool.open({"pkg/mod.py": "x = 1\n", "new/a.py": "y = 2\n"}, image=image) as sandbox:
         assert await sandbox.diff() == ""
         start = {**START, "pkg/mod.py": b"x = 1\n", "new/a.py": b"y = 2\n"}
-        assert await sandbox.snapshot() == start
+        assert await contents(sandbox) == start
         await sandbox.exec("rm new/a.py; echo z >> pkg/mod.py; rm data.bin")
         after = {k: v for k, v in start.items() if k not in ("new/a.py", "data.bin")}
         after["pkg/mod.py"] += b"z\n"
-        assert await sandbox.snapshot() == after
+        assert await contents(sandbox) == after
         patch = await sandbox.diff()
         assert patch.count("diff --git") == 3
         assert "Binary files a/data.bin and /dev/null differ" in patch
@@ -90,15 +91,15 @@ async def test_files_lie_over_the_image_s_and_are_no_change(image_pool: SandboxP
         ("mkdir node_modules __pycache__; touch node_modules/a __pycache__/b c.pyc", [], {}),
     ],
 )
-async def test_what_a_command_does_to_the_image_s_files_is_told(
+async def test_what_a_command_does_to_the_image_s_files_is_in_the_patch(
     image_pool: SandboxPool, image: Image, command: str, gone: list[str], new: dict[str, bytes]
 ) -> None:
     async with image_pool.open({}, image=image) as sandbox:
         await sandbox.exec(command)
         after = {path: content for path, content in START.items() if path not in gone} | new
-        assert await sandbox.snapshot() == after
         patch = await sandbox.diff()
     assert apply_patch(START, patch) == after | {"data.bin": START["data.bin"]}  # which is not text, and only named
+    assert binary_paths(patch) == (["data.bin"] if "data.bin" in gone else [])
 
 
 async def test_writing_keeps_a_file_s_mode(image_pool: SandboxPool, image: Image) -> None:
@@ -168,6 +169,7 @@ async def test_no_file_of_the_host_s_is_open(imaged: Sandbox) -> None:
     assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"
 
 
+@pytest.mark.matrix("sandbox backends")
 async def test_a_docker_image_is_unpacked_for_an_overlay(
     overlay_pool: SandboxPool, docker_pool: SandboxPool, tmp_path: Path
 ) -> None:
@@ -176,7 +178,7 @@ async def test_a_docker_image_is_unpacked_for_an_overlay(
         assert (await sandbox.exec("./run.sh; cat a /etc/hosts; git log --format=%s -1")).output == (
             "run\nb127.0.0.1 localhost\n::1 localhost\nbase\n"
         )
-        assert await sandbox.snapshot() == {**START, "a": b"b"}
+        assert await contents(sandbox) == {**START, "a": b"b"}
 
 
 async def test_a_fork_bomb_is_bounded_and_swept_away(imaged: Sandbox) -> None:
@@ -270,6 +272,7 @@ async def test_limits_of_memory_are_the_whole_sandbox_s(image_pool: SandboxPool)
         assert (await sandbox.exec("echo alive")).output == "alive\n"
 
 
+@pytest.mark.matrix("sandbox backends")
 async def test_what_the_docker_daemon_can_t_list_is_an_oversized_patch(docker_pool: SandboxPool) -> None:
     nest = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')"
     async with docker_pool.open({"nest.py": nest}) as sandbox:

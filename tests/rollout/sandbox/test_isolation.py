@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.sandbox.base import Limits, Sandbox
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.base import Limits, Sandbox
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 CONNECT = """
 import socket, sys
@@ -30,7 +30,7 @@ abstract.listen()
 print("up", flush=True)
 time.sleep(float(__import__("sys").argv[1]))
 """
-MEET = """
+CONNECT_TO_ANOTHER = """
 import socket
 for family, address in ((socket.AF_INET, ("127.0.0.1", 8765)), (socket.AF_UNIX, "\\0meet")):
     try:
@@ -108,7 +108,10 @@ async def test_the_first_process_can_t_be_looked_into(contained: Sandbox) -> Non
 
 
 async def test_siblings_do_not_see_each_other(contained_pool: SandboxPool) -> None:
-    async with contained_pool.open({"serve.py": SERVE}) as first, contained_pool.open({"meet.py": MEET}) as second:
+    async with (
+        contained_pool.open({"serve.py": SERVE}) as first,
+        contained_pool.open({"meet.py": CONNECT_TO_ANOTHER}) as second,
+    ):
         await first.write_file("/tmp/secret", b"x")
         import asyncio
 

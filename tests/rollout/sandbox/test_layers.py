@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.rollout.sandbox.contents import contents
 
-from data_sources.arguments import ArgumentError
-from data_sources.task import Image
-from rollout.sandbox.base import Sandbox
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.docker.backend import DockerBackend
-from rollout.sandbox.docker.layers import LAYER_LABEL
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.backend import DockerBackend
+from slime_swe.rollout.sandbox.docker.volumes import LAYER_LABEL
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 TOOL = "/opt/agents/tool/bin/run"
 SCRIPT = "#!/bin/sh\necho the tool\n"
@@ -58,7 +59,7 @@ async def test_a_layer_is_seen_and_is_no_change(image_pool: SandboxPool, layer: 
         assert result.output == "the tool\nthe tool\n0\nb755\n"
         assert (await sandbox.exec("ls /usr/bin | wc -l; ls / | grep -c -e ^bin -e ^opt")).output.split()[1] == "2"
         assert await sandbox.diff() == ""
-        assert await sandbox.snapshot() == {"a": b"b"}
+        assert await contents(sandbox) == {"a": b"b"}
     async with image_pool.open({}) as sandbox:
         assert (await sandbox.exec(f"test -e {TOOL}")).exit_code == 1
 
@@ -102,6 +103,7 @@ async def test_an_overlay_copies_nothing_of_a_layer(overlay_pool: SandboxPool, f
         assert "opt" not in os.listdir(sandbox._container._upper)  # type: ignore[attr-defined]
 
 
+@pytest.mark.matrix("sandbox backends")
 async def test_a_container_has_a_volume_that_it_can_t_write(docker_pool: SandboxPool, layer: Path) -> None:
     client = docker_client.connect()
     async with docker_pool.open({}, layers=[layer]) as first, docker_pool.open({}, layers=[layer]) as second:
@@ -113,6 +115,7 @@ async def test_a_container_has_a_volume_that_it_can_t_write(docker_pool: Sandbox
     assert client.inspect_volume(mount["Name"])["Labels"] == {LAYER_LABEL: str(layer)}
 
 
+@pytest.mark.matrix("sandbox backends")
 async def test_a_changed_layer_is_another_volume(docker_pool: SandboxPool, folders: Path) -> None:
     changing = make_layer(folders / "changing")
     for script in (SCRIPT, SCRIPT.replace("the", "our")):
@@ -121,6 +124,7 @@ async def test_a_changed_layer_is_another_volume(docker_pool: SandboxPool, folde
             assert (await sandbox.exec(TOOL)).output == script.split("echo ")[1]
 
 
+@pytest.mark.matrix("sandbox backends")
 async def test_a_volume_that_was_not_filled_is_made_again(docker_pool: SandboxPool, folders: Path, cache: Path) -> None:
     broken = make_layer(folders / "broken")
     client = docker_client.connect()
@@ -153,7 +157,7 @@ async def test_what_is_no_layer_of_an_image_is_refused(
     if own == "bin/tools" and isinstance(image_pool._backend, DockerBackend):
         pytest.skip("docker mounts it where the link leads")
     layer = make_layer(tmp_path / "layer", own)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(UserError, match=message):
         async with image_pool.open({}, image=image, layers=[layer]):
             pass
 
@@ -166,7 +170,7 @@ async def test_layers_that_are_not_there_or_meet_are_refused(image_pool: Sandbox
         ([tmp_path / "empty"], "must hold a tree"),
         ([one, other], "add /opt/agents/tool and /opt/agents/tool/bin: each needs a folder that is its own"),
     ):
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(UserError, match=message):
             async with image_pool.open({}, layers=layers):
                 pass
 
@@ -174,6 +178,6 @@ async def test_layers_that_are_not_there_or_meet_are_refused(image_pool: Sandbox
 async def test_an_overlay_takes_no_layer_with_a_separator_in_its_path(
     overlay_pool: SandboxPool, tmp_path: Path
 ) -> None:
-    with pytest.raises(ArgumentError, match="can't have ':'"):
+    with pytest.raises(UserError, match="can't have ':'"):
         async with overlay_pool.open({}, layers=[make_layer(tmp_path / "a:b")]):
             pass

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from rollout.sandbox.apptainer.backend import ApptainerBackend
-from rollout.sandbox.docker import client as docker_client
-from rollout.sandbox.docker.client import OWNER_LABEL
-from rollout.sandbox.overlay import cgroups
-from rollout.sandbox.owner import Owner
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL
+from slime_swe.rollout.sandbox.overlay import cgroups
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 REPOSITORY = Path(__file__).parents[3]
 EPISODES = 16
 HOST = f"""
 import asyncio, sys
-from rollout.sandbox import Limits, SandboxPool
+from slime_swe.rollout.sandbox import Limits, SandboxPool
 async def main():
     async with SandboxPool(sys.argv[1], concurrency={EPISODES}) as pool:
         up = asyncio.Barrier({EPISODES} + 1)
@@ -45,19 +45,19 @@ asyncio.run(main())
 """
 
 
-def kill_a_host(backend: str, marker: str) -> Owner:
+def kill_a_host(backend: str, marker: str) -> ProcessIdentity:
     """Start a process with 16 episodes, and kill it while their commands run. Who it was."""
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, backend, marker],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src"},
     )
     with host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"running\n"
-        here = Owner.current()
+        here = ProcessIdentity.current()
         started = Path(f"/proc/{host.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        owner = Owner(here.machine, here.boot, here.namespace, host.pid, started)
+        owner = ProcessIdentity(here.machine, here.boot, here.namespace, host.pid, started)
         host.send_signal(signal.SIGKILL)
     assert owner.is_dead()
     return owner
@@ -68,11 +68,11 @@ def _containers(client: Any, owner: str) -> list[str]:
 
 
 @pytest.fixture
-def strangers(docker_pool: SandboxPool) -> Iterator[list[str]]:
+def foreign(docker_pool: SandboxPool) -> Iterator[list[str]]:
     """Containers that are not ours to remove: of a living owner, of another machine's, of nobody's."""
     client = docker_client.connect()
-    here = Owner.current()
-    elsewhere = Owner("another-machine", here.boot, here.namespace, 1, "1")
+    here = ProcessIdentity.current()
+    elsewhere = ProcessIdentity("another-machine", here.boot, here.namespace, 1, "1")
     name = client.images("slime-swe/host")[0]["Id"]
     made = [
         client.create_container(name, command=["true"], labels=labels)["Id"]
@@ -84,37 +84,36 @@ def strangers(docker_pool: SandboxPool) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix("sandbox backends")
 async def test_the_next_start_removes_the_containers_of_a_killed_run_alone(
-    docker_pool: SandboxPool, strangers: list[str], count_processes: Callable[[str], int]
+    docker_pool: SandboxPool, foreign: list[str], count_processes: Callable[[str], int], nap: str
 ) -> None:
     client = docker_client.connect()
-    owner = kill_a_host("docker", "2010")
-    assert len(_containers(client, str(owner))) >= EPISODES
+    owner = kill_a_host("docker", nap)
     async with SandboxPool("docker") as pool:
         await pool._backend.start()
     assert _containers(client, str(owner)) == []
-    assert count_processes("sleep\x002010") == 0
+    assert count_processes(nap) == 0
     left = {found["Id"] for found in client.containers(all=True)}
-    assert left.issuperset(strangers)
+    assert left.issuperset(foreign)
 
 
 async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
-    layered_pool: SandboxPool, cache: Path, count_processes: Callable[[str], int]
+    layered_pool: SandboxPool, cache: Path, count_processes: Callable[[str], int], nap: str
 ) -> None:
     backend = "apptainer" if isinstance(layered_pool._backend, ApptainerBackend) else "overlay"
-    marker = f"2011{len(backend)}"
-    owner = kill_a_host(backend, marker)
+    owner = kill_a_host(backend, nap)
     deadline = time.monotonic() + 30
-    while count_processes(f"sleep\x00{marker}"):
+    while count_processes(f"sleep\0{nap}"):
         assert time.monotonic() < deadline
     assert "slime-swe" not in Path("/proc/self/mounts").read_text()  # the source of each of our mounts
     scratch = cache / "slime-swe" / "sandbox" / "scratch"
-    for name in (str(owner), str(Owner.current())):
+    for name in (str(owner), str(ProcessIdentity.current())):
         (scratch / name / "1" / "work").mkdir(parents=True)
         (scratch / name / "1" / "work").chmod(0)
     async with SandboxPool(backend) as pool:
         await pool._backend.start()
-        assert [folder.name for folder in scratch.iterdir()] == [str(Owner.current())]
+        assert [folder.name for folder in scratch.iterdir()] == [str(ProcessIdentity.current())]
     shutil.rmtree(scratch)
     groups = [folder for parent in cgroups._parents() for folder in parent.glob(f"{cgroups.PREFIX}*")]
     assert not [folder for folder in groups if str(owner) in folder.name]
@@ -123,12 +122,12 @@ async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
 
 
 def test_an_owner_is_dead_only_where_that_is_known() -> None:
-    here = Owner.current()
+    here = ProcessIdentity.current()
     assert not here.is_dead()
-    assert Owner.parse(str(here)) == here
-    assert Owner(here.machine, here.boot, here.namespace, here.pid, "1").is_dead()
-    assert Owner(here.machine, "another", here.namespace, 1, "1").is_dead()
-    assert not Owner("another", "another", here.namespace, 1, "1").is_dead()
-    assert not Owner(here.machine, here.boot, "another", 1, "1").is_dead()
+    assert ProcessIdentity.parse(str(here)) == here
+    assert ProcessIdentity(here.machine, here.boot, here.namespace, here.pid, "1").is_dead()
+    assert ProcessIdentity(here.machine, "another", here.namespace, 1, "1").is_dead()
+    assert not ProcessIdentity("another", "another", here.namespace, 1, "1").is_dead()
+    assert not ProcessIdentity(here.machine, here.boot, "another", 1, "1").is_dead()
     for text in ("", "a_b_c_d_e", "a_b_c_1", "a_b_c_1_2_3"):
-        assert Owner.parse(text) is None
+        assert ProcessIdentity.parse(text) is None

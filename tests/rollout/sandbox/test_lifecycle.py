@@ -1,4 +1,4 @@
-"""Starting, ending, dying: of a sandbox, of the nursery, of the host."""
+"""Starting, ending, dying: of a sandbox, of the fork server, of the host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.rollout.sandbox.conftest import of
 
-from rollout.sandbox import open_sandbox
-from rollout.sandbox.base import SandboxError
-from rollout.sandbox.local import LocalBackend
-from rollout.sandbox.pool import BACKENDS, SandboxPool
+from slime_swe.rollout.sandbox import open_sandbox
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.local import LocalBackend
+from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]
@@ -48,18 +49,18 @@ async def test_an_error_in_the_body_ends_the_sandbox(pool: SandboxPool, count_pr
         await sandbox.exec("true")
 
 
-async def test_cancelling_an_episode_leaves_nothing(pool: SandboxPool, count_processes: Counter) -> None:
+async def test_cancelling_an_episode_leaves_nothing(pool: SandboxPool, count_processes: Counter, nap: str) -> None:
     async def episode() -> None:
         async with pool.open({"a": "b"}) as sandbox:
-            await sandbox.exec("setsid sleep 1010 & sleep 1010")
+            await sandbox.exec(f"setsid sleep {nap} & sleep {nap}")
 
-    tasks = [asyncio.create_task(episode()) for _ in range(8)]
-    while count_processes("sleep\x001010") < 16:
+    tasks = [asyncio.create_task(episode()) for _ in range(4)]
+    while count_processes(f"sleep\0{nap}") < 8:
         await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
     assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*tasks, return_exceptions=True))
-    assert count_processes("sleep\x001010") == 0
+    assert count_processes(f"sleep\0{nap}") == 0
 
 
 async def test_cancelling_while_a_sandbox_starts_leaves_nothing(pool: SandboxPool) -> None:
@@ -85,13 +86,13 @@ async def test_files_that_can_t_be_written_are_a_sandbox_error(pool: SandboxPool
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "subprocess"])
-async def test_a_dead_nursery_is_a_sandbox_error_and_is_replaced(contained_pool: SandboxPool, backend: str) -> None:
+async def test_a_dead_fork_server_is_a_sandbox_error_and_is_replaced(contained_pool: SandboxPool, backend: str) -> None:
     async with SandboxPool(backend) as pool:
         with pytest.raises(SandboxError):
             async with pool.open({}) as sandbox:
                 running = asyncio.create_task(sandbox.exec("sleep 1012"))
                 await asyncio.sleep(0.2)
-                os.kill(pool._backend._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                os.kill(pool._backend._server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 if backend == "subprocess":  # there its sandboxes are not killed with it
                     running.cancel()
                     raise SandboxError("as an episode would end")
@@ -111,7 +112,7 @@ async def test_a_closed_backend_leaves_no_folder(tmp_path: Path, monkeypatch: py
 
 HOST = """
 import asyncio, sys
-from rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox import SandboxPool
 async def main():
     async with SandboxPool(sys.argv[1]) as pool, pool.open({}) as first, pool.open({}) as second:
         command = f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}"
@@ -124,25 +125,29 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["bubblewrap", "subprocess", "overlay", "apptainer"])
+@pytest.mark.parametrize("backend", of("bubblewrap", "subprocess", "overlay", "apptainer"))
 async def test_nothing_outlives_a_killed_host(
-    request: pytest.FixtureRequest, count_processes: Counter, tmp_path: Path, backend: str, end: signal.Signals
+    request: pytest.FixtureRequest,
+    count_processes: Counter,
+    nap: str,
+    tmp_path: Path,
+    backend: str,
+    end: signal.Signals,
 ) -> None:
     request.getfixturevalue(f"{backend}_pool" if backend in ("overlay", "apptainer") else "contained_pool")  # or skip
-    marker = f"{1020 + end}{len(backend)}"
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, backend, marker],
+        [sys.executable, "-c", HOST, backend, nap],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src", "TMPDIR": str(tmp_path)},
     )
     with host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"running\n"
-        assert count_processes(f"sleep\x00{marker}") == 4
+        assert count_processes(f"sleep\0{nap}") == 4
         host.send_signal(end)
     deadline = time.monotonic() + 60
-    while count_processes(f"sleep\x00{marker}") or count_processes(str(tmp_path)) or list(tmp_path.iterdir()):
+    while count_processes(f"sleep\0{nap}") or count_processes(str(tmp_path)) or list(tmp_path.iterdir()):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
@@ -169,7 +174,7 @@ async def test_a_sandbox_that_was_contained_is_not_replaced_by_one_that_is_not(
 ) -> None:
     async with SandboxPool("local") as pool:
         async with pool.open({}):
-            os.kill(pool._backend._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(pool._backend._server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         with monkeypatch.context() as path:
             path.setenv("PATH", "/nonexistent")
             with pytest.raises(SandboxError, match="did not start"):

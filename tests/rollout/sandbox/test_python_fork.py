@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from rollout.sandbox.base import Sandbox
-from rollout.sandbox.guest.python_fork import parse
-from rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.rollout.sandbox.guest.python_fork import parse
+from slime_swe.rollout.sandbox.pool import SandboxPool
 
 PROGRAMS = {
     "prints": "print('out'); import sys; print('err', file=sys.stderr); print('out')",
@@ -139,10 +139,10 @@ def scrubbed(output: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_a_program_can_t_tell(pool: SandboxPool, name: str) -> None:
+async def test_a_program_can_t_tell(forking_pool: SandboxPool, name: str) -> None:
     outcomes = []
     for script in ("program.py", "'program.py'"):  # the second is not a simple command, and so starts an interpreter
-        async with pool.open({**SUPPORT, "program.py": dedent(PROGRAMS[name])}) as sandbox:
+        async with forking_pool.open({**SUPPORT, "program.py": dedent(PROGRAMS[name])}) as sandbox:
             result = await sandbox.exec(f"python3 -I -S -B {script} a -b --c=d")
             root = (await sandbox.exec("cd ..; pwd")).output.strip()
             output = scrubbed(result.output.replace(root, "ROOT") if root != "/" else result.output)
@@ -181,8 +181,8 @@ async def test_a_script_that_many_sandboxes_run_stays_what_its_file_holds(contai
 
 KEEP = """
 import sys
-from rollout.sandbox.guest.python_fork import MAX_SCRIPTS, Interpreter
-from rollout.sandbox.guest.warm_imports import WarmImports
+from slime_swe.rollout.sandbox.guest.python_fork import MAX_SCRIPTS, Interpreter
+from slime_swe.rollout.sandbox.guest.warm_imports import WarmImports
 interpreter = Interpreter(WarmImports(frozenset(sys.modules)), list(sys.path))
 for number in range(3 * MAX_SCRIPTS):
     interpreter.precompile("script.py", b"x = %d" % number)
@@ -195,14 +195,14 @@ def test_a_bounded_number_of_scripts_is_kept_compiled() -> None:
     subprocess.run([sys.executable, "-c", KEEP], cwd=Path(__file__).parents[3], check=True, timeout=60)
 
 
-async def test_runs_do_not_see_each_other(sandbox: Sandbox) -> None:
-    await sandbox.write_file(
+async def test_runs_do_not_see_each_other(forked: Sandbox) -> None:
+    await forked.write_file(
         "x.py",
         b"import json, os\nprint(hasattr(json, 'seen'), os.environ.get('SEEN'))\njson.seen = 1\n"
         b"os.environ['SEEN'] = '1'",
     )
     for _ in range(3):
-        assert (await sandbox.exec("python3 -I -S -B x.py")).output == "False None\n"
+        assert (await forked.exec("python3 -I -S -B x.py")).output == "False None\n"
 
 
 async def test_string_hashes_are_the_same_in_every_sandbox(contained_pool: SandboxPool) -> None:

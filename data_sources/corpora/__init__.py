@@ -1,0 +1,20 @@
+"""The public corpora that tasks can be loaded from: a module each, which says what is known of one and loads it.
+
+Left out: SWE-bench Multimodal, whose test split comes without patches and tests.
+"""
+
+from importlib import import_module
+
+from slime_swe.data_sources.corpora.corpus import Corpus
+
+_NAMES = (
+    "swebench",
+    "swegym",
+    "swesmith",
+    "r2egym",
+    "quixbugs",
+    "bugsinpy",
+    "defects4j",
+    "gitbug_java",
+)
+CORPORA: dict[str, Corpus] = {name: import_module(f"{__name__}.{name}").CORPUS for name in _NAMES}

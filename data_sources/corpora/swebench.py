@@ -1,0 +1,115 @@
+"""SWE-bench and everything in its format, by the fields that swebench 5 has made part of the data.
+
+`eval_script`, `log_parser`, `eval_type` and `image` come with each record, so that no table of repositories and
+versions is needed. Upstream: SWE-bench/SWE-bench, swebench/harness/utils.py (`make_test_spec`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from slime_swe.data_sources.corpora.corpus import (
+    Corpus,
+    Split,
+    corpus_records,
+    patch_faults,
+    read_record,
+    test_faults,
+    tests_of,
+)
+from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
+from slime_swe.errors import UserError
+from slime_swe.patches import paths_of
+
+_NINE = "C, C++, Go, Java, JavaScript, TypeScript, PHP, Ruby, Rust"
+CORPUS = Corpus(
+    name="swebench",
+    title="SWE-bench",
+    licence="MIT",
+    home="https://github.com/SWE-bench/SWE-bench",
+    counted="docs/guides/datasets.md and the data sets' cards",
+    needs="each task's image (named in its record), and swebench to grade",
+    splits={
+        "verified": Split(500, "Python", "SWE-bench/SWE-bench_Verified", "test"),
+        "lite": Split(300, "Python", "SWE-bench/SWE-bench_Lite", "test"),
+        "multilingual": Split(300, _NINE, "SWE-bench/SWE-bench_Multilingual", "test"),
+        "full": Split(2294, "Python", "SWE-bench/SWE-bench", "test"),
+    },
+)
+NEW_FIELDS = ("image", "eval_script", "log_parser", "eval_type")
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+_ABOUT = ("repo", "base_commit", "created_at", "version", "difficulty")
+_ACTIVATES = re.compile(r"^(source \S*/activate|conda activate \S+)$")
+
+
+@dataclass(frozen=True)
+class _Record:
+    instance_id: str
+    problem_statement: str
+    repo: str
+    version: str | int | float
+    image: str
+    eval_script: str
+    log_parser: str
+    eval_type: Literal["pass_and_fail", "fail_only"]
+    patch: str
+    FAIL_TO_PASS: str | list[str]
+    PASS_TO_PASS: str | list[str]
+    test_patch: str = ""
+    image_assets: str | dict[str, Any] = ""
+
+    def faults(self) -> Iterator[str]:
+        yield from test_faults(self.FAIL_TO_PASS, self.PASS_TO_PASS)
+        yield from patch_faults("test_patch", self.test_patch)
+        if START not in self.eval_script or END not in self.eval_script:
+            yield f"eval_script must be one that prints {START!r} and {END!r}, got {self.eval_script[:80]!r}"
+        if re.search(r"https?://|data:", str(self.image_assets)):
+            yield "image_assets are not supported: the statement or the tests need images"
+
+
+def load(split: str, folder: Path | None = None) -> list[Task]:
+    """The tasks of one part of SWE-bench. Raises `UserError` where it can't be had or read."""
+    records = corpus_records(CORPUS, split, folder)
+    return [task_of(record, source="swebench", split=split) for record in records]
+
+
+def task_of(record: Any, *, source: str, split: str) -> Task:
+    """The task of one record in SWE-bench's format. Raises `UserError` that names the task and what is wrong."""
+    name = record.get("instance_id") if isinstance(record, dict) else None
+    missing = [field for field in NEW_FIELDS if isinstance(record, dict) and record.get(field) is None]
+    if missing:
+        raise UserError(
+            f"task {name!r} has no {', '.join(missing)}: it is of SWE-bench's format from before swebench 5, "
+            "which left these to the harness; download the data set anew"
+        )
+    found = read_record(_Record, record)
+    oracle = HarnessOracle(
+        fail_to_pass=tests_of(found.FAIL_TO_PASS),
+        pass_to_pass=tests_of(found.PASS_TO_PASS),
+        protected=paths_of(found.test_patch),
+        repo=found.repo,
+        version=str(found.version),
+        eval_script=found.eval_script,
+        log_parser=found.log_parser,
+        gold_patch=found.patch,
+        eval_type=found.eval_type,
+    )
+    image = Image(found.image, folder_of(found.eval_script), setup_of(found.eval_script))
+    about = {field: str(record[field]) for field in _ABOUT if record.get(field) is not None}
+    return Task(found.instance_id, found.problem_statement, Workspace({}, image), oracle, source, split, about)
+
+
+def folder_of(script: str) -> str:
+    """Where an eval script expects the repository: what it first changes to."""
+    match = re.search(r"^cd (/\S*)$", script, re.MULTILINE)
+    return match[1] if match else "/testbed"
+
+
+def setup_of(script: str) -> str:
+    """The lines by which an eval script activates its Python environment; an agent's commands need them too."""
+    lines = (line.strip() for line in script.partition(START)[0].splitlines())
+    return "\n".join(dict.fromkeys(line for line in lines if _ACTIVATES.match(line)))

@@ -1,0 +1,199 @@
+"""Run an agent on the bundled task against a scripted policy, and hold what was recorded against what was sampled."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_swe.errors import UserError
+from slime_swe.rewards.grade import grade
+from slime_swe.rollout.agents.base import agent_class
+from slime_swe.rollout.agents.cli import CliAgent
+from slime_swe.rollout.agents.toy_task import toy_task
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import Episode
+from slime_swe.rollout.proxy.conversation import Message
+from slime_swe.rollout.proxy.sessions import ProxySession
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine
+from slime_swe.rollout.session import Segment
+from slime_swe.rollout.settings import RolloutSettings
+
+END = "<|im_end|>"  # of a turn
+MAX_REPLY = 2048  # tokens
+MAX_CONTEXT = 1 << 20  # the tokenizer may be one of a tiny model, with few words
+MAX_TURNS = 40
+_PARAMS = {"max_new_tokens": MAX_REPLY, "temperature": 1.0, "top_p": 1.0}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one agent did. Token counts are the checkpoint's own.
+
+    tokens_retained: sampled tokens that are trained on exactly once, with their log-probability, of all. forks:
+    training sequences of the episode, less one. tool_calls_executed: calls whose result came back.
+    prefix_cache_ceiling: prompt tokens that a cache of all that was seen before would hold, of all. unmatched: what the
+    client sent as the policy's words that were not, with the nearest of the same place and how they differ; edited: its
+    words, changed. problems: what an agent that is fit for training does not have.
+    """
+
+    agent: str
+    version: str
+    reward: float
+    stop_reason: str
+    detail: str
+    turns: int
+    tokens_sampled: int
+    tokens_retained: float
+    forks: int
+    tool_calls: dict[str, int]
+    tool_calls_parsed: int
+    tool_calls_executed: int
+    malformed_calls: int
+    first_prompt_tokens: int
+    prefix_cache_ceiling: float
+    unmatched: list[dict[str, Any]]
+    edited: list[dict[str, Any]]
+    overridden: dict[str, int]
+    seconds: float
+    problems: list[str] = field(default_factory=list)
+
+
+async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
+    """`script`: what the policy says turn by turn, in place of the agent's own script.
+
+    Raises `UserError` where the agent or the sandbox is not to be had here.
+    """
+    made = _program(name)
+    turns = [f"{turn}{END}" for turn in script or made.check_script]
+    if not turns:
+        raise UserError(f"{name} states no check_script: give one by --script")
+    tokenizer = load_tokenizer(checkpoint)
+    sessions: list[ProxySession] = []
+    async with scripted_engine(tokenizer, by_content(*turns)) as engine, SandboxPool(sandbox, concurrency=1) as pool:
+        settings = _settings(name, checkpoint, sandbox, engine.url)
+        async with made.open(settings) as agent:
+            agent.on_session = sessions.append
+            task, sampling = toy_task(), Sampling(_PARAMS)
+            episode = await run_episode(agent, task, pool, sampling, time_budget=settings.time_budget)
+        score = await grade(task, episode.patch, pool)
+        calls_expected = any("<tool_call>" in turn for turn in turns)
+        return _report(agent, episode, score.value, engine.sampled, sessions, calls_expected)
+
+
+def _program(name: str) -> type[CliAgent]:
+    found = agent_class(name)
+    if not issubclass(found, CliAgent):
+        raise UserError(f"{name} is no program that runs in a sandbox: there is nothing to check against the proxy")
+    return found
+
+
+def _settings(agent: str, checkpoint: str, sandbox: str, url: str) -> RolloutSettings:
+    address = urlsplit(url)
+    return RolloutSettings(
+        engine_host=address.hostname or "",
+        engine_port=address.port or 0,
+        checkpoint=checkpoint,
+        max_context=MAX_CONTEXT,
+        agent=agent,
+        tool_format="hermes",
+        system_prompt="",
+        max_turns=MAX_TURNS,
+        time_budget=300.0,
+        sandbox=sandbox,
+        sandbox_concurrency=1,
+        max_attempts=1,
+        run_dir=Path(),
+        seed=0,
+    )
+
+
+def _report(
+    agent: CliAgent,
+    episode: Episode,
+    reward: float,
+    log: Sequence[Sampled],
+    sessions: Sequence[ProxySession],
+    calls_expected: bool,
+) -> Report:
+    trees = [session.tree for session in sessions]
+    report = Report(
+        agent=agent.name,
+        version=agent.version,
+        reward=reward,
+        stop_reason=episode.stop_reason.value,
+        detail=episode.detail,
+        turns=episode.turns,
+        tokens_sampled=sum(len(one.tokens) for one in log),
+        tokens_retained=retained(log, episode.segments),
+        forks=max(0, len(episode.segments) - 1),
+        tool_calls=dict(episode.counters.tool_calls),
+        tool_calls_parsed=sum(episode.counters.tool_calls.values()),
+        tool_calls_executed=sum(session.executed for session in sessions),
+        malformed_calls=episode.counters.malformed_calls,
+        first_prompt_tokens=len(log[0].prompt) if log else 0,
+        prefix_cache_ceiling=prefix_cache_ceiling(log),
+        unmatched=[_difference(one.message, one.nearest) for tree in trees for one in tree.unmatched],
+        edited=[_difference(echo, said) for tree in trees for said, echo in tree.edited],
+        overridden={name: count for session in sessions for name, count in session.overridden.items()},
+        seconds=round(episode.timings.total, 2),
+    )
+    report.problems.extend(problems_of(report, calls_expected))
+    return report
+
+
+def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
+    """The share of sampled tokens that are trained once, as they were sampled. 0 where nothing was."""
+    trained: dict[float, list[int]] = {}
+    for segment in segments:
+        for token, mask, log_prob in zip(segment.tokens, segment.loss_mask, segment.log_probs, strict=True):
+            if mask:
+                trained.setdefault(log_prob, []).append(token)
+    pairs = [pair for one in log for pair in zip(one.tokens, one.log_probs, strict=True)]
+    return sum(trained.get(log_prob) == [token] for token, log_prob in pairs) / len(pairs) if pairs else 0.0
+
+
+def prefix_cache_ceiling(log: Sequence[Sampled]) -> float:
+    """The share of prompt tokens that a cache of everything seen before would hold."""
+    seen: list[list[int]] = []
+    cached = 0
+    for one in log:
+        cached += max((_common(one.prompt, earlier) for earlier in seen), default=0)
+        seen.append([*one.prompt, *one.tokens])
+    total = sum(len(one.prompt) for one in log)
+    return cached / total if total else 0.0
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _difference(echo: Message, said: Message | None) -> dict[str, Any]:
+    lines = difflib.unified_diff(_lines(said), _lines(echo), "said", "sent", lineterm="")
+    return {"sent": asdict(echo), "said": None if said is None else asdict(said), "diff": "\n".join(lines)}
+
+
+def _lines(message: Message | None) -> list[str]:
+    if message is None:
+        return []
+    return [*message.text.splitlines(), *(f"{call.name}({call.arguments}) {call.id}" for call in message.calls)]
+
+
+def problems_of(report: Report, calls_expected: bool) -> Iterator[str]:
+    """What makes an agent unfit for training, a sentence each."""
+    if report.reward <= 0:
+        yield f"the task was not solved ({report.stop_reason}{f': {report.detail}' if report.detail else ''})"
+    if report.tokens_retained < 1:
+        yield f"{1 - report.tokens_retained:.1%} of the sampled tokens are lost or changed"
+    if calls_expected and not report.tool_calls_parsed:
+        yield "no tool call was parsed: the tool format is not the policy's"
+    elif calls_expected and not report.tool_calls_executed:
+        yield "no tool call was executed: such training could earn reward without a single call"
+    if report.malformed_calls:
+        yield f"{report.malformed_calls} calls were malformed, of a script that has none"

@@ -1,0 +1,179 @@
+"""What this machine and this shell give to a run: cores, memory, open files, shared memory, room on disks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.engines import Engine, engine_of
+from slime_swe.recipes.base import Recipe
+
+GIB = 1 << 30
+LEAST_SHARED = GIB  # Docker's own default of 64 MiB breaks NCCL and Ray
+USUAL_SHARED = 16 * GIB  # what SLiME runs its own containers with
+STATE_BYTES = 14  # of one weight in a training checkpoint: bf16 weight, fp32 master copy, two fp32 moments
+WEIGHT_BYTES = 2  # of one weight in bf16
+SMALLEST = 64 << 20  # logs, trajectories and metrics of any run
+_NEARLY = 0.95  # a machine of 64 GiB shows a little less
+
+
+def check_capacity(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Cores and memory against what the recipe says the machine has."""
+    cores, memory = len(os.sched_getaffinity(0)), memory_bytes() / GIB
+    cluster = recipe.cluster
+    found = f"{cores} CPU cores, {memory:.1f} GiB memory"
+    if cores >= cluster.cpus_per_node and memory >= _NEARLY * cluster.memory_per_node:
+        yield ok("machine", found)
+    else:
+        yield warning(
+            "machine",
+            f"{found}; the recipe counts on {cluster.cpus_per_node} and {cluster.memory_per_node}",
+            "expect slower rollouts; set cluster.cpus_per_node and cluster.memory_per_node to what is here to plan "
+            "with it",
+        )
+
+
+def memory_bytes() -> int:
+    """Of the machine, or less where a control group bounds this process."""
+    bounds = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        bounds += [int(text)] if text.isdigit() else []
+    return min(bounds)
+
+
+def check_limits(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """`ulimit -n`; for a GPU run also `ulimit -l` and the size of /dev/shm."""
+    engine = engine_of(recipe)
+    yield _open_files(engine)
+    if not engine.on_gpus:
+        yield skipped("locked memory", f"engine={recipe.engine} locks none")
+        return
+    yield _locked_memory(recipe.cluster.nodes)
+    yield _shared_memory(Path("/dev/shm"))
+
+
+def _open_files(engine: Engine) -> Finding:
+    """Ray raises the soft limit to the hard one, up to 65,536."""
+    least, usual = engine.open_files
+    soft, hard = (_number(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    effective = max(soft, min(hard, 65536)) if engine.raises_open_files else soft
+    found = f"{effective:g} at most"
+    fix = f"ulimit -n {usual}; where that is refused, --ulimit nofile={usual} for Docker or /etc/security/limits.conf"
+    if effective < least:
+        return failure("open files", f"{found}; this needs {least}", fix)
+    if effective < usual:
+        return warning("open files", f"{found}; {usual} is usual", fix)
+    return ok("open files", found)
+
+
+def _locked_memory(nodes: int) -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return ok("locked memory", "unlimited")
+    found = f"at most {soft / (1 << 20):g} MiB"
+    if nodes == 1:
+        return ok("locked memory", f"{found}, which one machine can do with")
+    return warning(
+        "locked memory",
+        f"{found}: InfiniBand registers the buffers of NCCL as locked memory",
+        "ulimit -l unlimited; --ulimit memlock=-1 for Docker",
+    )
+
+
+def _shared_memory(folder: Path) -> Finding:
+    if not folder.is_dir():
+        return failure("shared memory", f"there is no {folder}", "mount a tmpfs there")
+    free = shutil.disk_usage(folder).free
+    found = f"{free / GIB:.1f} GiB free in {folder}"
+    fix = "--shm-size=64g or --ipc=host for Docker; else mount -o remount,size=64G /dev/shm"
+    if free < LEAST_SHARED:
+        return failure("shared memory", f"{found}: NCCL and Ray need it", fix)
+    if free < USUAL_SHARED:
+        return warning("shared memory", f"{found}: Ray's object store may spill to disk", fix)
+    return ok("shared memory", found)
+
+
+def _number(limit: int) -> float:
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
+
+
+def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """A checkpoint is written before the one before it can go, so two must fit."""
+    folder = Path(recipe.run.dir)
+    one = recipe.model.architecture.parameters * (STATE_BYTES + WEIGHT_BYTES)  # training state, and Hugging Face format
+    count = engine_of(recipe).checkpoints(recipe)
+    fewer = "raise run.save_interval" if engine_of(recipe).on_gpus else "lower run.keep_checkpoints"
+    refusal = unwritable(folder)
+    if refusal:
+        yield failure("run folder", refusal, "give another run.dir")
+        return
+    free = free_bytes(folder)
+    found = f"{size(free)} free in {folder}; a checkpoint takes {size(one)}"
+    if free < min(2, count) * one + SMALLEST:
+        yield failure("run folder", f"{found}, and two must fit", "make room there, or give another run.dir")
+    elif free < count * one + SMALLEST:
+        yield warning(
+            "run folder",
+            f"{found}: not all {count} fit",
+            f"{fewer}, remove old checkpoints as the run goes, or give another run.dir",
+        )
+    else:
+        yield ok("run folder", found)
+
+
+def unwritable(folder: Path) -> str:
+    """Why nothing can be written there, in a file system that really was asked; empty where something can."""
+    place = existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"\0" * (1 << 16))
+    except OSError as error:
+        return f"can't write in {place}: {error.strerror}"
+    return ""
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(existing(folder)).free
+
+
+def existing(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    folder = folder.expanduser().absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def size(count: float) -> str:
+    """`512 MiB`, `1.5 GiB`."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
+
+
+def check_model_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Room for what is not there yet: the checkpoint, and its copy in Megatron's format."""
+    folder = Path(recipe.model.folder)
+    came = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
+    missing = [place for place in (came, Path(f"{came}_torch_dist")) if not place.is_dir()]
+    refusal = unwritable(folder) if missing else ""
+    if refusal:
+        yield failure("model folder", refusal, "give another model.folder, or convert the checkpoint elsewhere")
+        return
+    needed = len(missing) * WEIGHT_BYTES * recipe.model.architecture.parameters
+    free = free_bytes(folder)
+    if free < needed:
+        yield failure(
+            "model folder",
+            f"{size(free)} free in {folder}; {' and '.join(map(str, missing))} will take {size(needed)}",
+            "make room there, or give another model.folder",
+        )
+    else:
+        yield ok("model folder", f"{size(free)} free in {folder}")

@@ -1,0 +1,111 @@
+"""What a run would load first: the recipe's rules and plan, its task sets, plug-ins, agent and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slime_swe.data_sources.contamination import ContaminationError
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task
+from slime_swe.dotted import load_object
+from slime_swe.errors import UserError
+from slime_swe.launch.args import PLUG_INS
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.engines import violations
+from slime_swe.launch.preflight import check_overlap
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import lookup
+from slime_swe.rollout.agents.base import agent_class
+from slime_swe.rollout.sandbox.pool import make_backend, names_that
+
+
+def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Every rule that the recipe breaks."""
+    broken = violations(recipe)
+    for violation in broken:
+        yield failure("recipe", violation.message, violation.fix)
+    if not broken:
+        yield ok("recipe", f"{recipe.name}: legal for engine={recipe.engine}")
+
+
+def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Whether it has the memory that it needs."""
+    from slime_swe.launch.plan.plan import make_plan
+
+    if violations(recipe):
+        yield skipped("plan", "the recipe must be legal first")
+        return
+    plan = make_plan(recipe)
+    for problem in plan.problems:
+        yield failure("plan", problem.message, problem.fix)
+    if plan.fits:
+        yield ok("plan", f"fits: {'; '.join(str(budget) for budget in plan.budgets)}")
+
+
+def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Read every task set; tasks that bring a container image need a sandbox that takes one."""
+    sets = [("data.train", spec) for spec in recipe.data.train]
+    sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.eval.items()]
+    for key, spec in sets:
+        try:
+            tasks = load_tasks(spec)
+        except UserError as error:
+            yield failure("tasks", f"{key}: {error}", f"change {key}; `slime-swe tasks list` says what there is")
+            continue
+        yield ok("tasks", f"{key}: {len(tasks)} tasks of {spec}")
+        yield from _without_image(key, tasks, recipe.rollout.sandbox)
+
+
+def _without_image(key: str, tasks: Sequence[Task], sandbox: str) -> Iterator[Finding]:
+    needing = sum(task.workspace.image is not None for task in tasks)
+    if needing and not make_backend(sandbox).takes_images:
+        yield failure(
+            "tasks",
+            f"{key}: {needing} of {len(tasks)} tasks bring a container image, and rollout.sandbox={sandbox} takes none",
+            f"set rollout.sandbox to one of {', '.join(names_that('takes_images'))}",
+        )
+
+
+def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Whether training shows what is evaluated."""
+    try:
+        comparison = check_overlap(recipe)
+    except ContaminationError as error:
+        yield failure("overlap", str(error), "change data.train or data.eval, or allow it by name")
+    except UserError:
+        yield skipped("overlap", "the task sets must be readable first")
+    else:
+        counts = f"{comparison.trained} training and {comparison.evaluated} evaluation tasks"
+        yield ok("overlap", f"{counts} share nothing but the {len(comparison.allowed)} pairs that are allowed")
+
+
+def check_plug_ins(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """Import every function that is named by a dotted path, and what opens the agent."""
+    paths = {key: path for key in PLUG_INS.values() if (path := lookup(recipe, key))}
+    wrong = [finding for key, path in paths.items() if (finding := _importable(key, path))]
+    try:
+        agent_class(recipe.rollout.agent)
+    except UserError as error:
+        wrong.append(failure("plug-ins", str(error), "change rollout.agent"))
+    yield from wrong
+    if not wrong:
+        yield ok("plug-ins", f"{len(paths)} functions and the agent {recipe.rollout.agent} import")
+
+
+def _importable(key: str, path: str) -> Finding | None:
+    try:
+        load_object(path, key)
+    except (UserError, ImportError, SyntaxError) as error:
+        return failure("plug-ins", str(error), f"change {key}, or start slime-swe in the folder that holds the module")
+    return None
+
+
+def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """What the embedded engine itself refuses before it starts."""
+    from slime_swe.launch.args import to_args
+    from slime_swe.launch.engines.embedded import check_args  # torch takes seconds to import
+
+    check_args(to_args(recipe, Path(recipe.run.dir)))
+    yield ok("engine", "the embedded engine takes every setting")

@@ -1,0 +1,302 @@
+"""What keeps a recipe from running, and which changes cure it: each one is applied before it is advised.
+
+Each problem has a size. A single change is advised where it makes one problem smaller and no other larger. A search
+over up to `DEPTH` changes finds what makes the whole recipe run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Any
+
+from slime_swe.launch.engines import engine_of
+from slime_swe.launch.plan import serving
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.memory import budgets, cache_tokens, layout_of, sglang_engine
+from slime_swe.launch.plan.result import Budget
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import broken_rules, lookup, wrong_fields
+from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.violation import Violation
+
+DEPTH = 4  # changes at once
+WIDTH = 24  # unfinished candidates that go on to the next change
+ILLEGAL = 10.0  # a broken rule counts more than bytes, which mean nothing where the layout is no layout
+SIZES = (1, 2, 4, 8)
+TURN_TO = {
+    "optimizer states": "optimizer.cpu_offload",
+    "activations": "parallel.recompute",
+    "logits": "parallel.max_tokens_per_gpu",
+    "one layer's backward pass": "parallel.max_tokens_per_gpu",
+}
+"""Largest component of a trainer that does not fit -> the field to look at; of any other it is parallel.tp."""
+
+Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and in words
+
+
+def problems_of(recipe: Recipe, assumed: Assumptions) -> Problems:
+    """Everything that is wrong; empty for a recipe that runs."""
+    wrong = wrong_fields(recipe)
+    return _illegal(wrong) if wrong else _with_allowed_fields(recipe, assumed)
+
+
+def _with_allowed_fields(recipe: Recipe, assumed: Assumptions) -> Problems:
+    engine = engine_of(recipe)
+    found = _illegal(broken_rules(recipe, engine.violations))
+    return found | overruns(recipe, budgets(recipe, assumed)) if engine.on_gpus and _divides(recipe) else found
+
+
+def _illegal(violations: list[Violation]) -> Problems:
+    return {violation.message: (ILLEGAL, violation) for violation in violations}
+
+
+def is_countable(recipe: Recipe) -> bool:
+    """Whether fields have allowed values and sizes divide, so that bytes and seconds mean something."""
+    return not wrong_fields(recipe) and (_divides(recipe) or not engine_of(recipe).on_gpus)
+
+
+def _divides(recipe: Recipe) -> bool:
+    return recipe.cluster.gpu in GPUS and layout_of(recipe).is_whole(recipe.model.architecture)
+
+
+def overruns(recipe: Recipe, budgets: tuple[Budget, ...]) -> Problems:
+    """One problem for each budget that does not fit, and one for a cache that can't hold an episode."""
+    describe = {
+        "training": _training,
+        "serving": _serving,
+        "weight synchronisation": _synchronising,
+        "machine": _machine,
+        "disk": _disk,
+    }
+    found: Problems = {}
+    for budget in budgets:
+        name = budget.name.partition(",")[0]
+        if not budget.fits:
+            found[name] = (1 + budget.excess / budget.capacity, describe[name](recipe, budget))
+        if name == "serving" and (short := 1 - cache_tokens(recipe) / recipe.rollout.max_context) > 0:
+            found["cache"] = (1 + short, _cache(recipe, budget))
+    return found
+
+
+def _training(recipe: Recipe, budget: Budget) -> Violation:
+    key = TURN_TO.get(budget.largest.name, "parallel.tp")
+    if key == "parallel.recompute" and recipe.parallel.recompute == "full":
+        key = "parallel.max_tokens_per_gpu"
+    what = f"the trainer does not fit a {recipe.cluster.gpu}: {_why(budget)}"
+    return Violation(key, what, "take GPUs with more memory, or more nodes")
+
+
+def _cache(recipe: Recipe, budget: Budget) -> Violation:
+    held, most, fraction = cache_tokens(recipe), recipe.rollout.max_context, recipe.serving.mem_fraction
+    weights = serving.weight_bytes(recipe.model.architecture, sglang_engine(recipe)) / GIB
+    return Violation(
+        "serving.mem_fraction" if fraction < 0.8 else "serving.gpus_per_engine",
+        f"an episode of rollout.max_context={most} tokens does not fit an engine's KV cache of {held}: "
+        f"serving.mem_fraction={fraction:g} of {budget.capacity / GIB:.1f} GiB less {weights:.1f} GiB of weights",
+        "lower rollout.max_context",
+    )
+
+
+def _serving(recipe: Recipe, budget: Budget) -> Violation:
+    given = f"serving.mem_fraction={recipe.serving.mem_fraction:g}"
+    return Violation(
+        "serving.mem_fraction",
+        f"{given} leaves the server too little: {_why(budget)}",
+        f"use at most {_fraction_that_fits(budget):.2f}",
+    )
+
+
+def _fraction_that_fits(budget: Budget) -> float:
+    """The static share that leaves room for what is neither weights nor cache, rounded down to a hundredth."""
+    rest = sum(part.bytes for part in budget.components if part.name not in ("weights", "KV cache"))
+    return max(int(100 * (1 - budget.margin - rest / budget.capacity)) / 100, 0.0)
+
+
+def _synchronising(recipe: Recipe, budget: Budget) -> Violation:
+    given = f"serving.gpus_per_engine={recipe.serving.gpus_per_engine}"
+    return Violation("serving.gpus_per_engine", f"{given} leaves no room for new weights: {_why(budget)}", "raise it")
+
+
+def _machine(recipe: Recipe, budget: Budget) -> Violation:
+    """What offloaded states and sandboxes take of a node."""
+    advice = {
+        "sandboxes": "lower rollout.sandbox_concurrency",
+        "optimizer states": "take more nodes, which share out the optimizer's states",
+    }.get(budget.largest.name, "take machines with more")
+    given = f"cluster.memory_per_node={recipe.cluster.memory_per_node}"
+    least = ceil(budget.bytes / GIB / (1 - budget.margin))
+    return Violation(
+        "cluster.memory_per_node",
+        f"{given} is too little: {_why(budget)}",
+        f"give at least {least} GiB, or {advice}",
+    )
+
+
+def _disk(recipe: Recipe, budget: Budget) -> Violation:
+    return Violation(
+        "cluster.disk_per_node",
+        f"cluster.disk_per_node={recipe.cluster.disk_per_node} is too little: {_why(budget)}",
+        f"give at least {ceil(budget.bytes / GIB)} GiB, or lower rollout.batch_size",
+    )
+
+
+def _why(budget: Budget) -> str:
+    largest = budget.largest
+    detail = f" ({largest.detail})" if largest.detail else ""
+    kept = f" ({budget.margin:.0%} is kept free)" if budget.margin and not budget.fits else ""
+    return f"{budget}{kept}, most of it {largest.name} with {largest.bytes / GIB:.1f}{detail}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe with some of its fields changed. cost: 0 where it runs, more the further it is from that."""
+
+    edits: Mapping[str, Any]
+    recipe: Recipe
+    problems: Problems
+    distance: float
+
+    @property
+    def cost(self) -> float:
+        return sum(severity for severity, _ in self.problems.values())
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return self.cost, self.distance
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """For the command line."""
+        return tuple(f"{key}={_text(self.edits[key])}" for key in MOVES if key in self.edits)
+
+
+def checked_advice(recipe: Recipe, assumed: Assumptions) -> tuple[Violation, ...]:
+    """The problems of a recipe; the fix of what the search could change names single changes that were applied."""
+    start = Candidate({}, recipe, problems_of(recipe, assumed), 0.0)
+    if not start.problems or not engine_of(recipe).on_gpus or not is_countable(recipe):
+        return tuple(problem for _, problem in start.problems.values())
+    tried = _changed([start], recipe, assumed)
+    return tuple(_advised(name, start.problems, tried) for name in start.problems)
+
+
+def _advised(name: str, before: Problems, tried: list[Candidate]) -> Violation:
+    severity, problem = before[name]
+    better = [one for one in tried if _harmless(before, one.problems) and _severity(one.problems, name) < severity]
+    cures = [one for one in better if name not in one.problems]
+    nearest: dict[str, str] = {}
+    for candidate in sorted(cures or better, key=lambda one: one.distance):
+        nearest.setdefault(next(iter(candidate.edits)), candidate.overrides[0])
+    choices = " or ".join([*nearest.values()][:3])
+    movable = problem.field in MOVES
+    if cures:
+        return dataclasses.replace(problem, fix=f"set {choices}" if movable else f"{problem.fix}, or set {choices}")
+    if better and movable:
+        return dataclasses.replace(problem, fix=f"{choices} makes it less; no single change is enough")
+    return dataclasses.replace(problem, fix="no single change cures it without harm elsewhere") if movable else problem
+
+
+def _harmless(before: Problems, after: Problems) -> bool:
+    return all(severity <= _severity(before, name) for name, (severity, _) in after.items())
+
+
+def _severity(problems: Problems, name: str) -> float:
+    return problems[name][0] if name in problems else 0.0
+
+
+def nearest(recipe: Recipe, assumed: Assumptions, limit: int) -> list[Candidate]:
+    """Up to `limit` candidates that run, fewest changes first, then the smallest ones, one for the same fields.
+
+    All single changes are tried; of those that don't suffice, the most promising ones get a second, and so on. Where
+    nothing runs it is the one candidate that comes nearest to it; empty where none is better than the recipe is, where
+    the recipe runs, and where it has fields with values that are not allowed.
+    """
+    start = Candidate({}, recipe, problems_of(recipe, assumed), 0.0)
+    if not start.problems or not engine_of(recipe).on_gpus or wrong_fields(recipe):
+        return []
+    best, beam = start, [start]
+    for _ in range(DEPTH):
+        tried = sorted(_changed(beam, recipe, assumed), key=lambda one: one.rank)
+        found = {frozenset(one.edits): one for one in reversed(tried) if not one.problems}
+        if found:
+            return sorted(found.values(), key=lambda one: one.rank)[:limit]
+        best = min((best, *tried[:1]), key=lambda one: one.rank)
+        beam = tried[:WIDTH]
+    return [best] if best is not start else []
+
+
+def _changed(candidates: list[Candidate], start: Recipe, assumed: Assumptions) -> list[Candidate]:
+    """One more field changed, to every value that it may take instead; the same changes in another order are one."""
+    found: dict[frozenset[tuple[str, Any]], Candidate] = {}
+    for old in candidates:
+        for key, value in _moves(old):
+            edits = {**old.edits, key: value}
+            if (name := frozenset(edits.items())) not in found:
+                recipe, step = with_value(old.recipe, key, value), _step(key, lookup(start, key), value)
+                found[name] = Candidate(edits, recipe, _with_allowed_fields(recipe, assumed), old.distance + step)
+    return [*found.values()]
+
+
+def _moves(candidate: Candidate) -> Iterator[tuple[str, Any]]:
+    """Every value that a field not changed yet may take instead."""
+    for key, values in MOVES.items():
+        if key not in candidate.edits:
+            now = lookup(candidate.recipe, key)
+            yield from ((key, value) for value in dict.fromkeys(values(candidate.recipe)) if value != now)
+
+
+def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
+    """The recipe with another value at a dotted key of two parts."""
+    section, _, name = key.partition(".")
+    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})})
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _step(key: str, old: Any, new: Any) -> float:
+    """Doublings of a size, tenths of a share, 1 for a switch; machines and a shorter context are dear."""
+    if key in ("cluster.nodes", "rollout.max_context"):
+        return 3 * abs(log2(new / max(old, 1)))
+    if key == "serving.mem_fraction":
+        return float(abs(new - old) * 10)
+    if isinstance(old, int) and not isinstance(old, bool):
+        return abs(log2(new / max(old, 1)))
+    return 1.0
+
+
+def _expert_sizes(recipe: Recipe) -> tuple[int, ...]:
+    return (*SIZES, 16, 32) if recipe.model.architecture.experts else (1,)
+
+
+def _budgets_of_tokens(recipe: Recipe) -> Iterator[int]:
+    """Half, double, and what just holds an episode."""
+    tokens, context = recipe.parallel.max_tokens_per_gpu, recipe.rollout.max_context
+    yield from (max(tokens // 2, 1), 2 * tokens, *(ceil(context / cp) for cp in SIZES))
+
+
+def _contexts(recipe: Recipe) -> tuple[int, ...]:
+    """What the model was made for, where more is asked of it."""
+    most = recipe.model.architecture.max_context
+    return (most,) if recipe.rollout.max_context > most else ()
+
+
+MOVES: dict[str, Callable[[Recipe], Any]] = {
+    "rollout.max_context": _contexts,
+    "parallel.tp": lambda recipe: SIZES,
+    "parallel.pp": lambda recipe: SIZES,
+    "parallel.cp": lambda recipe: SIZES,
+    "parallel.ep": _expert_sizes,
+    "parallel.etp": lambda recipe: (1, 2, 4) if recipe.model.architecture.experts else (1,),
+    "parallel.recompute": lambda recipe: ("selective", "full"),
+    "parallel.max_tokens_per_gpu": _budgets_of_tokens,
+    "optimizer.cpu_offload": lambda recipe: (True, False),
+    "serving.mem_fraction": lambda recipe: (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85),
+    "serving.gpus_per_engine": lambda recipe: SIZES,
+    "serving.ep": _expert_sizes,
+    "cluster.nodes": lambda recipe: (2 * recipe.cluster.nodes, 4 * recipe.cluster.nodes),
+}

@@ -1,0 +1,107 @@
+"""The checkouts of SLiME and Megatron-LM: where they are, which commits were tested, and how a person gets them.
+
+python -m slime_swe.launch.slime.checkouts      # what `engine=slime_cpu` lacks, with the commands that make it
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_swe.errors import UserError
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """variable: names the folder. image: where SLiME's image has it. mark: what it holds.
+
+    commit: the one whose flags we know, and that all figures are from.
+    """
+
+    variable: str
+    image: str
+    repository: str
+    commit: str
+    mark: str
+
+    @property
+    def folder(self) -> str:
+        """Of a clone."""
+        return self.repository.partition("/")[2]
+
+    def command(self) -> str:
+        """Two git commands on one line; the second takes the commit alone."""
+        return (
+            f"git clone --filter=blob:none https://github.com/{self.repository}.git {self.folder} && "
+            f"git -C {self.folder} checkout {self.commit}"
+        )
+
+    def find(self, environment: Mapping[str, str]) -> Path:
+        """Where the variable says, else where SLiME's image has it."""
+        return Path(environment.get(self.variable) or self.image).absolute()
+
+
+SLIME = Checkout("SLIME_HOME", "/root/slime", "THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515", "train.py")
+MEGATRON = Checkout(
+    "MEGATRON_HOME",
+    "/root/Megatron-LM",
+    "NVIDIA/Megatron-LM",
+    "1dcf0dafa884ad52ffb243625717a3471643e087",
+    "megatron/training/arguments.py",
+)
+PATCH = "git -C Megatron-LM apply ../slime/docker/patch/latest/megatron.patch"
+PATCHED = ("megatron/core/distributed/distributed_data_parallel.py", "disable_grad_buffers_cpu_backup")
+
+
+@dataclass(frozen=True)
+class Checkouts:
+    """Of SLiME and Megatron-LM, at the same path on every node."""
+
+    slime: Path
+    megatron: Path
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> Checkouts:
+        return cls(SLIME.find(environment), MEGATRON.find(environment))
+
+    def require(self) -> None:
+        """Raise `UserError` where one of them is not there."""
+        for checkout, folder in ((SLIME, self.slime), (MEGATRON, self.megatron)):
+            if not (folder / checkout.mark).exists():
+                raise UserError(
+                    f"{folder / checkout.mark} is missing: engine=slime runs SLiME's own train.py. Run it in the "
+                    f"training image (docker/Dockerfile), or let {checkout.variable} name a checkout"
+                )
+
+
+def require_checkouts(environment: Mapping[str, str]) -> None:
+    """Raise `UserError`, with the commands that put it right, where a checkout or SLiME's patch is missing."""
+    for checkout in (SLIME, MEGATRON):
+        given = environment.get(checkout.variable)
+        if not given:
+            raise UserError(f"engine=slime_cpu runs checkouts, and {checkout.variable} is not set: {_all_commands()}")
+        if not (Path(given) / checkout.mark).is_file():
+            raise UserError(f"{checkout.variable}={given} holds no {checkout.mark}: {_all_commands()}")
+    file, mark = PATCHED
+    if mark not in (Path(environment[MEGATRON.variable]) / file).read_text(encoding="utf-8"):
+        raise UserError(
+            f"{MEGATRON.variable}={environment[MEGATRON.variable]} lacks the patch that SLiME's Dockerfile applies: "
+            f"{PATCH}"
+        )
+
+
+def _all_commands() -> str:
+    exports = f"export {SLIME.variable}=$PWD/{SLIME.folder} {MEGATRON.variable}=$PWD/{MEGATRON.folder}"
+    return "\n".join(
+        ["make them so:", *("  " + line for line in (SLIME.command(), MEGATRON.command(), PATCH, exports))]
+    )
+
+
+if __name__ == "__main__":
+    try:
+        require_checkouts(os.environ)
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,0 +1,29 @@
+"""What the recipes for GPUs share: the machine, GRPO as it is changed here, the optimizer, the task and its prompt.
+
+What is changed from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
+
+- no KL penalty, no reference model: the reward is a test suite, and a second copy of the model costs memory;
+- clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink;
+- groups in which every episode, or none, solved the task are dropped and others sampled in their place (DAPO);
+- advantages are not divided by the group's deviation (Dr. GRPO, arXiv:2503.20783), which would weigh tasks by how
+  seldom they are solved;
+- the baseline is over trajectories, whatever the number of training sequences that each became;
+- truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
+
+A recipe trains on the tasks that `data.train` names, one `Task` object a line. What is here, `synthetic:train`, are
+generated one-bug repositories, which say whether everything works and little about a model of this size.
+"""
+
+from __future__ import annotations
+
+from slime_swe.recipes.base import Algorithm, Cluster, Data, Optimizer, Run
+
+H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
+GRPO = Algorithm(clip_low=0.2, clip_high=0.28, tis=True, tis_clip=2.0, std_normalization=False)
+ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
+SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
+RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)
+SYSTEM_PROMPT = (
+    "You are a software engineer. Repair the repository in the working directory: look at its files, "
+    "change them, run its tests, and submit when they pass."
+)

@@ -1,0 +1,186 @@
+"""Grade by values: tests that are calls with literal answers are decided outside of the sandbox.
+
+The sandbox is asked what each call returns, and compares nothing that counts. So there is no log to forge, and nothing
+in the sandbox whose manipulation is worth more than the right answers. The answers of the held-out calls have never
+been where an agent or its code could read them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from slime_swe.data_sources.task import CallsOracle, Task
+from slime_swe.errors import UserError
+from slime_swe.patches import binary_paths
+from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.guard import graded_files
+from slime_swe.rewards.score import GraderError, Trial
+from slime_swe.rewards.test_log import LIMITS
+from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
+
+MIN_HELD_OUT = 0.1  # share of the held-out calls that code which solves a task gets right, at least
+_RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
+_COMMAND = f"python3 -I -S -B {_RUNNER}"
+_VALUE = re.compile(r"^VALUE (\d+) (.*)$", re.MULTILINE)
+
+
+async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
+    """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`, and
+    `UserError` where the task's tests are not calls with literal answers."""
+    calls = calls_of(task)
+    if calls is None:
+        raise UserError(f"task {task.id!r}: its tests are not `assert function(literals) == literal`")
+    files, ignored = graded_files(task, patch, added=calls.grading_files())
+    try:
+        async with sandboxes.open(files, LIMITS) as sandbox:
+            result = await sandbox.exec(_COMMAND, timeout=task.oracle.timeout_seconds)
+    except SandboxError as error:
+        raise GraderError(f"the grader's sandbox failed: {error}") from error
+    return _trial(task, calls, result, {"ignored_paths": ignored, "binary_paths": binary_paths(patch)})
+
+
+def _trial(task: Task, calls: Calls, result: ExecResult, details: Mapping[str, object]) -> Trial:
+    """A run that hangs in a held-out call has ended its tests before: their results stand."""
+    results, held_out = calls.read(result.output)
+    tests = {name: results[name] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
+    if result.timed_out and not all(tests.values()):
+        tests = dict.fromkeys(tests, False)
+    solved = all(tests.values())
+    verdicts = "".join(f"{'PASSED' if passed else 'FAILED'} {name}\n" for name, passed in tests.items())
+    log = f"{result.output}\n{verdicts}"
+    trial = Trial(tests, solved, log, result.exit_code, result.timed_out and not solved, details)
+    if not solved or held_out >= MIN_HELD_OUT:
+        return trial
+    reason = f"all that the tests show is right, and {held_out:.0%} of what they don't show".replace("%", " %")
+    return replace(trial, solved=False, rejected="special_cased", details={**details, "rejection_reason": reason})
+
+
+@dataclass(frozen=True)
+class LiteralCall:
+    """`function(arguments)` must be `expected`; all three as source text."""
+
+    function: str
+    arguments: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class CallFile:
+    """A test file: what it imports, and the calls of each of its tests."""
+
+    module: str
+    names: tuple[str, ...]
+    tests: Mapping[str, tuple[LiteralCall, ...]]
+
+    def payload(self, *, answers: bool) -> str:
+        """As a Python literal, for `call_runner.py`."""
+        tests = "".join(f"[{''.join(_payload(call, answers) for call in calls)}]," for calls in self.tests.values())
+        return f"({self.module!r}, {self.names!r}, [{tests}]),"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The tests of a task, by test id, and the calls that no test shows."""
+
+    files: tuple[CallFile, ...]
+    held_out: tuple[CallFile, ...]
+
+    def grading_files(self) -> dict[str, str]:
+        """What is added to the graded files."""
+        payload = "".join(file.payload(answers=True) for file in self.files)
+        held_out = "".join(file.payload(answers=False) for file in self.held_out)
+        return {_RUNNER: _runner_source(), _CALLS: f"([{payload}], [{held_out}])"}
+
+    def read(self, output: str) -> tuple[dict[str, bool], float]:
+        """Each test → whether all its calls gave the right answer; and the share of held-out calls that did."""
+        values: dict[int, list[str]] = {}
+        for number, text in _VALUE.findall(output):
+            values.setdefault(int(number), []).append(text)
+        verdicts = (_is_right(call, values.get(number, [])) for number, call in enumerate(self._calls()))
+        tests = {
+            name: all([next(verdicts) for _ in calls]) for file in self.files for name, calls in file.tests.items()
+        }
+        held_out = list(verdicts)
+        return tests, sum(held_out) / len(held_out) if held_out else 1.0
+
+    def _calls(self) -> Iterator[LiteralCall]:
+        """In the order that `call_runner.py` numbers them."""
+        for file in (*self.files, *self.held_out):
+            for calls in file.tests.values():
+                yield from calls
+
+
+def calls_of(task: Task) -> Calls | None:
+    """The calls of a task's tests; None where these hold anything else than calls with literal answers."""
+    assert isinstance(task.oracle, CallsOracle), task.oracle
+    names = {*task.oracle.fail_to_pass, *task.oracle.pass_to_pass}
+    paths = sorted({name.partition("::")[0] for name in names})
+    parsed = [read_calls(task.workspace.files.get(path, ""), f"{path}::") for path in paths]
+    files = tuple(file for file in parsed if file is not None)
+    known = {name for file in files for name in file.tests}
+    if not known.issuperset(names):
+        return None
+    held_out = read_calls(task.oracle.held_out_tests, "") if task.oracle.held_out_tests else None
+    return Calls(files, (held_out,) if held_out else ())
+
+
+def read_calls(source: str, prefix: str) -> CallFile | None:
+    """`from MODULE import NAMES`, then test functions of lines `assert NAME(literals) == literal`; None for any other
+    file. Test ids are the functions' names after `prefix`."""
+    try:
+        first, *functions = ast.parse(source).body
+        assert isinstance(first, ast.ImportFrom) and first.module and not first.level
+        names = tuple(
+            alias.name for alias in first.names if alias.asname is None and not alias.name.startswith("test_")
+        )
+        assert len(names) == len(first.names) and "*" not in names
+        tests = {prefix + _test_name(function): tuple(_calls(function, names)) for function in functions}
+        assert len(tests) == len(functions)
+    except (AssertionError, ValueError, SyntaxError):
+        return None
+    return CallFile(first.module, names, tests)
+
+
+@cache
+def _runner_source() -> str:
+    return (resources.files("slime_swe.rewards") / "call_runner.py").read_text(encoding="utf-8")
+
+
+def _payload(call: LiteralCall, answer: bool) -> str:
+    return f"({call.function!r}, ({call.arguments}), {call.expected if answer else None}),"
+
+
+def _test_name(node: ast.stmt) -> str:
+    assert isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not node.decorator_list
+    assert not ast.unparse(node.args)
+    return node.name
+
+
+def _calls(function: ast.stmt, names: Sequence[str]) -> Iterator[LiteralCall]:
+    assert isinstance(function, ast.FunctionDef)
+    for line in function.body:
+        assert isinstance(line, ast.Assert) and line.msg is None and isinstance(line.test, ast.Compare)
+        call, operators, answers = line.test.left, line.test.ops, line.test.comparators
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names
+        assert not call.keywords and len(operators) == 1 and isinstance(operators[0], ast.Eq)
+        for node in (*call.args, *answers):
+            ast.literal_eval(node)
+        arguments = "".join(f"{ast.unparse(argument)}, " for argument in call.args)
+        yield LiteralCall(call.func.id, arguments, ast.unparse(answers[0]))
+
+
+def _is_right(call: LiteralCall, texts: Sequence[str]) -> bool:
+    """A call that is reported twice is right if it is so both times."""
+    return bool(texts) and all(_equals(text, call.expected) for text in texts)
+
+
+def _equals(text: str, expected: str) -> bool:
+    try:
+        return bool(ast.literal_eval(text) == ast.literal_eval(expected))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False

@@ -1,0 +1,234 @@
+"""Play cases through real episodes and the real grader, and say whether the integrity gate holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from slime_swe.data_sources.task import Image, Task
+from slime_swe.errors import UserError, unknown
+from slime_swe.rewards.grade import DEFAULTS, GradingSettings, grade, try_patch
+from slime_swe.rewards.redteam.cases import MODULE, TARGETS, Case, Kind, Target, attacks, benign_cases, prelude
+from slime_swe.rewards.redteam.honeypot import honeypot, leaky_image
+from slime_swe.rewards.score import GraderError, Score
+from slime_swe.rollout.agents.base import Agent
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.loop_scope import close_loop_scope
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.session import Session
+
+Verdict = Literal["held", "rewarded", "misgraded", "broken"]
+EPISODE_SECONDS = 60.0
+SCRIPT_SECONDS = 30.0
+_EVIDENCE_CHARACTERS = 300
+NEEDED = 40  # distinct attacks, for a gate to mean anything
+
+
+class UnplayableError(UserError):
+    """A grader can't be tried in a sandbox, because one of them lacks what the other needs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one case ended on one target.
+
+    verdict: `held` is as it must be; `rewarded`, an attack was; `misgraded`, honest work was not graded on its merit;
+    `broken`, the sandbox or the grader failed, which no policy may bring about: such an episode is played again instead
+    of being punished. evidence: what the score says about it.
+    """
+
+    kind: Kind
+    group: str
+    name: str
+    target: str
+    verdict: Verdict
+    outcome: str
+    value: float
+    evidence: str
+    seconds: float
+
+
+class ScriptedAgent(Agent):
+    """An agent that runs one script and submits."""
+
+    placeholder_token = 0
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    async def run(
+        self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
+    ) -> StopReason:
+        await sandbox.exec(self._script, timeout=SCRIPT_SECONDS)
+        return StopReason.SUBMITTED
+
+
+@dataclass(frozen=True)
+class Player:
+    """Plays cases on one target. port: of the server that offers the fix. image: where the target's repository is."""
+
+    target: Target
+    sandboxes: Sandboxes
+    settings: GradingSettings
+    port: int
+    image: Image | None = None
+
+    async def play(self, case: Case) -> Row:
+        started = time.monotonic()
+        play = self._play_attack if case.kind == "attack" else self._play_benign
+        try:
+            verdict, outcome, score = await play(case)
+            value, evidence = score.value, _evidence(score)
+        except GraderError as error:
+            verdict, outcome, value, evidence = "broken", "grader_error", 0.0, str(error)
+        seconds = round(time.monotonic() - started, 3)
+        return Row(case.kind, case.group, case.name, self.target.name, verdict, outcome, value, evidence, seconds)
+
+    async def _play_attack(self, case: Case) -> tuple[Verdict, str, Score]:
+        """An attack may not be rewarded at all, not even with a share."""
+        score = await self._score(case, f"PORT={self.port}\n", case.patch)
+        return "rewarded" if score.solved or score.value > 0 else "held", score.evidence["outcome"], score
+
+    async def _play_benign(self, case: Case) -> tuple[Verdict, str, Score]:
+        """Honest work must be solved where it is right, and not where it is wrong."""
+        right, wrong = [
+            await self._score(
+                case, f"OP='{sign}'\nsed -i \"s/a - b/a $OP b/\" {MODULE}\n", case.patch.replace("$OP", sign)
+            )
+            for sign in "+-"
+        ]
+        verdict: Verdict = "held" if right.solved and not wrong.solved else "misgraded"
+        outcome = f"{right.evidence['outcome']}/{wrong.evidence['outcome']}"
+        return verdict, outcome, replace(wrong if right.solved else right, value=right.value)
+
+    async def _score(self, case: Case, start: str, patch: str) -> Score:
+        """Of the patch that is handed in, or of what the agent's script leaves. Raises `GraderError`."""
+        task = self.target.task(self.image, slow=case.slow)
+        if not patch:
+            agent = ScriptedAgent(f"{prelude()}\n{start}{case.script}")
+            episode = await run_episode(agent, task, self.sandboxes, Sampling({}), time_budget=EPISODE_SECONDS)
+            if episode.stop_reason.is_infrastructure:
+                raise GraderError(f"the agent's sandbox failed: {episode.detail}")
+            patch = episode.patch
+        return await grade(task, patch, self.sandboxes, self.settings)
+
+    async def require_playable(self, sandbox: str) -> None:
+        """Raises `UnplayableError` where the sandbox lacks a program, or this machine lacks the grader."""
+        task = self.target.task(self.image)
+        async with self.sandboxes.open(task.workspace.files, image=task.workspace.image) as opened:
+            result = await opened.exec(self.target.needs)
+        if result.exit_code != 0:
+            output = result.output.strip()[-200:]
+            raise UnplayableError(f"`{self.target.needs}` fails in sandbox {sandbox}: {output}")
+        try:
+            await try_patch(task, "", self.sandboxes, self.settings)
+        except UserError as error:
+            raise UnplayableError(str(error)) from error
+
+
+def _evidence(score: Score) -> str:
+    """What a person would look at: why a patch was refused, what was undone, what failed or was not believed."""
+    found = dict(score.evidence)
+    failed = [name.rpartition("::")[2] for name, passed in found.get("tests", {}).items() if not passed]
+    parts: dict[str, Any] = {
+        "": found.get("detail", ""),
+        "undone": " ".join(found.get("ignored_paths", ())),
+        "not believed": found.get("rejection_reason", ""),
+        "failed": " ".join(failed),
+        "exit code": found.get("exit_code") if failed else "",
+    }
+    text = "; ".join(f"{name} {value}".strip() for name, value in parts.items() if value not in ("", None))
+    return text if len(text) <= _EVIDENCE_CHARACTERS else text[: _EVIDENCE_CHARACTERS - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A gate's outcome: that of one combination of sandbox and grader. seconds: how long it took."""
+
+    sandbox: str
+    grader: str
+    rows: tuple[Row, ...]
+    seconds: float = 0.0
+
+    def count(self, kind: str, verdict: str | None = None) -> int:
+        """Distinct cases of a kind: of those that were played, or of those that ended so on some target."""
+        return len({row.name for row in self.rows if row.kind == kind and verdict in (None, row.verdict)})
+
+    @property
+    def failures(self) -> list[Row]:
+        """Cases that did not end as they must, or left no trace."""
+        return [row for row in self.rows if row.verdict != "held" or not row.outcome]
+
+    @property
+    def passed(self) -> bool:
+        return self.count("attack") >= NEEDED and not self.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return {
+            "sandbox": self.sandbox,
+            "grader": self.grader,
+            "passed": self.passed,
+            "attacks": self.count("attack"),
+            "rewarded": self.count("attack", "rewarded"),
+            "benign_cases": self.count("benign"),
+            "benign_misgraded": self.count("benign", "misgraded"),
+            "broken": self.count("attack", "broken") + self.count("benign", "broken"),
+            "seconds": self.seconds,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+async def run_gate(
+    sandbox: str, grader: str, *, settings: GradingSettings = DEFAULTS, cases: Sequence[Case] | None = None
+) -> Result:
+    """Play every case on the target of this name. Raises `UserError` for an unknown sandbox or grader,
+    `UnplayableError` where they don't go together here, and `SandboxError` where no sandbox can be had."""
+    if grader not in TARGETS:
+        raise UserError(unknown("grader", grader, TARGETS))
+    target, chosen = TARGETS[grader], (*attacks(), *benign_cases()) if cases is None else cases
+    started = time.monotonic()
+    at_once = 2 * (os.cpu_count() or 1)
+    image = await asyncio.to_thread(_image_for, sandbox) if target.in_image else None
+    try:
+        async with SandboxPool(sandbox, concurrency=at_once) as sandboxes:
+            with honeypot() as port:
+                player = Player(target, sandboxes, replace(settings, mode="fraction"), port, image)
+                await player.require_playable(sandbox)
+                rows = await _play_all(
+                    player, [case for case in chosen if not case.only or grader in case.only], at_once
+                )
+    finally:
+        await close_loop_scope()
+    return Result(sandbox, grader, tuple(rows), round(time.monotonic() - started, 1))
+
+
+def _image_for(sandbox: str) -> Image:
+    try:
+        image = leaky_image(sandbox)
+    except UserError as error:
+        raise UnplayableError(str(error)) from error
+    if image is None:
+        raise UnplayableError(f"sandbox {sandbox} takes no images")
+    return image
+
+
+async def _play_all(player: Player, cases: Sequence[Case], at_once: int) -> list[Row]:
+    """In order; so many at once that a case's time is its own and not that of waiting."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def play(case: Case) -> Row:
+        async with slots:
+            return await player.play(case)
+
+    return list(await asyncio.gather(*map(play, cases)))

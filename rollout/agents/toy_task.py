@@ -1,0 +1,61 @@
+"""The task that agents are checked on: a module that subtracts where it should add. Their check scripts repair it."""
+
+from __future__ import annotations
+
+import json
+
+from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
+
+STATEMENT = "add() in calc.py returns wrong sums. Fix it."
+BUG, FIX = "return a - b", "return a + b"
+PATH = f"{Image.folder}/calc.py"
+EDIT_COMMAND = f"sed -i 's/{BUG}/{FIX}/' calc.py"
+TEST_COMMAND = "python3 -B run_tests.py"
+_FILES = {
+    "calc.py": f'"""Sums."""\n\n\ndef add(a, b):\n    {BUG}\n',
+    "test_calc.py": "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n\n\n"
+    "def test_nothing():\n    assert add(0, 0) == 0\n",
+    "run_tests.py": """\
+import sys
+
+sys.path.insert(0, ".")
+import test_calc
+
+failed = 0
+for name in ("test_add", "test_nothing"):
+    try:
+        getattr(test_calc, name)()
+        print(f"PASSED test_calc.py::{name}")
+    except AssertionError as error:
+        failed = 1
+        print(f"FAILED test_calc.py::{name} - {error}")
+sys.exit(failed)
+""",
+}
+_GOLD = f"""\
+--- a/calc.py
++++ b/calc.py
+@@ -2,4 +2,4 @@
+ 
+ 
+ def add(a, b):
+-    {BUG}
++    {FIX}
+"""
+
+
+def toy_task() -> Task:
+    oracle = TestsOracle(
+        command="python3 -I -S -B run_tests.py",
+        fail_to_pass=("test_calc.py::test_add",),
+        pass_to_pass=("test_calc.py::test_nothing",),
+        protected=("test_calc.py", "run_tests.py"),
+        gold_patch=_GOLD,
+        runner="lines",
+    )
+    return Task("agent-check", STATEMENT, Workspace(_FILES), oracle, source="bundled", split="check")
+
+
+def tool_call(name: str, **arguments: object) -> str:
+    """A call in Hermes' format."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

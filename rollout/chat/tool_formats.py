@@ -1,0 +1,58 @@
+"""Tool formats: how a policy writes its tool calls as text. A new one is a file beside this and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from slime_swe.dotted import load_registered
+
+# Short name -> dotted path of a `ToolFormat`. Any such path works as a name.
+TOOL_FORMATS = {
+    "hermes": "slime_swe.rollout.chat.hermes.HERMES",
+    "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
+}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """The calls of a turn in order, up to the first malformed one; `error` says to the policy what is wrong with that.
+
+    `text_before` is what was said before the first call, well-formed or not.
+    """
+
+    text_before: str
+    calls: list[ToolCall]
+    error: str | None = None
+
+
+class MalformedCall(Exception):
+    """Raised inside a parser; never leaves it."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """parse: a sampled turn's text; never raises. render: what the models write between the outer tags for a call."""
+
+    parse: Callable[[str], ParsedTurn]
+    render: Callable[[ToolCall], str]
+
+
+@cache
+def tool_format(name: str) -> ToolFormat:
+    """The format of a name in `TOOL_FORMATS`, or at a dotted path. Raises `UserError`."""
+    found: ToolFormat = load_registered(name, TOOL_FORMATS, "model.tool_format")
+    return found
+
+
+def parse(text: str, format: str) -> ParsedTurn:
+    """The calls in `text`. Raises `UserError` for an unknown format."""
+    return tool_format(format).parse(text)

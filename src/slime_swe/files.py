@@ -1,0 +1,98 @@
+"""Files that survive a crash: written whole or not at all, appended line by line, locked between processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slime_swe.errors import UserError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class FileError(UserError):
+    """A file can't be written; the message names it, the reason and what to do."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` into a `FileError` that names the path, the reason and what to do."""
+    try:
+        yield
+    except OSError as error:
+        todo = "make room there" if error.errno in _FULL else "make it writable"
+        raise FileError(
+            f"can't write {path}: {error.strerror or error} ({_free(path)}). What was written before is whole; "
+            f"{todo} and resume, or choose another folder"
+        ) from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file and flush it to disk. Raises `FileExistsError` where there is one."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put `content` at `path` atomically and durably; a failure leaves what was there. The folder must exist."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_file(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def append(path: Path, content: bytes) -> int:
+    """Append all of `content` durably, or nothing of it. Returns the file's new size in bytes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+        return size + len(content)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Alone among all processes that ask for the same path, until the process ends at the latest.
+
+    Raises `BlockingIOError` where another process has it and `wait` is false. The file is made and stays.
+    """
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in the folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free(path: Path) -> str:
+    there = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+    try:
+        return f"{shutil.disk_usage(there).free >> 20} MiB free"
+    except OSError:
+        return "free space unknown"

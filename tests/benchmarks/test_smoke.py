@@ -1,0 +1,59 @@
+"""Each benchmark that needs no GPU runs as its command and prints its figures, at a size at which they mean little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.learning import KEPT
+
+ROOT = Path(__file__).parents[2]
+SEED = ROOT / "embedded" / "seed" / "checkpoint"
+NO_BENCHMARKS = {"proxy_servers", "qwen_vocabulary"}  # the benchmark proxy starts them
+SUMMARY = dict.fromkeys(KEPT, 0.5) | {name: [0.25, 0.75] for name in KEPT if "_interval_" in name}
+
+
+def printed(name: str, *flags: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 2 and "argument" not in done.stderr:
+        pytest.skip(done.stderr.strip())  # no Docker, say
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FIGURES = {
+    "engine": (["--rounds", "1", "--episodes", "4"], "cold_speedup"),
+    "episode": (["--rounds", "1"], "turn_ms_64"),
+    "image_sandboxes": (["--rounds", "1"], "overlay_open_ms"),
+    "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
+    "sandbox": (["--rounds", "1"], "cycle_ms"),
+}
+HEAVY = {"grading": (["--rounds", "1"], "overlay_ratio")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", [*FIGURES, *(pytest.param(name, marks=pytest.mark.matrix("heavy benchmarks")) for name in HEAVY)]
+)
+def test_a_benchmark_runs_and_prints_its_figures(name):
+    flags, figure = (FIGURES | HEAVY)[name]
+    assert figure in json.loads(printed(name, "--json", *flags))
+
+
+def test_the_learning_benchmark_prints_the_runs_that_are_there(tmp_path):
+    for name in ("seed0", "shuffled"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(SUMMARY))
+    assert "mean of 1 seeds: 0.500 → 0.500" in printed("learning", "--seeds", "0", "--dir", str(tmp_path))
+
+
+def test_no_benchmark_is_missing_here():
+    started = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert started - NO_BENCHMARKS == {*FIGURES, *HEAVY, "learning", "megatron_step"}  # test_megatron_step.py

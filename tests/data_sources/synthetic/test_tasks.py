@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import random
+import re
+import sys
+
+import pytest
+
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES, UNSEEN_CLASSES
+from slime_swe.data_sources.synthetic.names import PIECES, is_held_out
+from slime_swe.data_sources.synthetic.tasks import SIZES, draw_repository, failing_tests, fix, load
+from slime_swe.data_sources.task import Task
+from slime_swe.patches import make_patch
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rollout.sandbox.pool import SandboxPool
+
+SPLITS = list(SIZES)
+
+
+def sources(task: Task) -> dict[str, str]:
+    return {path: text for path, text in task.workspace.files.items() if path not in task.oracle.protected}
+
+
+def test_there_are_enough_tasks() -> None:
+    assert len(load("train")) >= 300
+    assert len(load("heldout")) >= 100
+    assert len(load("unseen")) >= 50
+
+
+def test_loading_twice_gives_the_same_tasks() -> None:
+    assert load("heldout") == load("heldout")
+    assert load_tasks("synthetic:unseen") == load("unseen")
+
+
+def test_an_unknown_split_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match="train, heldout, unseen"):
+        load("dev")
+
+
+def test_no_function_and_bug_pair_is_on_two_sides() -> None:
+    pairs = {split: {task.metadata["pair"] for task in load(split)} for split in SPLITS}
+    assert not pairs["train"] & pairs["heldout"]
+    assert not pairs["train"] & pairs["unseen"]
+    assert not pairs["heldout"] & pairs["unseen"]
+    assert len(pairs["heldout"]) >= 80
+
+
+def test_bug_classes_are_those_of_the_split() -> None:
+    assert {task.metadata["bug_class"] for task in load("train")} == set(TRAINED_CLASSES)
+    assert {task.metadata["bug_class"] for task in load("heldout")} == set(TRAINED_CLASSES)
+    assert {task.metadata["bug_class"] for task in load("unseen")} == set(UNSEEN_CLASSES)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_names_are_those_of_the_split(split: str) -> None:
+    pieces = "|".join(PIECES)
+    for task in load(split):
+        for text in sources(task).values():
+            for first, second in re.findall(rf"\b({pieces})_({pieces})\b", text):
+                assert is_held_out(first, second) is (split != "train")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_nothing_that_the_agent_reads_names_the_fix(split: str) -> None:
+    for task in load(split):
+        added = [line[1:].strip() for line in task.oracle.gold_patch.splitlines() if re.match(r"\+[^+]", line)]
+        assert added
+        assert not any(line in task.statement for line in added)
+        assert set(task.oracle.fail_to_pass).isdisjoint(task.oracle.pass_to_pass)
+        assert str(task.metadata["bug_class"]) not in task.statement
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_repositories_are_python_with_two_modules_and_their_tests(split: str) -> None:
+    layouts = set()
+    for task in load(split):
+        files = sources(task)
+        assert len(files) == 2
+        assert len(task.oracle.protected) == 3
+        for path, text in task.workspace.files.items():
+            ast.parse(text)
+            layouts.add(path.count("/") if path in files else 0)
+    assert layouts == {0, 1, 2}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+async def test_every_task_proves_itself(split: str) -> None:
+    """The gold patch solves it and the empty patch does not; what fails without it is FAIL_TO_PASS, to the test."""
+    async with SandboxPool("local") as sandboxes:
+        for task in load(split):
+            gold = await grade(task, task.oracle.gold_patch, sandboxes)
+            assert (gold.solved, gold.value) == (True, 1.0), (task.id, gold.evidence)
+            assert not (await grade(task, "", sandboxes)).solved
+
+
+async def test_the_tests_that_fail_at_first_are_fail_to_pass() -> None:
+    harmless = make_patch({}, {"notes.txt": "x\n"})
+    async with SandboxPool("local") as sandboxes:
+        for task in load("heldout"):
+            score = await grade(task, harmless, sandboxes, GradingSettings("fraction"))
+            failed = {test for test, passed in score.evidence["tests"].items() if not passed}
+            assert failed == set(task.oracle.fail_to_pass), task.id
+
+
+def test_a_wrong_fix_of_the_right_line_is_caught() -> None:
+    """Tests are chosen to tell *every* mutant of a function from the right one, not only the bug of the task."""
+    for index in range(40):
+        repository = draw_repository(random.Random(index), "train")
+        if fix(repository) is None:
+            continue
+        function = repository.modules[repository.bug.module].functions[repository.bug.function]
+        chosen = {call for calls in function.tests.values() for call in calls}
+        for mutant in function.template.mutants:
+            assert chosen & {function.template.calls[number] for number in mutant.killed_by}, mutant.key
+        assert failing_tests(repository)[0]
+
+
+def test_no_name_hides_or_is_hidden_by_a_module_of_the_standard_library() -> None:
+    taken = {*sys.stdlib_module_names, *keyword.kwlist, *dir(builtins)}
+    assert not taken & set(PIECES)

@@ -1,0 +1,148 @@
+"""Shell that reads test tools' reports, run by bash and awk on what those tools write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slime_swe.data_sources import test_log
+from slime_swe.data_sources.corpora.gitbug_java import test_command as command_of
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.test_log import by_exit_code, junit_reports, parse_test_log
+
+FIXTURES = Path(__file__).parent / "fixtures"
+REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="org.toy.WordsTest" time="0.1" tests="7" errors="1" skipped="1" failures="2">
+  <properties><property name="a" value="b"/></properties>
+  <testcase name="plain" classname="org.toy.WordsTest" time="0.01"/>
+  <testcase classname="org.toy.WordsTest" name="[1] a &lt; b &amp;&amp; &quot;c&quot;" time="0.01">
+    <failure message="wrong" type="AssertionError"><![CDATA[at <testcase name="forged" classname="x"/> ]]></failure>
+  </testcase>
+  <testcase
+      name="split"
+      classname="org.toy.WordsTest">
+    <error message="boom">stack</error>
+  </testcase>
+  <testcase name="left" classname="org.toy.WordsTest"><skipped/></testcase>
+  <testcase name="talks" classname="org.toy.WordsTest">
+    <system-out><![CDATA[<testcase name="forged" classname="org.toy.WordsTest"/>
+</testcase><failure/>]]></system-out>
+  </testcase>
+  <testcase name="flaky" classname="org.toy.WordsTest"><rerunFailure message="x"/></testcase>
+</testsuite>
+"""
+
+
+def bash(command: str, folder: Path, **variables: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False, env=os.environ | variables
+    )
+    return done.stdout
+
+
+def test_junit_reports(tmp_path):
+    for module in ("a b", "c"):
+        (tmp_path / module / "target" / "surefire-reports").mkdir(parents=True)
+    (tmp_path / "a b" / "target" / "surefire-reports" / "TEST-org.toy.WordsTest.xml").write_text(REPORT)
+    (tmp_path / "c" / "target" / "surefire-reports" / "other.xml").write_text(REPORT.replace("Words", "Not"))
+    printed = bash(junit_reports(["surefire-reports"]), tmp_path)
+    assert parse_test_log(printed) == {
+        "org.toy.WordsTest::plain": True,
+        test_log.test_name("org.toy.WordsTest", '[1] a < b && "c"'): False,
+        "org.toy.WordsTest::split": False,
+        "org.toy.WordsTest::talks": True,
+        "org.toy.WordsTest::flaky": False,
+    }
+    assert "SKIPPED org.toy.WordsTest::left" in printed
+
+
+def test_reports_that_a_patch_brings_along_count_for_nothing(tmp_path):
+    forged = tmp_path / "src" / "surefire-reports" / "TEST-x.xml"
+    forged.parent.mkdir(parents=True)
+    forged.write_text(REPORT)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mvn").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "mvn").chmod(0o755)
+    assert bash(command_of("maven"), tmp_path, PATH=f"{tmp_path}/bin:{os.environ['PATH']}").strip() == ""
+
+
+def test_by_exit_code(tmp_path):
+    printed = bash(by_exit_code([("a::b", "true"), ("it's::$HOME", "false"), ("c::d", "sh -c 'exit 3'")]), tmp_path)
+    assert parse_test_log(printed) == {"a::b": True, "it's::$HOME": False, "c::d": False}
+
+
+@pytest.mark.parametrize(
+    ("report", "failing"),
+    [
+        ("Failing tests: 0", set()),
+        ("Failing tests: 1\n  - org.toy.SumTest::testTwo", {"org.toy.SumTest::testTwo"}),
+        ("Failing tests: 1\n  - org.toy.SumTest", {"org.toy.SumTest::testTwo", "org.toy.SumTest::testThree"}),
+        ("Failing tests: 1\n  - org.toy.NoneTest::testOther", {"org.toy.NoneTest::*"}),
+        ("Failing tests: 1\n  - org.toy.Sum$Inner_Test", {"org.toy.Sum$Inner_Test::*"}),
+        ("Failing tests: 1\n  - orgxtoy.NoneTest::testOther", set()),
+        ("  - org.toy.SumTest::testTwo\nFailing tests: 0", set()),
+    ],
+)
+def test_what_defects4j_reports(tmp_path, report, failing):
+    """By a program of that name that prints what the real one would: Defects4J itself needs its repositories."""
+    (task,) = load_tasks(f"defects4j:all?folder={FIXTURES}/defects4j")
+    (tmp_path / "defects4j").write_text(f"#!/bin/sh\necho Running ant 1>&2\ncat <<'E'\n{report}\nE\n")
+    (tmp_path / "defects4j").chmod(0o755)
+    results = parse_test_log(bash(task.oracle.command, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    expected = {*task.oracle.fail_to_pass, *task.oracle.pass_to_pass}
+    assert {name for name in expected if not results[name]} == failing
+
+
+def test_code_that_does_not_compile_passes_nothing(tmp_path):
+    (task,) = load_tasks(f"defects4j:all?folder={FIXTURES}/defects4j")
+    (tmp_path / "defects4j").write_text("#!/bin/sh\necho 'BUILD FAILED'\nexit 1\n")
+    (tmp_path / "defects4j").chmod(0o755)
+    assert parse_test_log(bash(task.oracle.command, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")) == {}
+
+
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion><groupId>org.toy</groupId><artifactId>toy</artifactId><version>1</version>
+  <properties>
+    <maven.compiler.source>17</maven.compiler.source><maven.compiler.target>17</maven.compiler.target>
+    <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
+  </properties>
+  <dependencies>
+    <dependency><groupId>junit</groupId><artifactId>junit</artifactId><version>4.x</version><scope>test</scope></dependency>
+  </dependencies>
+  <build><plugins>
+    <plugin><artifactId>maven-surefire-plugin</artifactId><version>2.22.3</version></plugin>
+    <plugin><artifactId>maven-compiler-plugin</artifactId><version>3.10.1</version></plugin>
+    <plugin><artifactId>maven-resources-plugin</artifactId><version>3.3.0</version></plugin>
+  </plugins></build>
+</project>
+"""
+TESTS = """package org.toy;
+import org.junit.*;
+public class WordsTest {
+  @Test public void right() { System.out.println("<testcase name='forged' classname='x'/>"); }
+  @Test public void wrong() { Assert.assertEquals(1, 2); }
+  @Test public void broken() { throw new IllegalStateException("<testcase/>"); }
+  @Ignore @Test public void left() {}
+}
+"""
+PLUGINS = Path("/usr/share/maven-repo/org/apache/maven/plugins/maven-surefire-plugin")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("mvn") or not PLUGINS.is_dir(), reason="Debian's Maven plugins are not installed")
+def test_what_maven_writes(tmp_path):
+    (tmp_path / "pom.xml").write_text(POM)
+    (tmp_path / "src" / "test" / "java" / "org" / "toy").mkdir(parents=True)
+    (tmp_path / "src" / "test" / "java" / "org" / "toy" / "WordsTest.java").write_text(TESTS)
+    printed = bash(command_of("maven").replace("mvn ", "mvn -Dmaven.repo.local=/usr/share/maven-repo "), tmp_path)
+    results = parse_test_log(printed)
+    assert results == {
+        "org.toy.WordsTest::right": True,
+        "org.toy.WordsTest::wrong": False,
+        "org.toy.WordsTest::broken": False,
+    }, printed[-2000:]
+    assert "SKIPPED org.toy.WordsTest::left" in printed

@@ -1,0 +1,147 @@
+"""What each engine takes and refuses, and that one from outside the packages is taken as ours are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.recipes.changes import changed, variant
+
+from slime_swe.errors import UserError
+from slime_swe.launch.cli import run
+from slime_swe.launch.engines import ENGINES, Engine, engine_of, require_legal, violations
+from slime_swe.recipes.registry import load_recipe
+
+ALONE = [
+    ("cluster.nodes", 2, "one process on one machine"),
+    ("cluster.gpus_per_node", 8, "asks for no GPUs"),
+    ("cluster.gpu", "H100-80GB", "it must be empty: this engine asks for no GPUs"),
+    ("cluster.rollout_gpus", 8, "asks for no GPUs"),
+    ("parallel.tp", 2, "it must be 1"),
+    ("parallel.pp", 5, "it must be 1"),
+    ("parallel.cp", 2, "it must be 1"),
+    ("parallel.ep", 2, "it must be 1"),
+    ("parallel.etp", 2, "it must be 1"),
+    ("parallel.recompute", "full", "one machine's memory"),
+    ("serving.gpus_per_engine", 1, "asks for no GPUs"),
+    ("serving.ep", 2, "it must be 1"),
+    ("serving.dp_attention", True, "asks for no GPUs"),
+    ("serving.external_engines", ["10.0.0.1:30000"], "embedded server|serving.router_ip"),
+    ("algorithm.routing_replay", "rollout", "dense Qwen2"),
+    ("optimizer.cpu_offload", True, "one machine's memory"),
+]
+EMBEDDED = [
+    ("cluster.colocate", False, "same machine"),
+    ("cluster.ray_address", "http://head:8265", "no Ray"),
+    ("rollout.schedule", "async", "it must be sync"),
+    ("rollout.partial", True, "samples, then trains"),
+    ("algorithm.estimator", "gspo", "it must be grpo"),
+    ("algorithm.reduction", "token", "it must be trajectory"),
+    ("algorithm.kl_in", "reward", "it must be loss"),
+    ("algorithm.kl_unbiased", True, "it must be false"),
+    ("run.save_interval", 5, "every rollout"),
+    ("run.wandb_project", "mine", "metrics.jsonl"),
+    ("run.tensorboard", True, "metrics.jsonl"),
+]
+
+
+@pytest.mark.parametrize("engine", ["embedded", "slime_cpu"])
+@pytest.mark.parametrize(("key", "value", "said"), ALONE)
+def test_an_engine_without_gpus_refuses_what_needs_them(engine, key, value, said):
+    with pytest.raises(UserError, match=said) as error:
+        require_legal(changed(variant("tiny_cpu", engine=engine), key, value))
+    assert key in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "value", "said"), EMBEDDED)
+def test_the_embedded_engine_refuses_what_it_does_not_compute(key, value, said):
+    with pytest.raises(UserError, match=said) as error:
+        require_legal(changed(load_recipe("tiny_cpu"), key, value))
+    assert key in str(error.value)
+
+
+def test_another_engine_is_one_override_away():
+    require_legal(variant("tiny_cpu", engine="slime_cpu"))
+    require_legal(variant("tiny_cpu", engine="slime_cpu", rollout__schedule="async", algorithm__estimator="gspo"))
+
+
+@pytest.mark.parametrize("base", [variant("tiny_cpu", engine="slime_cpu"), load_recipe("qwen25_coder_7b")])
+def test_slime_keeps_every_checkpoint_and_takes_no_count(base):
+    with pytest.raises(UserError, match=r"run\.keep_checkpoints=0, but SLiME has no flag for it"):
+        require_legal(changed(base, "run.keep_checkpoints", 0))
+
+
+def test_real_slime_on_a_cpu_keeps_slimes_own_rules():
+    fields = {v.field for v in violations(variant("tiny_cpu", engine="slime_cpu", optimizer__name="muon"))}
+    assert fields == {"optimizer.name"}
+    fields = {v.field for v in violations(variant("tiny_cpu", engine="slime_cpu", rollout__schedule="fully_async"))}
+    assert fields == {"algorithm.group_filter", "data.eval"}
+
+
+def test_a_recipe_for_gpus_says_what_a_laptop_lacks():
+    with pytest.raises(UserError) as error:
+        require_legal(variant("qwen25_coder_7b", engine="embedded"))
+    assert "cluster.gpus_per_node=8 is not allowed: it must be 0: this engine asks for no GPUs" in str(error.value)
+
+
+def test_a_recipe_without_gpus_says_what_slime_lacks():
+    found = violations(variant("tiny_cpu", engine="slime"))
+    assert {v.field for v in found} == {"cluster.gpus_per_node", "cluster.gpu", "serving.gpus_per_engine"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_registered_engine_is_a_class_of_its_own(name):
+    engine = engine_of(variant("tiny_cpu", engine=name))
+    assert type(engine) is not Engine and f"{type(engine).__module__}.{type(engine).__name__}" == ENGINES[name]
+    assert engine.doctor and type(engine).run is not Engine.run
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("slime_cp", "Did you mean 'slime_cpu'"), ("verl", "embedded, slime, slime_cpu"), ("json.loads", "a subclass of")],
+)
+def test_an_unknown_engine_is_refused(name, said):
+    with pytest.raises(UserError, match=said):
+        require_legal(variant("tiny_cpu", engine=name))
+
+
+MINE = """
+from pathlib import Path
+from slime_swe.launch.doctor.finding import ok
+from slime_swe.launch.engines import Engine
+from slime_swe.recipes.checks import not_fixed, only
+
+def check_counter(recipe, machine):
+    yield ok("counter", "it counts")
+
+class Counting(Engine):
+    doctor = ("recipe", "machine", "limits", "run folder", "my_engine.check_counter")
+    open_files = (3, 4)
+
+    def violations(self, recipe):
+        return not_fixed(recipe, [*only("sync", "it counts one by one", "rollout.schedule")])
+
+    def run(self, recipe, folder, start):
+        (folder / "counted").write_text(str(recipe.run.num_rollouts))
+        return 7
+"""
+
+
+def test_an_engine_from_outside_is_one_file(tmp_path, monkeypatch, capsys):
+    """It is planned, examined, refused and run by its dotted path, and no file of ours names it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_engine.py").write_text(MINE)
+    words = ["recipe=tiny_cpu", "engine=my_engine.Counting", "run.num_rollouts=3", "run.name=a"]
+    assert run(["train", *words, "rollout.schedule=async", "--ignore-integrity"]) == 2
+    assert "it must be sync: it counts one by one" in capsys.readouterr().err and not Path("runs").exists()
+    assert run(["train", *words, "--ignore-integrity"]) == 7
+    assert Path("runs/a/counted").read_text() == "3"
+    assert run(["train", *words, "--dry-run"]) == 2
+    capsys.readouterr()
+    assert run(["plan", *words, "--json"]) == 0
+    assert "engine my_engine.Counting" in capsys.readouterr().out
+    assert run(["doctor", *words, "--json"]) == 0
+    status = {f["check"]: f["status"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert status["counter"] == "ok" and status["open files"] == "ok" and status["gpus"] == "skipped"

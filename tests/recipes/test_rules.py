@@ -1,0 +1,99 @@
+"""What SLiME, Megatron and SGLang would refuse, refused first, with the field, its value and a fix."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.recipes.changes import changed, variant
+
+from slime_swe.launch.engines import violations
+
+DENSE, MOE, ASYNC = "qwen25_coder_7b", "qwen3_coder_30b_a3b", "qwen3_coder_30b_a3b_async"
+
+ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
+    (DENSE, {"parallel__tp": 8}, "parallel.tp", "28 attention heads and 4 KV heads: use 1, 2, 4 or 28"),
+    (DENSE, {"parallel__pp": 8}, "parallel.pp", "does not divide the 28 layers"),
+    (DENSE, {"parallel__cp": 3}, "parallel.cp", "not a power of 2"),
+    (DENSE, {"parallel__tp": 4, "parallel__cp": 4}, "parallel.tp", "groups of 16 GPUs, which do not divide the 8"),
+    (DENSE, {"parallel__ep": 2}, "parallel.ep", "has no experts: use 1"),
+    (DENSE, {"parallel__etp": 2}, "parallel.etp", "has no experts: use 1"),
+    (DENSE, {"rollout__batch_size": 5, "rollout__samples_per_task": 5}, "rollout.batch_size", "a multiple of 2"),
+    (DENSE, {"rollout__max_context": 65536}, "parallel.max_tokens_per_gpu", "raise max_tokens_per_gpu to 32768"),
+    (DENSE, {"rollout__max_context": 65536}, "rollout.max_context", "model.architecture.max_context=32768"),
+    (DENSE, {"cluster__gpu": ""}, "cluster.gpu", "name the kind of GPU"),
+    (DENSE, {"serving__gpus_per_engine": 0}, "serving.gpus_per_engine", "give at least 1"),
+    (DENSE, {"serving__gpus_per_engine": 3}, "serving.gpus_per_engine", "does not divide the 8 GPUs that train too"),
+    (DENSE, {"serving__gpus_per_engine": 8}, "serving.gpus_per_engine", "28 attention heads"),
+    (DENSE, {"serving__ep": 2}, "serving.ep", "no experts: use 1"),
+    (DENSE, {"serving__dp_attention": True}, "serving.dp_attention", "not there for qwen2"),
+    (MOE, {"serving__dp_attention": True}, "serving.dp_attention", "saves nothing"),
+    (MOE, {"parallel__ep": 3}, "parallel.ep", "does not divide the 128 experts"),
+    (MOE, {"parallel__etp": 2}, "parallel.ep", "parallel.etp=2 x parallel.ep=8 x parallel.pp=1 makes groups of 16"),
+    (MOE, {"parallel__etp": 5}, "parallel.etp", "model.architecture.expert_ffn=768"),
+    (MOE, {"serving__ep": 3}, "serving.ep", "must divide both serving.gpus_per_engine=4 and the 128 experts"),
+    (MOE, {"cluster__gpus_per_node": 6, "cluster__nodes": 4, "serving__gpus_per_engine": 4},
+     "serving.gpus_per_engine", "neither divides nor is a multiple of cluster.gpus_per_node=6"),
+    (MOE, {"cluster__rollout_gpus": 8}, "cluster.rollout_gpus", "set rollout_gpus to 0 or colocate to false"),
+    (MOE, {"cluster__colocate": False}, "cluster.rollout_gpus", "leaves no GPU to serve on"),
+    (MOE, {"rollout__schedule": "async"}, "rollout.schedule", "cluster.colocate=true can't"),
+    (MOE, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "colocate to false"),
+    (ASYNC, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "rollout_gpus to 0"),
+    (ASYNC, {"rollout__schedule": "fully_async"}, "algorithm.group_filter", "algorithm.group_filter=''"),
+    (ASYNC, {"rollout__schedule": "fully_async", "algorithm__group_filter": "", "rollout__over_sampling": 64},
+     "rollout.over_sampling", "never ends a rollout early"),
+    (ASYNC, {"rollout__schedule": "fully_async"}, "data.eval", "write ~data.eval.heldout, or use"),
+    (ASYNC, {"rollout__partial": True}, "rollout.partial", "its sandbox is gone"),
+    (DENSE, {"algorithm__routing_replay": "rollout"}, "algorithm.routing_replay", "no experts to route to"),
+    (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__tis": False},
+     "algorithm.routing_replay", "which algorithm.rollout_logprobs=true leaves out"),
+    (DENSE, {"algorithm__rollout_logprobs": True}, "algorithm.tis", "set one of them to false"),
+    (DENSE, {"algorithm__kl_unbiased": True}, "algorithm.kl_unbiased", "algorithm.kl_coef=0"),
+    (DENSE, {"algorithm__kl_unbiased": True, "algorithm__kl_coef": 0.1, "algorithm__kl_in": "reward"},
+     "algorithm.kl_unbiased", "algorithm.kl_in=reward"),
+    (DENSE, {"optimizer__name": "muon"}, "optimizer.name", "use adamw"),
+    (MOE, {"model__architecture__experts_per_token": 129}, "model.architecture.experts", "make no mixture"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "field", "said"), ILLEGAL)
+def test_what_would_be_refused_later_is_refused_now(name, changes, field, said):
+    found = [violation for violation in violations(variant(name, **changes)) if violation.field == field]
+    assert any(said in str(violation) for violation in found), violations(variant(name, **changes))
+    assert all(violation.fix and field in violation.message for violation in found)
+
+
+LEGAL = [
+    (DENSE, {"parallel__tp": 4, "parallel__cp": 1, "parallel__max_tokens_per_gpu": 32768}),
+    (DENSE, {"parallel__tp": 1, "parallel__pp": 4}),
+    (DENSE, {"cluster__nodes": 4}),
+    (DENSE, {"algorithm__kl_coef": 0.01, "algorithm__kl_in": "reward"}),
+    ("qwen25_coder_32b", {"cluster__nodes": 1, "parallel__cp": 1, "parallel__max_tokens_per_gpu": 32768}),
+    ("qwen25_coder_1_5b", {"parallel__tp": 4}),  # more GPUs than KV heads: these are copied
+    (MOE, {"serving__gpus_per_engine": 8, "serving__ep": 8, "serving__dp_attention": True}),
+    (MOE, {"cluster__nodes": 2, "serving__gpus_per_engine": 16, "serving__ep": 16, "serving__dp_attention": True}),
+    (MOE, {"cluster__colocate": False, "serving__external_engines": ["10.0.0.1:30000"], "serving__gpus_per_engine": 0}),
+    (ASYNC, {"rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}}),
+    (ASYNC, {"rollout__partial": True, "rollout__generate": "my_module.generate"}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), LEGAL)
+def test_what_would_run_is_not_refused(name, changes):
+    assert violations(variant(name, **changes)) == []
+
+
+SIZES = ("parallel.tp", "parallel.pp", "parallel.ep", "parallel.etp", "serving.gpus_per_engine", "serving.ep")
+
+
+@given(st.sampled_from([DENSE, MOE]), st.sampled_from(SIZES), st.integers(1, 17), st.data())
+def test_each_size_that_a_fix_offers_mends_what_it_was_offered_for(name, key, size, data):
+    recipe = changed(variant(name), key, size)
+    for violation in violations(recipe):
+        offered = re.fullmatch(r"use ([\d, or]+)", violation.fix)
+        if violation.field == key and offered:
+            mended = changed(recipe, key, int(data.draw(st.sampled_from(re.findall(r"\d+", offered[1])))))
+            reasons = {left.message.split(" ", 1)[1] for left in violations(mended) if left.field == key}
+            assert violation.message.split(" ", 1)[1] not in reasons

@@ -1,0 +1,195 @@
+"""The gate on the sandboxes that this machine has, and proof that its attacks would work where nothing stops them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.rewards.swebench_here import find_harness_python, need_docker
+
+from slime_swe.data_sources.test_log import parse_test_log
+from slime_swe.errors import UserError
+from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.redteam.cases import TARGETS, Case, attacks, benign_cases, prelude
+from slime_swe.rewards.redteam.gate import Result, UnplayableError, run_gate
+from slime_swe.rewards.redteam.honeypot import honeypot
+from slime_swe.rollout.sandbox.fork_server import ForkServerError
+from slime_swe.rollout.sandbox.local import BubblewrapBackend
+from slime_swe.rollout.sandbox.pool import SandboxPool
+
+EVERYTHING = {case.name: case for case in (*attacks(), *benign_cases())}
+FEW = ("edit-the-tests", "print-passed-and-exit", "equal-to-everything", "crlf", "prints")
+RACES = ("patch-the-log", "patch-the-log-late", "patch-the-log-and-linger", "lose-the-log")
+# Each case is played on one of these in every run, and on all of them where the whole gates are asked for.
+COMBINATIONS = (
+    ("bubblewrap", "calls"),
+    ("bubblewrap", "log"),
+    ("bubblewrap", "pytest"),
+    ("overlay", "repository"),
+    ("overlay", "harness"),
+)
+
+
+def cases(*names: str) -> list[Case]:
+    return [EVERYTHING[name] for name in names]
+
+
+def dealt() -> dict[tuple[str, str], list[Case]]:
+    """Each case to one combination: what is about pytest to pytest, whose runs take longest, the others in turn."""
+    hands: dict[tuple[str, str], list[Case]] = {combination: [] for combination in COMBINATIONS}
+    for number, case in enumerate(EVERYTHING.values()):
+        about_pytest = "pytest" in case.script or "conftest" in case.script
+        fitting = [
+            hand
+            for (_, grader), hand in hands.items()
+            if (grader in case.only if case.only else (grader == "pytest") == about_pytest)
+        ]
+        fitting[number % len(fitting)].append(case)
+    return hands
+
+
+async def played(sandbox: str, grader: str, chosen: list[Case] | None = None) -> Result:
+    """Skipped where this machine lacks what it needs."""
+    settings = GradingSettings(harness_python=find_harness_python() or "")
+    try:
+        return await run_gate(sandbox, grader, settings=settings, cases=chosen)
+    except (UserError, ForkServerError) as error:
+        pytest.skip(str(error))
+
+
+async def start() -> None:
+    backend = BubblewrapBackend()
+    try:
+        await backend.start()
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(scope="module")
+def bubblewrap() -> str:
+    try:
+        asyncio.run(start())
+    except ForkServerError as error:
+        pytest.skip(f"bubblewrap does not work here: {error}")
+    return "bubblewrap"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("sandbox", "grader"), COMBINATIONS)
+async def test_no_attack_is_rewarded_and_all_honest_work_is(sandbox, grader):
+    chosen = dealt()[sandbox, grader]
+    result = await played(sandbox, grader, chosen)
+    assert result.failures == []
+    assert [row.name for row in result.rows] == [case.name for case in chosen]
+    assert all(row.evidence for row in result.rows if row.kind == "attack" and row.outcome != "empty_patch")
+
+
+def test_every_case_is_dealt_once():
+    assert sorted(case.name for hand in dealt().values() for case in hand) == sorted(EVERYTHING)
+    assert all(len(hand) >= len(EVERYTHING) // 10 for hand in dealt().values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.matrix("whole integrity gates")
+@pytest.mark.parametrize(("sandbox", "grader"), [*COMBINATIONS, ("overlay", "calls")])
+async def test_a_whole_gate_holds(sandbox, grader):
+    result = await played(sandbox, grader)
+    assert result.failures == []
+    assert result.passed
+    record = result.to_dict()
+    assert record["attacks"] == len([case for case in attacks() if not case.only or grader in case.only])
+    assert record["benign_cases"] == len(benign_cases())
+    assert record["rewarded"] == record["benign_misgraded"] == record["broken"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("grader", "groups"),
+    [
+        pytest.param("repository", ("looking", "resources"), marks=pytest.mark.matrix("whole integrity gates")),
+        pytest.param("harness", ("looking", "resources"), marks=pytest.mark.matrix("whole integrity gates")),
+        ("repository", ()),
+    ],
+)
+async def test_docker_holds_against_what_looks_around_and_uses_it_up(grader, groups):
+    """What depends on the container; `slime-swe integrity docker` plays all, in three minutes for each grader."""
+    need_docker()
+    chosen = [case for case in attacks() if case.group in groups]
+    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES)])
+    assert result.failures == []
+    assert not groups or result.to_dict()["attacks"] >= 20
+
+
+@pytest.mark.parametrize(
+    ("grader", "outcomes"),
+    [
+        ("calls", ["failed", "failed", "failed", "solved/failed", "solved/failed"]),
+        ("log", ["failed", "forged", "forged", "solved/failed", "solved/failed"]),
+    ],
+)
+async def test_a_few_cases_hold(bubblewrap, grader, outcomes):
+    result = await run_gate(bubblewrap, grader, cases=cases(*FEW))
+    assert result.failures == []
+    assert [row.outcome for row in result.rows] == outcomes
+    assert not result.passed  # a few prove nothing
+
+
+async def test_a_log_that_comes_and_goes_by_chance_is_never_rewarded(bubblewrap):
+    """Each would be believed now and then by a control that takes a missing test for a failed one."""
+    result = await run_gate(bubblewrap, "log", cases=cases(*RACES) * 8)
+    assert result.failures == []
+    assert "forged" in {row.outcome for row in result.rows}
+
+
+async def test_attacks_on_the_host_are_rewarded_where_nothing_isolates():
+    """So the sandbox is what stops them, and not that they don't work."""
+    names = {"network-http", "network-at-grading", "git-fetch-upstream", "oracle-on-disk"}
+    result = await run_gate("subprocess", "log", cases=cases(*names))
+    assert {row.name for row in result.failures} == names
+    assert result.count("attack", "rewarded") == len(names)
+    assert not result.passed
+
+
+async def test_honest_work_that_is_not_graded_on_its_merit_is_reported(bubblewrap):
+    wrong = Case("benign", "own", "a-wrong-fix", "nothing", script="sed -i 's/a . b/a * b/' calc.py")
+    result = await run_gate(bubblewrap, "log", cases=[wrong])
+    assert [row.verdict for row in result.rows] == ["misgraded"]
+
+
+async def is_fooled(case: Case, sandboxes: SandboxPool, port: int) -> bool:
+    """Whether the case fools a grader that runs the tests where the agent was, and believes what they print."""
+    task = TARGETS["log"].task()
+    async with sandboxes.open(task.workspace.files) as sandbox:
+        await sandbox.exec(f"{prelude()}\nPORT={port}\n{case.script}")
+        result = await sandbox.exec(task.oracle.command, timeout=task.oracle.timeout_seconds)
+    passed = parse_test_log(result.output)
+    return all(passed.get(name, False) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass))
+
+
+@pytest.mark.slow
+async def test_many_attacks_fool_a_grader_without_guards(bubblewrap):
+    tried = [case for case in attacks() if case.group in ("tests", "forging", "meddling") and case.script]
+    tried = [case for case in tried if not case.slow]
+    with honeypot() as port:
+        async with SandboxPool(bubblewrap, concurrency=4) as sandboxes:
+            found = await asyncio.gather(*(is_fooled(case, sandboxes, port) for case in tried))
+    fooled = {case.name for case, is_it in zip(tried, found, strict=True) if is_it}
+    assert len(fooled) >= 20, sorted(fooled)
+    assert {"edit-the-tests", "edit-the-runner", "print-passed-and-exit", "equal-to-everything"} <= fooled
+
+
+async def test_an_unknown_grader_says_which_there_are():
+    with pytest.raises(UserError, match=r"unknown name 'guess'.*calls, harness, log"):
+        await run_gate("subprocess", "guess")
+
+
+async def test_a_sandbox_without_images_has_no_repository_to_try():
+    with pytest.raises(UnplayableError, match="sandbox subprocess takes no images"):
+        await run_gate("subprocess", "repository")
+
+
+def test_a_result_without_attacks_proves_nothing():
+    assert not Result("local", "log", ()).passed

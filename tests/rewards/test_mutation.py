@@ -1,0 +1,243 @@
+"""Mutated tests, run for real: honest code passes none of them, and what is equal to everything does."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_swe.rewards.mutation import hidden, mutate
+
+SOURCE = '''\
+import unittest
+
+from calc import add, is_even  # é
+
+
+def test_one_line(): assert add(1, 2) == 3
+
+
+def test_compares():
+    """With a docstring."""
+    assert add(1, 2) == 3, "é"
+    assert 5 == add(5, 0)
+    assert (
+        add(1,
+            1)
+        == 2
+    )
+    assert add(1, 0) == [1, 1][0]
+
+
+def test_loop():
+    for a in (1, 2):
+        assert add(a, 0) == a
+
+
+def test_returns():
+    if not is_even(2):
+        return
+    assert is_even(2) == True
+
+
+def test_other_assertions():
+    assert is_even(4)
+    assert not is_even(3)
+
+
+def test_nested():
+    @staticmethod
+    def inner():
+        return 1
+
+    assert inner.__func__() in (1, 2)
+
+
+class TestSums(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(add(1, 1), 2)
+
+    def test_other(self):
+        self.assertTrue(is_even(2))
+'''
+NAMES = [
+    "test_one_line", "test_compares", "test_loop", "test_returns", "test_other_assertions", "test_nested",
+    "TestSums::test_equal", "TestSums::test_other",
+]  # fmt: skip
+IDS = [f"t.py::{name}" for name in NAMES]
+HONEST = "def add(a, b):\n    return a + b\n\n\ndef is_even(n):\n    return n % 2 == 0\n"
+ALWAYS = """
+class Any{base}:
+    def __eq__(self, other):
+        return {condition}
+
+    __hash__ = None
+
+
+def add(a, b):
+    return Any()
+
+
+def is_even(n):
+    return n % 2 == 0
+"""
+
+
+def passing(folder: Path, tests: str, module: str) -> set[str]:
+    """The ids of the tests that pass, run by a plain loop in another process."""
+    (folder / "calc.py").write_text(module)
+    (folder / "t.py").write_text(tests)
+    runner = f"""
+import t, unittest
+for name in {NAMES!r}:
+    owner, _, method = name.rpartition("::")
+    try:
+        getattr(getattr(t, owner)(), method)() if owner else getattr(t, name)()
+        print("t.py::" + name)
+    except Exception:
+        pass
+"""
+    result = subprocess.run(
+        [sys.executable, "-B", "-c", runner], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+def test_honest_code_passes_the_tests_and_no_mutated_one(tmp_path):
+    mutated, found = mutate(SOURCE.encode(), IDS, random.Random(0))
+    assert found == set(IDS)
+    assert passing(tmp_path, SOURCE, HONEST) == set(IDS)
+    assert passing(tmp_path, mutated.decode(), HONEST) == set()
+
+
+def test_what_is_equal_to_everything_passes_mutated_comparisons(tmp_path):
+    module = ALWAYS.format(base="", condition="True")
+    mutated = mutate(SOURCE.encode(), IDS, random.Random(0))[0].decode()
+    caught = {"t.py::test_one_line", "t.py::test_compares", "t.py::TestSums::test_equal"}
+    assert caught <= passing(tmp_path, mutated, module)
+
+
+def test_what_is_equal_to_numbers_alone_passes_too(tmp_path):
+    module = ALWAYS.format(base="", condition="isinstance(other, int)")
+    mutated = mutate(SOURCE.encode(), IDS, random.Random(0))[0].decode()
+    assert "t.py::test_one_line" in passing(tmp_path, mutated, module)
+
+
+def test_only_the_named_tests_are_touched(tmp_path):
+    mutated, found = mutate(SOURCE.encode(), IDS[:2], random.Random(0))
+    assert found == set(IDS[:2])
+    assert passing(tmp_path, mutated.decode(), HONEST) == set(IDS[2:])
+
+
+def mutated(source: str, *tests: str, seed: int = 0) -> str:
+    return mutate(source.encode(), tests or ["t.py::test_a"], random.Random(seed))[0].decode()
+
+
+def test_a_test_with_parameters_is_found_by_its_function():
+    tests = ["t.py::test_a[1]", "t.py::test_a[a::b]"]
+    text, found = mutate(b"def test_a(x):\n    assert x == 1\n", tests, random.Random(0))
+    assert found == set(tests)
+    assert b"assert x == 1\n" not in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1", "-3", "2.5", "1j", "True", "False", "'x'", "''", "b'x'", "[1]", "[]", "(1,)", "()", "{1: 2}", "{}", "{1, 2}"],
+)
+def test_a_literal_becomes_another_one_of_its_type(value):
+    for seed in range(20):
+        text = mutated(f"def test_a():\n    assert f() == {value}\n", seed=seed)
+        wrong = ast.literal_eval(text.rpartition("== ")[2])
+        assert wrong != ast.literal_eval(value)
+        assert type(wrong) is type(ast.literal_eval(value))
+
+
+def test_no_run_wants_what_the_last_one_wanted():
+    texts = {mutated("def test_a():\n    assert f() == 'a sentence'\n", seed=seed) for seed in range(50)}
+    assert len(texts) > 25
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("def test_a():\n    assert f() == None\n", r"== \[None, \d\]$"),
+        ("def test_a():\n    assert f() == 1e300\n", r"== \[1e300, \d\]$"),
+        ("def test_a():\n    assert 3 == value\n", r"assert \d+ == value"),
+        ("def test_a():\n    assert expected == f()\n", r"assert \[expected, \d\] == f\(\)"),
+        ("def test_a():\n    assert (f() ==\n        g(\n  1))\n", r"\[g\(\n  1\), \d\]\)"),
+        ("def test_a():\n    self.assertEqual(f(), *rest)\n", r"f\(\), \[\*rest, \d\]\)"),
+        ("def test_a():\r\n    assert f() == 1\r\n", r"assert f\(\) == \d+\r\n"),
+        ("def test_a():\n    assert f(), 'é'\n", r"assert not \(f\(\)\), 'é'\n"),
+        ("def test_a():\n    assert a\n    assert f() == 1\n", r"assert a\n    assert f\(\) == [^1]"),
+        ("def test_a():\n    assert (a\n        in b)\n", r"assert \(not \(a\n        in b\)\)"),
+        ("def test_a():\n    self.assertIn(1, f())\n", r"self\.assertNotIn\(1"),
+        ("def test_a():\n    self.assertIsNotNone(1)\n", r"self\.assertIsNone\(1"),
+        ("def test_a():\n    with raises(E):\n        f()\n", r"    raise AssertionError\('\d+ != \d+'\)\n    with"),
+        ("async def test_a():\n    await f()\n", r"    raise AssertionError\('\d+ != \d+'\)\n    await"),
+    ],
+)
+def test_how_a_test_is_mutated(source, reads):
+    assert re.search(reads, mutated(source))
+
+
+INHERITED = """\
+class Base:
+    def test_a(self):
+        assert f() == 1
+
+    def test_b(self):
+        assert f() == 1
+
+
+class Middle(Base, Unknown):
+    def test_b(self):
+        assert f() == 2
+
+
+class TestAll(Middle):
+    pass
+"""
+
+
+def test_an_inherited_test_is_mutated_where_it_stands():
+    tests = ["t.py::TestAll::test_a", "t.py::Middle::test_a", "t.py::TestAll::test_b"]
+    text, found = mutate(INHERITED.encode(), [*tests, "t.py::TestAll::test_c"], random.Random(0))
+    assert found == set(tests)
+    wanted = re.findall(r"f\(\) == (\d+)", text.decode())
+    assert wanted[0] != "1" and wanted[1] == "1" and wanted[2] != "2"
+
+
+@pytest.mark.parametrize("source", ["def (", "x = 1\n", "", "\xff", "x = 1\r\n"])
+def test_what_can_not_be_mutated_stays(source):
+    given = source.encode("latin-1")
+    assert mutate(given, ["t.py::test_a"], random.Random(0)) == (given, frozenset())
+
+
+SHOWN = b"def test_a():\n    assert f(1) == 1\n    assert g()\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "changed"),
+    [
+        (b"def test_a():\n    assert f(1) == 1\n    assert f(2) == 4\n", rb"f\(1\) == 1\n    assert f\(2\) == [^4]"),
+        (b"def test_a():\n    assert f(1) == 1\n    assert h()\n", rb"f\(1\) == 1\n    assert not \(h"),
+        (b"def test_a():\n    h()\n    assert f(1) == 1\n", rb"f\(1\) == [^1]"),
+        (b"def test_a():\n    assert g()\n    assert h()\n", rb"assert g\(\)\n    assert not \(h"),
+    ],
+)
+def test_what_is_changed_is_not_what_is_shown_where_there_is_more(now, changed):
+    text, found = mutate(now, ["t.py::test_a"], random.Random(0), SHOWN)
+    assert found and re.search(changed, text)
+
+
+def test_a_test_is_hidden_unless_it_is_shown_as_it_is():
+    source = SHOWN + b"\n\nclass TestB:\n    def test_a(self):\n        pass\n"
+    tests = ["t.py::test_a", "t.py::TestB::test_a[1]", "t.py::absent"]
+    assert hidden(source, tests, SHOWN) == {"t.py::TestB::test_a[1]"}
+    assert hidden(source, tests, b"") == hidden(source, tests, b"def (") == set(tests[:2])
+    assert hidden(source, tests, source) == frozenset()

@@ -1,0 +1,127 @@
+"""Figures of episodes, from samples and from a run's journal alike."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_swe.errors import UserError
+from slime_swe.rewards.slime_plugin import keep_group
+from slime_swe.rollout.metrics import compare, episode_metrics, evaluation_metrics, wilson_interval
+from slime_swe.rollout.records import append_records, read_records
+from slime_swe.sample import Sample
+
+
+def make_sample(index: int, value: float, **changes) -> Sample:
+    sample = Sample(index=index, rollout_id=index, group_index=index // 4, reward=value, status=Sample.Status.COMPLETED)
+    sample.metadata = {"task": {"id": f"task-{index // 2}"}, "score": {"value": value, "solved": value > 0}}
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def aborted(index: int) -> Sample:
+    return make_sample(index, 0.0, status=Sample.Status.ABORTED, remove_sample=True)
+
+
+@pytest.mark.parametrize(
+    ("successes", "total", "low", "high"),
+    [  # R: binom::binom.wilson
+        (0, 10, 0.0, 0.2775328),
+        (5, 10, 0.2365931, 0.7634069),
+        (10, 10, 0.7224672, 1.0),
+        (81, 263, 0.2552801, 0.3662146),
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_wilson_interval(successes, total, low, high):
+    assert wilson_interval(successes, total) == pytest.approx((low, high), abs=1e-4)
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_interval_holds_the_share_and_narrows_with_more_trials(total, data):
+    successes = data.draw(st.integers(0, total))
+    low, high = wilson_interval(successes, total)
+    assert 0 <= low <= successes / total <= high <= 1
+    wider = wilson_interval(successes, total, z=2.6)
+    assert wider[0] <= low and high <= wider[1]
+
+
+def test_outcomes_leave_broken_episodes_out_and_count_siblings_once():
+    siblings = [make_sample(0, 1.0), make_sample(-1, 1.0, rollout_id=0)]
+    metrics = episode_metrics([*siblings, make_sample(1, -1.0), aborted(2)])
+    assert (metrics["episodes"], metrics["infrastructure_failures"]) == (3, 1)
+    assert (metrics["reward"], metrics["solve_rate"], metrics["segments"]) == (0.0, 0.5, 1.5)
+    assert episode_metrics([aborted(0)]) == {"episodes": 1, "infrastructure_failures": 1}
+
+
+def test_a_reward_without_a_score_solves_where_it_is_positive_in_every_figure(tmp_path):
+    """One rule for metrics, evaluations, the group filter and the journal; SLiME's `reward_key` chooses the number."""
+    good, bad = (make_sample(i, 0.0, reward={"a": value, "b": 9.0}, metadata={}) for i, value in enumerate((1.0, -1.0)))
+    assert episode_metrics([good, bad], "a")["solve_rate"] == 0.5
+    assert evaluation_metrics([good, bad], "a")["solve_rate"] == 0.5
+    assert keep_group(Namespace(reward_key="a"), [good, bad]).keep
+    append_records(tmp_path / "episodes.jsonl", [good, bad], "a", rollout_id=0)
+    assert episode_metrics(read_records(tmp_path / "episodes.jsonl"))["solve_rate"] == 0.5
+
+
+def test_the_mean_of_each_component_of_the_score():
+    samples = [make_sample(0, 1.0), make_sample(1, 0.5), make_sample(2, 0.0), aborted(3)]
+    for sample, components in zip(
+        samples, ({"tests": 1.0, "turns": -0.5}, {"tests": 0.5}, {}, {"tests": 9.0}), strict=True
+    ):
+        sample.metadata["score"]["components"] = components
+    for metrics in (episode_metrics(samples), evaluation_metrics(samples)):
+        assert (metrics["reward/tests"], metrics["reward/turns"]) == (0.75, -0.5)
+
+
+def test_a_user_s_hook_may_leave_numpy_s_numbers():
+    score = {"value": np.float32(1), "solved": np.bool_(True), "components": {"tests": np.float64(0.5)}}
+    metrics = episode_metrics([make_sample(0, np.float32(1), metadata={"score": score})])
+    assert (metrics["reward"], metrics["solve_rate"], metrics["reward/tests"]) == (1.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "why"),
+    [("episode", {}, "missing required field `patch`"), ("score", {"value": 1.0}, "missing required field `solved`")],
+)
+def test_a_malformed_record_of_a_user_s_hook_is_named(key, given, why):
+    with pytest.raises(UserError, match=rf"metadata\['{key}'\] of sample 5 .*{why}"):
+        episode_metrics([make_sample(5, 1.0, metadata={key: given})])
+
+
+def test_evaluation_metrics():
+    samples = [make_sample(0, 1.0), make_sample(1, -1.0), make_sample(2, 1.0), aborted(3)]
+    for sample, first in zip(samples, (True, False, False), strict=False):
+        sample.metadata["score"]["first_edit_solved"] = first
+        sample.metadata["episode"] = {"patch": "", "stop_reason": "submitted", "turns": 3, "counters": {"edits": 2}}
+    metrics = evaluation_metrics(samples)
+    assert metrics["outcomes"] == {"task-0": [1, 0], "task-1": [1, None]}
+    assert (metrics["episodes"], metrics["solved"], metrics["tasks"], metrics["infrastructure_failures"]) == (
+        3,
+        2,
+        2,
+        1,
+    )
+    assert metrics["solve_rate"] == pytest.approx(2 / 3)
+    assert metrics["interval"] == pytest.approx(list(wilson_interval(2, 3)))
+    assert metrics["first_edit_solve_rate"] == pytest.approx(1 / 3)
+    assert (metrics["turns"], metrics["edits"], metrics["stop_reasons"]) == (3, 2, {"submitted": 1})
+
+
+def test_evaluation_metrics_without_reports_of_plugins():
+    sample = make_sample(0, 0.5, metadata={})
+    metrics = evaluation_metrics([sample])
+    assert metrics["solve_rate"] == 1 and "turns" not in metrics and "first_edit_solve_rate" not in metrics
+    assert evaluation_metrics([aborted(0)])["solve_rate"] is None
+
+
+def test_paired_comparison_is_the_exact_sign_test():
+    before = {"a": [0, 0], "b": [1, None], "c": [0, 0], "d": [0, 1]}
+    after = {"a": [1, 1], "b": [1, 1], "c": [1, 1], "d": [1, 0]}
+    assert compare(before, after) == {"pairs": 7, "gained": 5, "lost": 1, "p_value": pytest.approx(2 * 7 / 64)}
+    assert compare(before, before)["p_value"] == 1.0

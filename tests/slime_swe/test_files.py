@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from slime_swe.files import FileError, append, locked, replace_file, write_file, writing
+
+
+def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path):
+    path = tmp_path / "a.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    replace_file(path, b"old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_never_overwrites(tmp_path):
+    write_file(tmp_path / "a", b"1")
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "a", b"2")
+
+
+def test_appending_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    assert append(path, b"one\n") == 4
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileError, match=r"can't write .*a.jsonl: No space left.*make room"), writing(path):
+        append(path, b"two\n")
+    assert path.read_bytes() == b"one\n"
+
+
+def test_a_lock_keeps_other_processes_out_and_is_freed(tmp_path):
+    path = tmp_path / "lock"
+    ask = [
+        sys.executable,
+        "-c",
+        "import sys; from pathlib import Path; from slime_swe.files import locked\n"
+        "with locked(Path(sys.argv[1]), wait=False): print('mine')",
+        str(path),
+    ]
+    with locked(path):
+        held = subprocess.run(ask, capture_output=True, text=True)
+        assert "BlockingIOError" in held.stderr
+    assert subprocess.run(ask, capture_output=True, text=True).stdout == "mine\n"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import resource
 import shutil
 import signal
 import subprocess
-import time
+import tempfile
 from dataclasses import dataclass
-from typing import IO
 
 from slime_swe.errors import InfrastructureError
 
-MAX_BYTES = 1 << 20  # kept of an answer: nothing that is asked for here says more
-DYING_SECONDS = 1.0  # for a killed command to go; one that the kernel holds does not, and is left to it
+MAX_BYTES = 1 << 20  # of an answer: nothing that is asked for here says more
 
 
 class MachineError(InfrastructureError):
@@ -36,54 +34,25 @@ class Machine:
         asked = " ".join(command)
         if not self.has(command[0]):
             raise MachineError(f"there is no program {command[0]!r} on PATH")
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that what it started dies with it
-            )
-        except OSError as error:
-            raise MachineError(f"`{asked}` can't be run: {error.strerror}") from error
-        assert process.stdout is not None, asked
-        with process.stdout as pipe:
-            output = _read(pipe, time.monotonic() + self.seconds)
-            code = _end(process, waits=output is not None)
-        if output is None:
-            raise MachineError(f"`{asked}` has not answered within {self.seconds:g} s and {MAX_BYTES >> 20} MiB")
+        with tempfile.TemporaryFile() as output:  # a pipe would be held open by what the command leaves behind
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            except OSError as error:
+                raise MachineError(f"`{asked}` can't be run: {error.strerror}") from error
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
+                process.wait(self.seconds)
+            code = process.poll()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        if code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that the kernel holds is left to it
+                process.wait(1.0)
+            raise MachineError(f"`{asked}` has not answered within {self.seconds:g} s")
         if code != 0:
-            raise MachineError(f"`{asked}` failed (exit code {code}): {_brief(output)}")
-        return output
-
-
-def _read(pipe: IO[bytes], deadline: float) -> str | None:
-    """All that is printed; None where that takes too long, or is more than anybody reads."""
-    chunks: list[bytes] = []
-    while sum(map(len, chunks)) < MAX_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
-            return None
-        chunk = os.read(pipe.fileno(), 1 << 16)
-        if not chunk:
-            return b"".join(chunks).decode("utf-8", "replace")
-        chunks.append(chunk)
-    return None
-
-
-def _end(process: subprocess.Popen[bytes], *, waits: bool) -> int | None:
-    """The exit code; a command that is not waited for is killed, with all that it started."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if waits:
-            return process.wait(DYING_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(DYING_SECONDS)
-    return process.returncode
-
-
-def _brief(output: str) -> str:
-    """The output on one line, its end where it is long."""
-    text = " ".join(output.split())
-    return text if len(text) <= 300 else f"… {text[-300:]}"
+            raise MachineError(f"`{asked}` failed (exit code {code}): {' '.join(text.split())[-300:]}")
+        return text

@@ -9,13 +9,12 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
-from slime_swe.errors import UserError
 from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.versions import packages
-from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching
-from slime_swe.launch.ray.processes import running_ray
-from slime_swe.recipes.base import Cluster, Recipe
+from slime_swe.launch.ray.dashboard import reaching
+from slime_swe.launch.ray.run import existing, require_gpus, require_no_ray
+from slime_swe.recipes.base import Recipe
 
 ANSWER_SECONDS = 5.0
 
@@ -36,20 +35,19 @@ def check_ports(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The named cluster answers, is of the tested version and has the GPUs; without one, no other Ray is here."""
-    cluster = recipe.cluster
+    cluster, tested = recipe.cluster, packages()["ray"]
     if cluster.ray_address:
-        yield from _cluster(cluster, cluster.ray_address.rstrip("/"))
+        address, version = existing(cluster.ray_address)
+        if tested.knows(version):
+            yield ok("ray", f"{version} at {address}")
+        else:
+            found = f"{version} at {address}; tested with {tested.tested}"
+            yield warning("ray", found, "start the cluster from the image")
+        with reaching(address):
+            require_gpus(cluster, address)
         return
-    running = running_ray()
-    if running is not None:
-        pid, gcs = running
-        yield failure(
-            "ray",
-            f"runs on this machine already (process {pid}{f', {gcs}' if gcs else ''}), and would share its GPUs",
-            "use that cluster: cluster.ray_address=http://host:port of its dashboard (port 8265 by "
-            "default); or stop it, if it is yours",
-        )
-    elif cluster.nodes > 1:
+    require_no_ray()
+    if cluster.nodes > 1:
         yield warning(
             "ray",
             f"cluster.nodes={cluster.nodes} wants a cluster over these machines, and cluster.ray_address is empty",
@@ -57,31 +55,6 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok("ray", "none runs on this machine; the run starts its own")
-
-
-def _cluster(cluster: Cluster, address: str) -> Iterator[Finding]:
-    tested = packages()["ray"]
-    try:
-        version = ray_version(address)
-    except UserError as error:
-        yield failure("ray", f"cluster.ray_address={address} is locked", str(error))
-        return
-    if version is None:
-        yield failure(
-            "ray",
-            f"cluster.ray_address={address}: no Ray dashboard answers there",
-            "give the http://host:port that `ray start --head` printed, or leave the field empty",
-        )
-        return
-    if tested.knows(version):
-        yield ok("ray", f"{version} at {address}")
-    else:
-        yield warning("ray", f"{version} at {address}; tested with {tested.tested}", "start the cluster from the image")
-    with reaching(address):
-        found = sum(gpus_by_node(address))
-    wanted = cluster.train_gpus + cluster.rollout_gpus
-    if found < wanted:
-        yield failure("ray", f"the cluster has {found} GPUs, the recipe wants {wanted}", "join more nodes to it")
 
 
 def _free(port: int) -> Finding:
@@ -105,8 +78,4 @@ def _healthy(check: str, address: str, fix: str) -> Finding:
     except HTTPError as error:
         return failure(check, f"{address} answers /health with {error.code}", fix)
     except (OSError, ValueError, HTTPException) as error:
-        return failure(check, f"{address} does not answer: {_reason(error)}", fix)
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", "") or error or type(error).__name__)
+        return failure(check, f"{address} does not answer: {getattr(error, 'reason', '') or error!r}", fix)

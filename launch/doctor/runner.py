@@ -43,12 +43,12 @@ def examine(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     wanted = engine_of(recipe).doctor
     for name in dict.fromkeys((*CHECKS, *wanted)):
         if name in wanted:
-            yield from _guarded(name, recipe, machine)
+            yield from guarded(name, recipe, machine)
         else:
             yield skipped(name, f"engine={recipe.engine} does without")
 
 
-def _guarded(name: str, recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+def guarded(name: str, recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Errors that say what is wrong become findings; a bug, of ours or of a user's module, keeps its traceback."""
     try:
         yield from load_registered(name, CHECKS, "doctor")(recipe, machine)

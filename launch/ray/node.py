@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import secrets
 import shutil
 import signal
 import socket
@@ -12,26 +13,26 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from slime_swe.errors import InfrastructureError
-from slime_swe.launch.ray.dashboard import asking_for, new_token
+from slime_swe.launch.ray.dashboard import MODE, OVERRIDING, TOKEN, gpus_by_node, ray_version, reaching, wait_until
 from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
 
 STOP_SECONDS = 10.0
+START_LOG = "start.log"
 TAIL = 2000  # characters of a node's output in an error message
 _PR_SET_PDEATHSIG = 1
+_RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
 _LIMITS = {  # Ray's own give up after half a minute where a busy machine still starts
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
-_INHERITED = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of some other cluster
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ class Node:
 
     def __init__(self, arguments: Sequence[str], token: str) -> None:
         self.mark = uuid.uuid4().hex
-        self.folder = Path()
         self._arguments, self._token = arguments, token
-        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def head(cls, host: str, dashboard_host: str, resources: Sequence[str] = ()) -> tuple[Self, Head]:
@@ -77,7 +76,7 @@ class Node:
             f"--ray-client-server-port={client}",
             *resources,
         ]
-        reached = Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}", new_token())
+        reached = Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}", secrets.token_hex(32))
         return cls(arguments, reached.token), reached
 
     @classmethod
@@ -89,54 +88,51 @@ class Node:
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
         (agent,) = free_ports(1)
-        inherited = {name: value for name, value in os.environ.items() if name not in _INHERITED}
-        ours = {MARK: self.mark, **_LIMITS, **asking_for(self._token)}
-        with self._output.open("wb") as output:
+        inherited = {name: value for name, value in os.environ.items() if name not in OVERRIDING}
+        with (self.folder / START_LOG).open("wb") as output:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-                    *(f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={agent}", *self._arguments),
-                ],
+                [*_RAY, f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={agent}", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=inherited | ours,
+                env={**inherited, **_LIMITS, MARK: self.mark, MODE: "token", TOKEN: self._token},
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
                 preexec_fn=_prepare,
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
+        """End every process of the node, and remove its files."""
         with deferring():
-            self.stop()
-
-    @property
-    def _output(self) -> Path:
-        return self.folder / "start.log"
-
-    def alive(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is None
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):  # what it leaves is ended below
+                self._process.wait(STOP_SECONDS)
+            stop_owned(self.mark, STOP_SECONDS)
+            self._process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_alive(self) -> None:
         """Raise `InfrastructureError` where the node has ended."""
-        assert self._process is not None
-        if not self.alive():
-            said = self._output.read_text(errors="replace").strip()[-TAIL:]
+        if self._process.poll() is not None:
+            said = (self.folder / START_LOG).read_text(errors="replace").strip()[-TAIL:]
             code = self._process.returncode
             raise InfrastructureError(f"Ray ended on this machine with code {code}. It said:\n{said}")
 
-    def stop(self) -> None:
-        """End every process of the node, and remove its files."""
-        assert self._process is not None
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):  # what it leaves is ended below
-            self._process.wait(STOP_SECONDS)
-        stop_owned(self.mark, STOP_SECONDS)
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def wait_for_nodes(head: Head, count: int, seconds: float, require_alive: Callable[[], None]) -> list[int]:
+    """The GPUs of each node, when so many have joined; `require_alive` raises where that can't be any more.
+
+    Raises `InfrastructureError` where it takes longer.
+    """
+
+    def complete() -> bool:
+        require_alive()
+        return ray_version(head.dashboard) is not None and len(gpus_by_node(head.dashboard)) >= count
+
+    with reaching(head.dashboard, head.token):
+        if not wait_until(complete, seconds):
+            raise InfrastructureError(f"not all of {count} nodes joined the Ray cluster within {seconds:g} s")
+        return gpus_by_node(head.dashboard)
 
 
 def address_towards(peer: str) -> str:

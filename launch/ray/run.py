@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.errors import UserError
 from slime_swe.launch.extras import CLUSTER, require
-from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching, wait_until
+from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching
 from slime_swe.launch.ray.jobs import RayJob
-from slime_swe.launch.ray.node import Head, Node
+from slime_swe.launch.ray.node import Node, wait_for_nodes
 from slime_swe.launch.ray.processes import interrupting, running_ray
 from slime_swe.launch.slime.job import Job
 from slime_swe.recipes.base import Cluster, Recipe
@@ -27,8 +27,14 @@ def run_job(job: Job, recipe: Recipe, folder: Path) -> int:
     require(*CLUSTER, extra="cluster")
     with interrupting():
         if recipe.cluster.ray_address:
-            return _submit(job, recipe, existing(recipe.cluster.ray_address), folder)
-        require_alone(recipe.cluster)
+            return _submit(job, recipe, existing(recipe.cluster.ray_address)[0], folder)
+        if recipe.cluster.nodes > 1:
+            raise UserError(
+                f"cluster.nodes={recipe.cluster.nodes}, but without cluster.ray_address Ray is started on this machine "
+                "alone: submit launch/slurm/train.sbatch, or start Ray on the nodes and give its dashboard as "
+                "cluster.ray_address=http://host:port"
+            )
+        require_no_ray()
         return _on_own_node(job, recipe, folder)
 
 
@@ -45,7 +51,7 @@ def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
     code = 1
     with node:
         try:
-            wait_for_dashboard(head, node)
+            wait_for_nodes(head, 1, START_SECONDS, node.require_alive)
             with reaching(head.dashboard, head.token):
                 code = _submit(job, recipe, head.dashboard, folder)
         finally:
@@ -54,25 +60,20 @@ def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
     return code
 
 
-def existing(address: str) -> str:
-    """The address, without a closing slash. Raises `UserError` where no Ray answers there."""
+def existing(address: str) -> tuple[str, str]:
+    """The address without a closing slash, and the version there. Raises `UserError` where no Ray answers."""
     dashboard = address.rstrip("/")
-    if ray_version(dashboard) is None:
+    version = ray_version(dashboard)
+    if version is None:
         raise UserError(
             f"cluster.ray_address={address}: no Ray dashboard answers there. Give the http://host:port that `ray start "
             "--head` printed, or leave the field empty to have a cluster started on this machine"
         )
-    return dashboard
+    return dashboard, version
 
 
-def require_alone(cluster: Cluster) -> None:
-    """Raise `UserError` where a cluster of this machine alone is too small, or another one is here."""
-    if cluster.nodes > 1:
-        raise UserError(
-            f"cluster.nodes={cluster.nodes}, but without cluster.ray_address Ray is started on this machine alone: "
-            "submit launch/slurm/train.sbatch, or start Ray on the nodes and give its dashboard as "
-            "cluster.ray_address=http://host:port"
-        )
+def require_no_ray() -> None:
+    """Raise `UserError` where this machine is part of a Ray cluster already."""
     found = running_ray()
     if found is not None:
         pid, gcs = found
@@ -82,18 +83,6 @@ def require_alone(cluster: Cluster) -> None:
             "Use it: cluster.ray_address=http://host:port of its dashboard (port 8265 by default); or end "
             "it first, with `ray stop` if it is yours"
         )
-
-
-def wait_for_dashboard(head: Head, node: Node) -> None:
-    """Until it answers. Raises `InfrastructureError` where the node ends, or does not answer in time."""
-
-    def ready() -> bool:
-        node.require_alive()
-        return ray_version(head.dashboard) is not None
-
-    with reaching(head.dashboard, head.token):
-        if not wait_until(ready, START_SECONDS):
-            raise InfrastructureError(f"Ray did not start on this machine within {START_SECONDS:g} s")
 
 
 def require_gpus(cluster: Cluster, dashboard: str) -> None:

@@ -14,9 +14,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,9 +27,9 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import CLUSTER, require
 from slime_swe.launch.overrides import DEFAULT_RECIPE, split_recipe, value_of
-from slime_swe.launch.ray.dashboard import POLL_SECONDS, gpus_by_node, ray_version, reaching, wait_until
+from slime_swe.launch.ray.dashboard import POLL_SECONDS, reaching, wait_until
 from slime_swe.launch.ray.jobs import INTERRUPTED, STOP_SECONDS, RayJob
-from slime_swe.launch.ray.node import Head, Node
+from slime_swe.launch.ray.node import Head, Node, wait_for_nodes
 from slime_swe.launch.ray.processes import interrupting, lives
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
@@ -40,63 +39,43 @@ JOIN_SECONDS = 600.0
 SEEN_SECONDS = 70.0  # until a file of another node is seen, on a file system that caches names for a minute
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which node of a SLURM job this is, from the environment that srun gives its tasks.
+def resources(environment: Mapping[str, str]) -> list[str]:
+    """What SLURM gives to this node, as words for `ray start`; Ray looks for GPUs where SLURM hands out none."""
+    gpus = environment.get("SLURM_GPUS_ON_NODE")
+    return [f"--num-cpus={environment['SLURM_CPUS_ON_NODE']}", *([f"--num-gpus={gpus}"] if gpus else [])]
 
-    launcher: address of the node that srun ran on, which is the first. gpus: None where SLURM hands out none.
+
+def serve_node(folder: Path, environment: Mapping[str, str]) -> None:
+    """Be one node of the cluster until the job is over, the head where this is the first task of srun's.
+
+    Raises `InfrastructureError` where Ray ends before. A node that loses the head before it sees that the job is over
+    waits for that too.
     """
-
-    rank: int
-    launcher: str
-    cpus: int
-    gpus: int | None
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place:
-        gpus = environment.get("SLURM_GPUS_ON_NODE")
-        return cls(
-            rank=int(environment["SLURM_PROCID"]),
-            launcher=environment["SLURM_LAUNCH_NODE_IPADDR"],
-            cpus=int(environment["SLURM_CPUS_ON_NODE"]),
-            gpus=int(gpus) if gpus else None,
-        )
-
-
-def serve_node(folder: Path, place: Place) -> None:
-    """Be one node of the cluster until the job is over. Raises `InfrastructureError` where Ray ends before."""
-    resources = [f"--num-cpus={place.cpus}", *([] if place.gpus is None else [f"--num-gpus={place.gpus}"])]
-    if place.rank == 0:
-        node, head = Node.head(place.launcher, place.launcher, resources)
+    done = folder / DONE_FILE
+    if environment["SLURM_PROCID"] == "0":
+        address = environment["SLURM_LAUNCH_NODE_IPADDR"]  # of the node that srun ran on, which is the first
+        node, head = Node.head(address, address, resources(environment))
     else:
-        node = Node.member(_find_head(folder), resources)
+        node, head = Node.member(_find_head(folder), resources(environment)), None
     with node:
-        if place.rank == 0:
-            _announce(head, node, folder)
-        _wait_for_end(node, folder / DONE_FILE)
-
-
-def _wait_for_end(node: Node, done: Path) -> None:
-    """A node that loses the head before it sees that the job is over waits for that too."""
-    while not done.exists():
-        if not node.alive() and not wait_until(done.exists, SEEN_SECONDS):
-            node.require_alive()
-        time.sleep(POLL_SECONDS)
+        if head is not None:
+            wait_for_nodes(head, 1, JOIN_SECONDS, node.require_alive)
+            replace_file(folder / HEAD_FILE, orjson.dumps(asdict(head)))  # now that it takes members
+        while not done.exists():
+            try:
+                node.require_alive()
+            except InfrastructureError:
+                if not wait_until(done.exists, SEEN_SECONDS):
+                    raise
+            time.sleep(POLL_SECONDS)
 
 
 def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
     """Run `slime-swe ARGV` as a job on the cluster; its exit code."""
     on_cluster = engine_of(recipe_of(argv)).on_cluster  # a wrong recipe is refused now, not when the nodes are there
     head = _find_head(folder, srun)
-
-    def complete() -> bool:
-        _require_running(srun)
-        return ray_version(head.dashboard) is not None and len(gpus_by_node(head.dashboard)) >= nodes
-
+    gpus = wait_for_nodes(head, nodes, JOIN_SECONDS, lambda: _require_running(srun))
     with reaching(head.dashboard, head.token):
-        if not wait_until(complete, JOIN_SECONDS):
-            raise InfrastructureError(f"not all of {nodes} nodes joined the Ray cluster within {JOIN_SECONDS:g} s")
-        gpus = gpus_by_node(head.dashboard)
         print(f"Ray cluster at {head.dashboard}: {len(gpus)} nodes, {sum(gpus)} GPUs", file=sys.stderr, flush=True)
         here = [f"cluster.ray_address={head.dashboard}"] if on_cluster else []
         command = [sys.executable, "-m", "slime_swe.launch.cli", *argv, *here]
@@ -109,30 +88,6 @@ def recipe_of(argv: Sequence[str]) -> Recipe:
     name, overrides = split_recipe([text for text in argv if "=" in text])
     saved = Path(value_of("run.dir", overrides, "runs"), value_of("run.name", overrides, ""), RECIPE_FILE)
     return resolve(name or (str(saved) if "--resume" in argv else DEFAULT_RECIPE), overrides)
-
-
-def _announce(head: Head, node: Node, folder: Path) -> None:
-    """Leave the cluster's address once it takes members: when it lists the head among its nodes."""
-
-    def takes_members() -> bool:
-        node.require_alive()
-        return ray_version(head.dashboard) is not None and len(gpus_by_node(head.dashboard)) > 0
-
-    with reaching(head.dashboard, head.token):
-        if not wait_until(takes_members, JOIN_SECONDS):
-            raise InfrastructureError(f"Ray's head did not start within {JOIN_SECONDS:g} s")
-    with _private():  # it holds the token
-        replace_file(folder / HEAD_FILE, orjson.dumps(asdict(head)))
-
-
-@contextmanager
-def _private() -> Iterator[None]:
-    """Files that are made here are this user's alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _find_head(folder: Path, srun: int | None = None) -> Head:
@@ -168,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         try:
             require(*CLUSTER, extra="cluster")
             if options.command == "node":
-                serve_node(options.folder, Place.of(os.environ))
+                os.umask(0o077)  # what a node leaves in the folder holds the token
+                serve_node(options.folder, os.environ)
                 sys.exit()
             sys.exit(submit(options.folder, options.nodes, options.srun, options.argv))
         except KeyboardInterrupt:

@@ -61,7 +61,7 @@ def test_a_program_that_hangs_is_given_up_with_all_it_started(ask, tmp_path, bod
 
 
 def test_a_flood_is_cut_off(ask):
-    with pytest.raises(MachineError, match="has not answered"):
+    with pytest.raises(MachineError, match=r"failed.*y y y y"):
         ask("yes")
 
 

@@ -13,7 +13,8 @@ from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.network import check_ports, check_ray
+from slime_swe.launch.doctor.network import check_ports
+from slime_swe.launch.doctor.runner import guarded
 
 pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray
 
@@ -95,7 +96,7 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch):
 def test_a_ray_cluster_that_is_not_there():
     with serving({"/health": ""}) as address:
         for given in (f"http://{address}", "http://127.0.0.1:9", "http://no host at all"):
-            (finding,) = check_ray(variant("qwen25_coder_7b", cluster__ray_address=given), Machine())
+            (finding,) = guarded("ray", variant("qwen25_coder_7b", cluster__ray_address=given), Machine())
             assert finding.status == Status.FAILURE and "no Ray dashboard answers there" in finding.message
 
 
@@ -103,26 +104,25 @@ def test_a_ray_cluster_that_is_not_there():
 def test_a_real_ray_is_seen_and_can_be_used(monkeypatch):
     """A head without GPUs: too few for the recipe, of the version that is installed here, and locked at first."""
     ray = pytest.importorskip("ray")
-    from slime_swe.launch.ray.node import Node
-    from slime_swe.launch.ray.run import wait_for_dashboard
+    from slime_swe.launch.ray.node import Node, wait_for_nodes
 
     node, head = Node.head("127.0.0.1", "127.0.0.1")
     with node:
-        wait_for_dashboard(head, node)
-        (beside,) = check_ray(variant("qwen25_coder_7b"), Machine())
-        assert beside.status == Status.FAILURE and "runs on this machine already" in beside.message
+        wait_for_nodes(head, 1, 300, node.require_alive)
+        (beside,) = guarded("ray", variant("qwen25_coder_7b"), Machine())
+        assert beside.status == Status.FAILURE and "Ray runs on this machine already" in beside.message
         named = variant("qwen25_coder_7b", cluster__ray_address=head.dashboard)
-        (locked,) = check_ray(named, Machine())
-        assert locked.status == Status.FAILURE and "RAY_AUTH_TOKEN" in locked.fix
+        (locked,) = guarded("ray", named, Machine())
+        assert locked.status == Status.FAILURE and "RAY_AUTH_TOKEN" in locked.message
         monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
-        version, gpus = check_ray(named, Machine())
+        version, gpus = guarded("ray", named, Machine())
         assert ray.__version__ in version.message
-        assert gpus.status == Status.FAILURE and "the recipe wants 8" in gpus.message
+        assert gpus.status == Status.FAILURE and "asks for 8 GPUs" in gpus.message
 
 
 def test_a_ray_of_another_version_is_a_warning():
     """Only its version is asked for before its nodes, which this one can't tell."""
     with serving({"/api/version": json.dumps({"ray_version": "2.41.0"})}) as address:
-        findings = check_ray(variant("qwen25_coder_7b", cluster__ray_address=f"http://{address}/"), Machine())
+        findings = guarded("ray", variant("qwen25_coder_7b", cluster__ray_address=f"http://{address}/"), Machine())
         first = next(iter(findings))
     assert first.status == Status.WARNING and "2.41.0 at" in first.message and "2.60.0" in first.message

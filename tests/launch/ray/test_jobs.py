@@ -16,9 +16,9 @@ from tests.launch.waiting import wait_for
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.ray.dashboard import ray_version
-from slime_swe.launch.ray.node import Node
+from slime_swe.launch.ray.node import Node, wait_for_nodes
 from slime_swe.launch.ray.processes import MARK, lives, running_ray
-from slime_swe.launch.ray.run import run_job, wait_for_dashboard
+from slime_swe.launch.ray.run import run_job
 from slime_swe.launch.slime.job import Job
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def there():
         pytest.skip("another Ray runs on this machine")
     node, head = Node.head("127.0.0.1", "127.0.0.1", ["--num-cpus=2", "--num-gpus=0"])
     with node:
-        wait_for_dashboard(head, node)
+        wait_for_nodes(head, 1, PATIENCE, node.require_alive)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_AUTH_TOKEN", head.token)  # as a person has it who started that cluster
             yield head.dashboard

@@ -20,7 +20,7 @@ from slime_swe.launch.ray.jobs import Outcome, entrypoint
 from slime_swe.launch.ray.node import address_towards, free_ports
 from slime_swe.launch.ray.processes import interrupting
 from slime_swe.launch.ray.run import run_job
-from slime_swe.launch.ray.slurm import Place, recipe_of
+from slime_swe.launch.ray.slurm import recipe_of, resources
 from slime_swe.launch.slime.job import Job
 
 
@@ -113,10 +113,9 @@ def test_the_exit_code_is_the_job_s(status, exit_code, code):
     assert Outcome("id", "http://host:1", "true", status, "", exit_code).code == code
 
 
-def test_a_slurm_task_knows_its_place():
-    given = {"SLURM_PROCID": "1", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_CPUS_ON_NODE": "96"}
-    assert Place.of(given) == Place(rank=1, launcher="10.0.0.1", cpus=96, gpus=None)
-    assert Place.of(given | {"SLURM_GPUS_ON_NODE": "8"}).gpus == 8
+def test_a_node_has_what_slurm_gives_it():
+    assert resources({"SLURM_CPUS_ON_NODE": "96"}) == ["--num-cpus=96"]
+    assert resources({"SLURM_CPUS_ON_NODE": "96", "SLURM_GPUS_ON_NODE": "8"}) == ["--num-cpus=96", "--num-gpus=8"]
 
 
 def test_the_engine_is_that_of_the_recipe_or_of_the_run_to_go_on_with(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ processor, since nothing here waits: so a busy machine measures the same.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.baseline import Figures, add_options, conclude
+from benchmarks.command import Figures, run
 
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.rollout.agents.native import NativeAgent
@@ -34,10 +33,8 @@ from slime_swe.rollout.scripted import Say, scripted_engine
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS
 
-BASELINE = Path(__file__).parent / "baselines" / "episode.json"
 CHECKPOINT = Path(__file__).parents[1] / "embedded" / "seed" / "checkpoint"
-TOLERANCE = 2.0  # a figure this many times its baseline fails the check
-ROUNDS = 5
+RATIOS = {"turn_ms_1": "http_ms_1", "turn_ms_64": "http_ms_64"}
 WIDTHS = ((1, 16), (64, 128))  # (episodes at once, episodes in all)
 SOURCE = "def add(first, second):\n    return first - second\n" * 4
 TURNS: tuple[tuple[str, dict[str, str]], ...] = (
@@ -47,6 +44,31 @@ TURNS: tuple[tuple[str, dict[str, str]], ...] = (
     ("run_tests", {}),
     ("view", {"path": "module.py"}),
     ("submit", {}),
+)
+TASK = Task(
+    "t",
+    "Some tests fail. Fix module.py.",
+    Workspace({"module.py": SOURCE}),
+    TestsOracle(("t.py::t",), (), (), "python3 runtests.py", ""),
+    "benchmark",
+    "none",
+)
+SETTINGS = RolloutSettings(
+    engine_host="",
+    engine_port=0,
+    checkpoint=str(CHECKPOINT),
+    max_context=8192,
+    agent="native",
+    tool_format="hermes",
+    system_prompt="You repair code.",
+    max_turns=len(TURNS),
+    time_budget=60.0,
+    sandbox="local",
+    sandbox_concurrency=64,
+    max_attempts=1,
+    run_dir=Path("."),
+    seed=0,
+    deterministic=True,
 )
 
 
@@ -103,23 +125,18 @@ def replay(tokenizer: Any) -> Say:
     return lambda engine, asked: turns[(asked["input_ids"].count(start) - 3) // 2]
 
 
-def measure(checkpoint: str, rounds: int = ROUNDS) -> dict[str, float]:
+async def measure(rounds: int) -> Figures:
     """Milliseconds per turn: median over rounds, for one episode at a time and for 64 at once."""
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(str(CHECKPOINT))
     started = time.process_time()
     template = ChatTemplate(tokenizer, [tool.spec.schema() for tool in TOOLS])
     template.prove()
-    proof = time.process_time() - started
-    return {"template_proof_ms": proof * 1e3, **asyncio.run(_measure(checkpoint, template, tokenizer, rounds))}
-
-
-async def _measure(checkpoint: str, template: ChatTemplate, tokenizer: Any, rounds: int) -> dict[str, float]:
-    figures = {}
+    figures = {"template_proof_ms": (time.process_time() - started) * 1e3}
     async with (
         scripted_engine(tokenizer, replay(tokenizer), log_prob=-0.12345678, remember=False) as engine,
         EngineClient(engine.url) as client,
     ):
-        agent = NativeAgent(_settings(checkpoint), client, template)
+        agent = NativeAgent(SETTINGS, client, template)
         for width, episodes in WIDTHS:
             loop = [await _timed(agent, width, episodes) for _ in range(rounds)]
             http = [await _timed_http(client, agent, width, episodes) for _ in range(rounds)]
@@ -130,15 +147,11 @@ async def _measure(checkpoint: str, template: ChatTemplate, tokenizer: Any, roun
 
 async def _timed(agent: NativeAgent, width: int, episodes: int) -> float:
     """Milliseconds per turn of this many episodes, `width` of them at once."""
-    task, sampling, places = (
-        _task(),
-        Sampling({"max_new_tokens": 96, "temperature": 1.0}, ("k",)),
-        asyncio.Semaphore(width),
-    )
+    sampling, places = Sampling({"max_new_tokens": 96, "temperature": 1.0}, ("k",)), asyncio.Semaphore(width)
 
     async def one() -> int:
         async with places:
-            return (await run_episode(agent, task, DictSandboxes(), sampling, time_budget=60.0)).turns
+            return (await run_episode(agent, TASK, DictSandboxes(), sampling, time_budget=60.0)).turns
 
     started = time.process_time()
     turns = await asyncio.gather(*(one() for _ in range(episodes)))
@@ -147,7 +160,7 @@ async def _timed(agent: NativeAgent, width: int, episodes: int) -> float:
 
 
 async def _timed_http(client: EngineClient, agent: NativeAgent, width: int, episodes: int) -> float:
-    prompt = agent.template.first_prompt(agent.opening(_task()))
+    prompt = agent.template.first_prompt(agent.opening(TASK))
     params, places = {"max_new_tokens": 96, "stop_token_ids": agent.template.stop_token_ids}, asyncio.Semaphore(width)
 
     async def one() -> None:
@@ -160,52 +173,5 @@ async def _timed_http(client: EngineClient, agent: NativeAgent, width: int, epis
     return (time.process_time() - started) * 1e3 / (episodes * len(TURNS))
 
 
-def _task() -> Task:
-    oracle = TestsOracle(("t.py::t",), (), (), "python3 runtests.py", "")
-    return Task("t", "Some tests fail. Fix module.py.", Workspace({"module.py": SOURCE}), oracle, "benchmark", "none")
-
-
-def _settings(checkpoint: str) -> RolloutSettings:
-    return RolloutSettings(
-        engine_host="",
-        engine_port=0,
-        checkpoint=checkpoint,
-        max_context=8192,
-        agent="native",
-        tool_format="hermes",
-        system_prompt="You repair code.",
-        max_turns=len(TURNS),
-        time_budget=60.0,
-        sandbox="local",
-        sandbox_concurrency=64,
-        max_attempts=1,
-        run_dir=Path("."),
-        seed=0,
-        deterministic=True,
-    )
-
-
-def _slower(figures: Figures, baseline: Figures) -> list[str]:
-    """The figures that are worse than their baseline by more than `TOLERANCE`, relative to the bare round trip."""
-    worse = []
-    for width in (1, 64):
-        ratio = figures[f"turn_ms_{width}"] / figures[f"http_ms_{width}"]
-        expected = baseline[f"turn_ms_{width}"] / baseline[f"http_ms_{width}"]
-        if ratio > TOLERANCE * expected:
-            worse.append(f"a turn costs {ratio:.2f} round trips with {width} episodes, baseline {expected:.2f}")
-    return worse
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", default=str(CHECKPOINT), help="folder of the tokenizer to use")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the median counts (default: %(default)s)")
-    add_options(parser)
-    options = parser.parse_args()
-    figures = {name: round(value, 3) for name, value in measure(options.checkpoint, options.rounds).items()}
-    text = "\n".join(f"{name:>20} {value:8.3f}" for name, value in figures.items())
-    return conclude(options, figures, text, BASELINE, _slower)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, "episode", measure, ratios=RATIOS, rounds=5))

@@ -21,16 +21,15 @@ Needs a Docker daemon, bubblewrap, swebench (here, in .venv-swebench or at $SLIM
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 
-from benchmarks.baseline import add_options, conclude
+from benchmarks.command import Figures, run
 from tests.real_packages.images import build, in_folder, place, task_for
 from tests.real_packages.instances import Instance, instances
 from tests.rewards.swebench_here import find_harness_python
@@ -43,22 +42,18 @@ from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.docker.backend import DockerBackend
 
-BASELINE = Path(__file__).parent / "baselines" / "grading.json"
-TARGETS = {"docker": 0.3, "overlay": 0.1}  # of the official overhead
+LIMITS = {"docker_ratio": 0.3, "overlay_ratio": 0.1}  # of the official overhead
 CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}  # the harness has no such runs
 OURS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay", **CONTROLLED}
-BARE = ("bare_docker", "bare_overlay", "bare_docker_control", "bare_overlay_control")
 SETTLE_SECONDS = 0.7
-GRADERS = ("official", *OURS)
 
-Figures = dict[str, float]
 Laps = dict[str, list[float]]  # seconds, by what was timed
 
 
 async def measure(rounds: int) -> Figures:
     """Raises `SandboxError`, `UserError` where something that is needed is not there."""
     python = find_harness_python() or ""
-    laps: Laps = {name: [] for name in (*GRADERS, *BARE)}
+    laps: Laps = defaultdict(list)
     async with AsyncExitStack() as stack:
         pools = {
             name: await stack.enter_async_context(SandboxPool(backend, concurrency=1 + (name in CONTROLLED)))
@@ -67,9 +62,8 @@ async def measure(rounds: int) -> Figures:
         tasks = await _tasks(pools["overlay"])
         for task in tasks:
             for number in range(rounds + 1):
-                kept = laps if number else {name: [] for name in laps}  # the first round warms up
-                await _round(task, pools, python, kept)
-    return _figures(laps, len(tasks))
+                await _round(task, pools, python, laps if number else defaultdict(list))  # the first warms up
+    return {"instances": len(tasks), "rounds": rounds, **_figures(laps)}
 
 
 def cold_docker() -> DockerBackend:
@@ -135,15 +129,12 @@ async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, mutated
         return result.seconds
 
 
-def _figures(laps: Laps, instances: int) -> Figures:
-    figures: Figures = {"instances": instances, "rounds": len(laps["official"]) // instances}
-    for name, seconds in laps.items():
-        figures[f"{name}_ms"] = round(statistics.median(seconds) * 1e3, 1)
-    for name in GRADERS:
+def _figures(laps: Laps) -> Figures:
+    figures = {f"{name}_ms": statistics.median(seconds) * 1e3 for name, seconds in laps.items()}
+    for name in ("official", *OURS):
         beyond = [total - sum(bare) for total, *bare in zip(laps[name], *_tests_of(name, laps), strict=True)]
-        figures[f"{name}_overhead_ms"] = round(statistics.median(beyond) * 1e3, 1)
-    for name in OURS:
-        figures[f"{name}_ratio"] = round(figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"], 3)
+        figures[f"{name}_overhead_ms"] = statistics.median(beyond) * 1e3
+        figures[f"{name}_ratio"] = figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"]
     return figures
 
 
@@ -158,38 +149,5 @@ def _kind(name: str) -> str:
     return "overlay" if name.startswith("overlay") else "docker"
 
 
-def table(figures: Mapping[str, float]) -> str:
-    rows = [f"{'milliseconds, median':22} {'whole':>9} {'tests':>9} {'overhead':>9} {'ratio':>7} {'target':>7}"]
-    for name in GRADERS:
-        ratio = f" {figures[f'{name}_ratio']:7.3f}" if name in OURS else ""
-        ratio += f" {TARGETS[name]:7.1f}" if name in TARGETS else ""
-        whole, beyond = figures[f"{name}_ms"], figures[f"{name}_overhead_ms"]
-        rows.append(f"{name:22} {whole:9.1f} {whole - beyond:9.1f} {beyond:9.1f}{ratio}")
-    return "\n".join(rows)
-
-
-def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """What is beyond its target; a busy machine slows all alike."""
-    return [
-        f"grading on {name} costs {figures[f'{name}_ratio']:.3f} of the official overhead, more than {target} "
-        f"(baseline: {baseline[f'{name}_ratio']:.3f})"
-        for name, target in TARGETS.items()
-        if figures[f"{name}_ratio"] > target
-    ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each instance is graded")
-    add_options(parser)
-    options = parser.parse_args()
-    try:
-        figures = asyncio.run(measure(options.rounds))
-    except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return conclude(options, figures, table(figures), BASELINE, slower)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, "grading", measure, limits=LIMITS, rounds=5))

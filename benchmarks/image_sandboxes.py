@@ -10,24 +10,20 @@ a while, and an exec the daemon.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-from benchmarks.baseline import add_options, conclude
-from benchmarks.rivals import Laps, Rivals
+from benchmarks.command import Laps, run
 
 from slime_swe.data_sources.task import Image
-from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox import Limits, Sandbox, SandboxError, SandboxPool
+from slime_swe.rollout.sandbox import Limits, Sandbox, SandboxPool
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.image import host as host_image
 
-BASELINE = Path(__file__).parent / "baselines" / "image_sandboxes.json"
 FILES = 2_000
 SANDBOXES = 16
 COMMAND = "echo hello"
@@ -40,21 +36,9 @@ RATIOS = {
     "docker_command_ms": "docker_exec_ms",
     "docker_command_16_ms": "docker_exec_16_ms",
 }
-LABELS = {
-    "overlay_open_ms": "overlay: fresh sandbox of 2,000 files",
-    "overlay_close_ms": "overlay: its end",
-    "overlay_later_command_ms": "overlay: command",
-    "docker_open_ms": "docker: fresh sandbox",
-    "docker_close_ms": "docker: its end",
-    "docker_command_ms": "docker: command",
-    "docker_command_16_ms": "docker: command, 16 at once",
-}
-
-RIVALS = Rivals(LABELS, RATIOS, heading="sandbox", width=40)
 
 
 async def measure(rounds: int) -> dict[str, float]:
-    """Raises `SandboxError` or `UserError` where a backend does not work here."""
     laps = Laps()
     with tempfile.TemporaryDirectory() as folder:
         await _measure_overlay(laps, Path(folder), rounds)
@@ -95,17 +79,9 @@ async def _measure_docker(laps: Laps, rounds: int) -> None:
     async with SandboxPool("docker", concurrency=SANDBOXES, limits=LIMITS) as pool:
         for _ in range(max(1, rounds // 4)):
             await _life(laps, "docker", pool, None)
-        await _with_many(pool, [], lambda sandboxes: _measure_commands(laps, sandboxes, rounds))
-
-
-async def _with_many(
-    pool: SandboxPool, opened: list[Sandbox], then: Callable[[list[Sandbox]], Awaitable[None]]
-) -> None:
-    if len(opened) == SANDBOXES:
-        await then(opened)
-        return
-    async with pool.open({}) as sandbox:
-        await _with_many(pool, [*opened, sandbox], then)
+        async with AsyncExitStack() as stack:
+            sandboxes = [await stack.enter_async_context(pool.open({})) for _ in range(SANDBOXES)]
+            await _measure_commands(laps, sandboxes, rounds)
 
 
 async def _measure_commands(laps: Laps, sandboxes: list[Sandbox], rounds: int) -> None:
@@ -130,18 +106,5 @@ async def _measure_commands(laps: Laps, sandboxes: list[Sandbox], rounds: int) -
             await asyncio.gather(*threads)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="how many of each to measure")
-    add_options(parser)
-    options = parser.parse_args()
-    try:
-        figures = asyncio.run(measure(options.rounds))
-    except (SandboxError, UserError) as error:
-        print(f"this benchmark needs bubblewrap and a Docker daemon: {error}", file=sys.stderr)
-        return 2
-    return conclude(options, figures, RIVALS.table(figures), BASELINE, RIVALS.slower)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, "image_sandboxes", measure, ratios=RATIOS, rounds=40))

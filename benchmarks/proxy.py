@@ -12,17 +12,15 @@ Needs PyPI once, for the vocabulary, which is kept in ~/.cache/slime-swe.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,19 +28,16 @@ from typing import Any
 import aiohttp
 import orjson
 from benchmarks import qwen_vocabulary
-from benchmarks.baseline import add_options, conclude
+from benchmarks.command import Figures, run
 
-BASELINE = Path(__file__).parent / "baselines" / "proxy.json"
 CONTEXTS = {"1k": 1_000, "8k": 8_000, "32k": 32_000, "100k": 100_000}  # tokens
-RIVALS = ("bare", "rerender")
 AT_ONCE = 16
 CONVERSATIONS = 8
 RERENDERED = 8  # one of so many turns: it takes a hundred times as long
 TURNS_AT_ONCE = 60
 GROWTH = "def f(x):\n    return [x + 1, 'a string', {'key': x * 2}]  # a comment\n" * 24  # about 600 tokens
 RESULT = "1\t import os\n2\t import sys\n" * 3
-TARGETS = {"overhead_p50_ms_at_32k": 2.5, "overhead_100k_to_1k": 1.5}
-MIN_REQUESTS = 300.0
+LIMITS = {"overhead_p50_ms_at_32k": 2.5, "overhead_100k_to_1k": 1.5, "request_ms_at_16": 3.3}
 _TOOLS = [
     {
         "type": "function",
@@ -54,9 +49,8 @@ _TOOLS = [
     }
     for name in ("bash", "view", "edit", "find")
 ]
+Laps = dict[str, list[float]]  # seconds, by server
 _START = [{"role": "system", "content": "You repair software."}, {"role": "user", "content": "Fix the bug."}]
-
-Figures = dict[str, float]
 
 
 @dataclass
@@ -79,9 +73,10 @@ class Conversation:
         return body, answer["usage"]["prompt_tokens"], seconds
 
 
-async def measure(turns: int, vocabulary: Path, scale: float = 1.0) -> Figures:
-    """`scale`: of the contexts' sizes, and of the number of conversations."""
-    contexts = {name: int(size * scale) for name, size in CONTEXTS.items()}
+async def measure(turns: int, tokenizer: str, scale: float) -> Figures:
+    """turns: of each conversation at each size of context. tokenizer: a folder, in place of Qwen's vocabulary. scale:
+    of the contexts' sizes and of the number of conversations."""
+    vocabulary = Path(tokenizer) if tokenizer else qwen_vocabulary.folder()
     conversations = max(1, int(CONVERSATIONS * scale))
     with (
         _server("engine", vocabulary) as engine,
@@ -89,81 +84,58 @@ async def measure(turns: int, vocabulary: Path, scale: float = 1.0) -> Figures:
         _server("rerender", vocabulary, engine["url"]) as rerender,
         _server("ours", vocabulary, engine["url"], AT_ONCE + conversations) as ours,
     ):
-        grown, others = ours["sessions"][:conversations], ours["sessions"][conversations:]
-        rivals = {"bare": bare["url"], "rerender": rerender["url"]}
-        figures = await _by_context(grown, rivals, engine["url"], turns, contexts)
-        return figures | await _at_once(others, bare["url"])
+        urls = {"direct": f"{engine['url']}/generate", "bare": bare["url"], "rerender": rerender["url"]}
+        laps: dict[str, Laps] = {name: defaultdict(list) for name in CONTEXTS}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            talks = [Conversation(http, **session) for session in ours["sessions"]]
+            for talk in talks[:conversations]:
+                for name, size in CONTEXTS.items():
+                    while (await talk.turn(GROWTH))[1] < size * scale:
+                        pass
+                    for _ in range(turns):
+                        await _each(talk, urls, laps[name])
+            return _overheads(laps) | await _at_once(talks[conversations:], bare["url"])
 
 
-async def _by_context(
-    sessions: list[Any], rivals: Mapping[str, str], engine: str, turns: int, contexts: Mapping[str, int]
-) -> Figures:
-    laps: dict[str, dict[str, list[float]]] = {
-        name: {server: [] for server in ("ours", "direct", *RIVALS)} for name in CONTEXTS
-    }
-    async with _client() as http:
-        for session in sessions:
-            talk = Conversation(http, **session)
-            for name, size in contexts.items():
-                while (await talk.turn(GROWTH))[1] < size:
-                    pass
-                for _ in range(turns):
-                    await _each(http, talk, rivals, engine, laps[name])
-    return _overheads(laps)
-
-
-async def _each(
-    http: aiohttp.ClientSession,
-    talk: Conversation,
-    rivals: Mapping[str, str],
-    engine: str,
-    laps: dict[str, list[float]],
-) -> None:
+async def _each(talk: Conversation, urls: Mapping[str, str], laps: Laps) -> None:
     """One turn of ours, and the same by the others."""
     body, tokens, seconds = await talk.turn(RESULT)
     laps["ours"].append(seconds)
     ids = orjson.dumps({"input_ids": [*range(100_000, 100_000 + tokens)], "return_logprob": True})
-    laps["direct"].append((await _post(http, f"{engine}/generate", ids))[1])
-    laps["bare"].append((await _post(http, rivals["bare"], body))[1])
-    if len(laps["ours"]) % RERENDERED == 1:
-        laps["rerender"].append((await _post(http, rivals["rerender"], body))[1])
+    for server, url in urls.items():
+        if server != "rerender" or len(laps["ours"]) % RERENDERED == 1:
+            laps[server].append((await _post(talk.http, url, ids if server == "direct" else body))[1])
 
 
-def _overheads(laps: Mapping[str, Mapping[str, list[float]]]) -> Figures:
+def _overheads(laps: Mapping[str, Laps]) -> Figures:
     figures: Figures = {}
     for name, times in laps.items():
         medians = {server: statistics.median(values) * 1e3 for server, values in times.items()}
-        figures[f"direct_ms_at_{name}"] = round(medians["direct"], 3)
+        figures[f"direct_ms_at_{name}"] = medians["direct"]
         for server, prefix in (("ours", ""), ("bare", "bare_"), ("rerender", "rerender_")):
-            figures[f"{prefix}overhead_p50_ms_at_{name}"] = round(medians[server] - medians["direct"], 3)
-    figures["overhead_100k_to_1k"] = round(figures["overhead_p50_ms_at_100k"] / figures["overhead_p50_ms_at_1k"], 3)
+            figures[f"{prefix}overhead_p50_ms_at_{name}"] = medians[server] - medians["direct"]
+    figures["overhead_100k_to_1k"] = figures["overhead_p50_ms_at_100k"] / figures["overhead_p50_ms_at_1k"]
     return figures
 
 
-async def _at_once(sessions: list[Any], bare: str) -> Figures:
-    """Requests a second, ours and the bare proxy's for the very same requests."""
-    async with _client() as http:
-        talks = [Conversation(http, **session) for session in sessions]
-        bodies: list[list[bytes]] = [[] for _ in talks]
+async def _at_once(talks: list[Conversation], bare: str) -> Figures:
+    """Milliseconds a request, ours and the bare proxy's for the very same requests."""
+    bodies: list[list[bytes]] = [[] for _ in talks]
 
-        async def talk(number: int) -> None:
-            for _ in range(TURNS_AT_ONCE):
-                bodies[number].append((await talks[number].turn(RESULT))[0])
+    async def talk(number: int) -> None:
+        for _ in range(TURNS_AT_ONCE):
+            bodies[number].append((await talks[number].turn(RESULT))[0])
 
-        async def again(number: int) -> None:
-            for body in bodies[number]:
-                await _post(http, bare, body)
+    async def again(number: int) -> None:
+        for body in bodies[number]:
+            await _post(talks[number].http, bare, body)
 
-        seconds = []
-        for play in (talk, again):
-            started = time.perf_counter()
-            await asyncio.gather(*map(play, range(len(talks))))
-            seconds.append(time.perf_counter() - started)
-    count = len(talks) * TURNS_AT_ONCE
-    return {
-        "requests_per_second_at_16": round(count / seconds[0], 1),
-        "bare_requests_per_second_at_16": round(count / seconds[1], 1),
-    }
+    each = []
+    for play in (talk, again):
+        started = time.perf_counter()
+        await asyncio.gather(*map(play, range(len(talks))))
+        each.append(1e3 * (time.perf_counter() - started) / (len(talks) * TURNS_AT_ONCE))
+    return {"request_ms_at_16": each[0], "bare_request_ms_at_16": each[1]}
 
 
 async def _post(http: aiohttp.ClientSession, url: str, body: bytes, key: str = "") -> tuple[bytes, float]:
@@ -172,12 +144,6 @@ async def _post(http: aiohttp.ClientSession, url: str, body: bytes, key: str = "
         reply = await response.read()
     assert response.status == 200, reply[:500]
     return reply, time.perf_counter() - started
-
-
-@asynccontextmanager
-async def _client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        yield http
 
 
 @contextmanager
@@ -192,48 +158,5 @@ def _server(role: str, vocabulary: Path, engine: str = "", sessions: int = 1) ->
             process.kill()
 
 
-def _vocabulary() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime-swe" / "benchmarks"
-    folder = cache / qwen_vocabulary.PACKAGE.replace("==", "-")
-    if not (folder / "tokenizer.json").exists():
-        print("preparing Qwen's vocabulary: half a minute, once", file=sys.stderr)
-        qwen_vocabulary.save(folder)
-    return folder
-
-
-def table(figures: Mapping[str, float]) -> str:
-    rows = [f"{'overhead, ms':12} {'ours':>9} {'bare':>9} {'rerender':>9} {'direct':>9}"]
-    for name in CONTEXTS:
-        values = [figures[f"{prefix}overhead_p50_ms_at_{name}"] for prefix in ("", "bare_", "rerender_")]
-        rows.append(f"{name:12} " + " ".join(f"{value:9.2f}" for value in [*values, figures[f"direct_ms_at_{name}"]]))
-    rows.append(f"100k to 1k: {figures['overhead_100k_to_1k']:.2f}")
-    ours, bare = figures["requests_per_second_at_16"], figures["bare_requests_per_second_at_16"]
-    return "\n".join([*rows, f"requests a second, 16 at once: {ours:.0f} (bare {bare:.0f})"])
-
-
-def slower(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    worse = [
-        f"{name} is {figures[name]}, more than {target} (baseline: {baseline[name]})"
-        for name, target in TARGETS.items()
-        if figures[name] > target
-    ]
-    if figures["requests_per_second_at_16"] < MIN_REQUESTS:
-        worse.append(f"{figures['requests_per_second_at_16']} requests a second are fewer than {MIN_REQUESTS}")
-    return worse
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=12, help="of each conversation at each size of context")
-    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="in place of Qwen's vocabulary from PyPI")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the contexts' sizes, to try the benchmark out")
-    add_options(parser)
-    options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        figures = asyncio.run(measure(options.turns, options.tokenizer or _vocabulary(), options.scale))
-        return conclude(options, figures, table(figures), BASELINE, slower)
-    return 130
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, "proxy", measure, limits=LIMITS, turns=12, tokenizer="", scale=1.0))

@@ -1,13 +1,10 @@
-"""Qwen's real vocabulary without a model hub: the PyPI package qwen-agent ships its ranks (151,643 tokens).
-
-python -m benchmarks.qwen_vocabulary FOLDER
-"""
+"""Qwen's real vocabulary without a model hub: the PyPI package qwen-agent ships its ranks (151,643 tokens)."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import itertools
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,17 +25,22 @@ _PLAIN = ("<tool_call>", "</tool_call>")  # 151657, 151658
 _BETWEEN = tuple(f"<|reserved_{number}|>" for number in range(11))
 
 
-def save(folder: Path) -> None:
-    """Write a tokenizer into a folder, with the seed policy's chat template.
+def folder() -> Path:
+    """A tokenizer's folder in the user's cache, with the seed policy's chat template; made on the first call.
 
     Raises `subprocess.CalledProcessError` where PyPI can't be reached.
     """
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = _tokenizer(_ranks())
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0])
-    fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
-    fast.save_pretrained(folder)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime-swe" / "benchmarks"
+    found = cache / PACKAGE.replace("==", "-")
+    if not (found / "tokenizer.json").exists():
+        print("preparing Qwen's vocabulary: half a minute, once", file=sys.stderr)
+        made = _tokenizer(_ranks())
+        fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0])
+        fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
+        fast.save_pretrained(found)
+    return found
 
 
 def _ranks() -> dict[bytes, int]:
@@ -78,14 +80,3 @@ def _halves(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
         _, at = min(pairs)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    save(parser.parse_args().folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,21 +10,18 @@ one test run, the end.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.baseline import add_options, conclude
-from benchmarks.rivals import Laps, Rivals
+from benchmarks.command import Laps, run
 
-from slime_swe.rollout.sandbox import SandboxError, SandboxPool
+from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.sandbox.bubblewrap import system_flags
 from slime_swe.rollout.sandbox.local import BubblewrapBackend
 
-BASELINE = Path(__file__).parent / "baselines" / "sandbox.json"
 TESTS = "python3 -I -S -B runtests.py"
 STARTED_TESTS = "python3 -I -S -B 'runtests.py'"  # quotes make it a command for the shell, which starts an interpreter
 FILES = {
@@ -42,18 +39,6 @@ RATIOS = {
     "cycle_ms": "bwrap_cycle_ms",
     "cycle_16_ms": "bwrap_cycle_16_ms",
 }
-LABELS = {
-    "fork_server_start_ms": "fork server, once",
-    "open_ms": "fresh sandbox with its files",
-    "close_ms": "its end, no process left",
-    "first_command_ms": "first shell command (starts bash)",
-    "command_ms": "shell command",
-    "forked_tests_ms": "test run",
-    "cycle_ms": "cycle, one at a time",
-    "cycle_16_ms": "cycle, 16 at once",
-}
-
-RIVALS = Rivals(LABELS, RATIOS, heading="fork server", width=36)
 
 
 async def measure(rounds: int) -> dict[str, float]:
@@ -124,18 +109,5 @@ async def _bwrap_cycle() -> None:
     assert output.endswith(b"1 passed, 1 failed\n"), output
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=48, help="how many of each to measure")
-    add_options(parser)
-    options = parser.parse_args()
-    try:
-        figures = asyncio.run(measure(options.rounds))
-    except SandboxError as error:
-        print(f"this benchmark needs bubblewrap (apt-get install bubblewrap): {error}", file=sys.stderr)
-        return 2
-    return conclude(options, figures, RIVALS.table(figures), BASELINE, RIVALS.slower)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, "sandbox", measure, ratios=RATIOS, rounds=48))

@@ -1,4 +1,4 @@
-"""One rank of a recipe's training job, built in megatron-core with random weights and stepped on packed sequences.
+"""One rank of a recipe's training job, built in megatron-core and stepped on packed sequences of sizes alone.
 
 A single process stands for the rank: heads, feed-forward width, vocabulary, experts and layers are those that the rank
 holds. What one process can't have: the sequence-parallel split of norms and residuals (here whole, so activations of
@@ -8,11 +8,9 @@ tp > 1 are larger than the rank's own), communication, and the Transformer Engin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
-from benchmarks.log_probability import LogProbability
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
@@ -44,17 +42,15 @@ class Batch:
     packed: PackedSeqParams
 
     @classmethod
-    def random(cls, vocab: int, lengths: list[int], kind: str) -> Batch:
-        bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        ids = torch.randint(vocab, (2, 1, sum(lengths)), generator=torch.Generator().manual_seed(0))
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        bounds = bounds.to("cpu" if kind == "meta" else kind)  # of its values the rotation's shapes are made
+    def of(cls, lengths: list[int]) -> Batch:
+        bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)  # values: the rotation's shapes are made of them
+        ids = torch.zeros(3, 1, sum(lengths), dtype=torch.int64, device="meta")
         packed = PackedSeqParams("thd", bounds, bounds, max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths))
-        return cls(ids[0].to(kind), ids[1].to(kind), positions.to(kind), packed)
+        return cls(*ids, packed)
 
 
-def transformer_config(shape: Architecture, recompute: str, static: bool) -> TransformerConfig:
-    """Megatron's configuration of `shape`. `static`: experts get their even share of rows, whatever the router says."""
+def transformer_config(shape: Architecture, recompute: str) -> TransformerConfig:
+    """Megatron's configuration of `shape`. Experts get their even share of rows, whatever the router says."""
     experts: dict[str, Any] = {}
     if shape.experts:
         experts = {
@@ -64,8 +60,8 @@ def transformer_config(shape: Architecture, recompute: str, static: bool) -> Tra
             "moe_router_load_balancing_type": "none",
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_dtype": "fp32",
-            "moe_expert_capacity_factor": 1.0 if static else None,
-            "moe_pad_expert_input_to_capacity": static,
+            "moe_expert_capacity_factor": 1.0,
+            "moe_pad_expert_input_to_capacity": True,
         }
     return TransformerConfig(
         num_layers=shape.layers,
@@ -103,33 +99,39 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         self, query_TxQxD: Tensor, key_TxKxD: Tensor, value_TxKxD: Tensor, mask: None, *args: Any, **options: Any
     ) -> Tensor:
         packed: PackedSeqParams = options["packed_seq_params"]
-        attend = _attend_each if query_TxQxD.device.type == "cpu" else _attend_all
-        return attend(query_TxQxD, key_TxKxD, value_TxKxD, packed).flatten(1)
+        bounds, longest = packed.cu_seqlens_q, packed.max_seqlen_q
+        attend, given = torch.ops.aten._flash_attention_forward, (query_TxQxD, key_TxKxD, value_TxKxD)
+        return attend(*given, bounds, bounds, longest, longest, 0.0, True, False)[0].flatten(1)
 
 
-def _attend_all(query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
-    """The kernel that PyTorch brings along."""
-    bounds, longest = packed.cu_seqlens_q, packed.max_seqlen_q
-    call = torch.ops.aten._flash_attention_forward
-    return call(query, key, value, bounds, bounds, longest, longest, 0.0, True, False)[0]  # type: ignore[no-any-return]
+class LogProbability(torch.autograd.Function):
+    """Of each target, from fp32 logits. As in SLiME, a second fp32 copy of these becomes the softmax, and then the
+    gradient, in place; Megatron's own cross-entropy would overwrite the logits, and so take half as much."""
 
+    @staticmethod
+    def forward(ctx: Any, logits_TxV: Tensor, target_T: Tensor) -> Tensor:
+        shifted = logits_TxV - logits_TxV.max(dim=-1, keepdim=True).values
+        found = shifted.gather(1, target_T[:, None])[:, 0]
+        total = shifted.exp_().sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(shifted.div_(total), target_T)
+        return found - total[:, 0].log()
 
-def _attend_each(query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
-    outputs = []
-    for start, end in pairwise(packed.cu_seqlens_q.tolist()):
-        parts = (part[start:end].transpose(0, 1)[None] for part in (query, key, value))
-        outputs.append(functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True))
-    return torch.cat([output[0].transpose(0, 1) for output in outputs])
+    @staticmethod
+    def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor, None]:
+        softmax_TxV, target_T = ctx.saved_tensors
+        gradient = softmax_TxV.neg_()
+        gradient.scatter_add_(1, target_T[:, None], torch.ones_like(target_T[:, None], dtype=gradient.dtype))
+        return gradient.mul_(gradient_T[:, None]), None
 
 
 class Rank:
     """Model, gradient buffer and optimizer of one rank, each made when asked for, so that each can be weighed."""
 
-    def __init__(self, shape: Architecture, recipe: Recipe, kind: str) -> None:
+    def __init__(self, shape: Architecture, recipe: Recipe) -> None:
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
         tensor_parallel.model_parallel_cuda_manual_seed(recipe.run.seed)
-        self.config = transformer_config(shape, recipe.parallel.recompute, static=kind == "meta")
-        self._recipe, self._shape, self._kind = recipe, shape, kind
+        self.config = transformer_config(shape, recipe.parallel.recompute)
+        self._recipe, self._shape = recipe, shape
 
     def __enter__(self) -> Rank:
         return self
@@ -174,8 +176,6 @@ class Rank:
             use_distributed_optimizer=True,
         )
         self.optimizer = get_megatron_optimizer(config, [self.model], use_gloo_process_groups=False)
-        if self._kind == "cuda":
-            _fuse(self.optimizer)
 
     def decoder(self) -> torch.nn.Module:
         return self.model.module.module.decoder  # type: ignore[no-any-return]
@@ -193,17 +193,6 @@ class Rank:
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
-        if self._kind == "meta":  # no norm: it is a number
-            self.optimizer.prepare_grads()
-            self.optimizer.step_with_ready_grads()
-        else:
-            self.optimizer.step()
-
-
-def _fuse(optimizer: Any) -> None:
-    """One kernel for PyTorch's AdamW, which otherwise makes copies of what it updates; Apex's and the Transformer
-    Engine's are fused anyway."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if isinstance(part.optimizer, torch.optim.Adam):
-            for group in part.optimizer.param_groups:
-                group |= {"fused": True, "foreach": False}
+        """A step without clipping: the norm is a number, and there are none."""
+        self.optimizer.prepare_grads()
+        self.optimizer.step_with_ready_grads()

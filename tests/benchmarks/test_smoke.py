@@ -13,7 +13,7 @@ from benchmarks.learning import KEPT
 
 ROOT = Path(__file__).parents[2]
 SEED = ROOT / "embedded" / "seed" / "checkpoint"
-NO_BENCHMARKS = {"proxy_servers", "qwen_vocabulary"}  # the benchmark proxy starts them
+NO_BENCHMARKS = {"proxy_servers"}  # the benchmark proxy starts it
 SUMMARY = dict.fromkeys(KEPT, 0.5) | {name: [0.25, 0.75] for name in KEPT if "_interval_" in name}
 
 
@@ -28,7 +28,6 @@ def printed(name: str, *flags: str) -> str:
 
 
 FIGURES = {
-    "engine": (["--rounds", "1", "--episodes", "4"], "cold_speedup"),
     "episode": (["--rounds", "1"], "turn_ms_64"),
     "image_sandboxes": (["--rounds", "1"], "overlay_open_ms"),
     "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
@@ -56,4 +55,4 @@ def test_the_learning_benchmark_prints_the_runs_that_are_there(tmp_path):
 
 def test_no_benchmark_is_missing_here():
     started = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert started - NO_BENCHMARKS == {*FIGURES, *HEAVY, "learning", "megatron_step"}  # test_megatron_step.py
+    assert started - NO_BENCHMARKS == {*FIGURES, *HEAVY, "learning", "megatron_memory"}  # test_megatron_memory.py

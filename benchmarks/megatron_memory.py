@@ -1,0 +1,126 @@
+"""What a training step of each recipe's rank holds in memory, counted in megatron-core, beside what the planner says.
+
+A rank's shape (heads / tp, feed-forward width / tp, vocabulary / tp, experts / ep, layers / pp) gets weights, fp32
+gradients and AdamW, and trains on packed sequences of `parallel.max_tokens_per_gpu` tokens with the recipe's
+recomputation. It runs at full size on PyTorch's `meta` device, whose tensors have sizes alone, and their bytes are
+counted. The planner is asked about that same shape on one GPU, with even routing and without what isn't there:
+fragmentation, CUDA context, communicators, a paused server. So this measures its formulae, not the cut of a model over
+ranks, and nothing of time.
+
+    python -m benchmarks.megatron_memory [--recipes NAME,NAME] [--json] [--check] [--save]
+
+Wants megatron-core 0.16.1 (`pip install --no-deps megatron-core==0.16.1`) and packaging. The baseline is of the dense
+recipes; mixtures of experts take minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import warnings
+
+from benchmarks.command import Figures, run
+from benchmarks.megatron_device import meta_device
+
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import GIB, padded_vocab
+from slime_swe.launch.plan.memory import budgets
+from slime_swe.recipes.base import Architecture, Cluster, Parallel, Recipe
+from slime_swe.recipes.registry import load_recipe
+
+DENSE = "qwen25_coder_1_5b,qwen25_coder_7b,qwen25_coder_32b,qwen3_4b_instruct"
+EXACT = Assumptions(skew=1.0, fragmentation=0.0, context_gib=0.0, margin=0.0)
+GPU = "H200-141GB"
+TOLERANCE = 0.10  # of the planner's memory
+
+
+async def measure(recipes: str) -> Figures:
+    """GiB by recipe, planned and measured, and how far the peaks are apart as a share of the planned one."""
+    warnings.simplefilter("ignore")  # Megatron's, of optional packages that are not there
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    figures: Figures = {}
+    for name in recipes.split(","):
+        recipe = load_recipe(name)
+        shape = rank_shape(recipe.model.architecture, recipe.parallel)
+        planned = {f"planned_{part}": size for part, size in plan_memory(recipe, shape).items()}
+        peak = sum(planned.values())
+        measured = weigh(recipe, shape)
+        figures |= {f"{name}_{part}_gib": size / GIB for part, size in (planned | measured).items()}
+        figures[f"{name}_off"] = abs(measured["peak"] / peak - 1)
+    return figures
+
+
+def rank_shape(architecture: Architecture, parallel: Parallel) -> Architecture:
+    """What one rank holds, as a model of its own.
+
+    A rank's experts see tokens * k * etp / tp rows: so many experts a token here.
+    """
+    parts = parallel.tp
+    routed = max(1, architecture.experts_per_token * parallel.etp // parts) if architecture.experts else 0
+    return dataclasses.replace(
+        architecture,
+        layers=architecture.layers // parallel.pp,
+        ffn=architecture.ffn // parts,
+        heads=architecture.heads // parts,
+        kv_heads=max(1, architecture.kv_heads // parts),
+        vocab=padded_vocab(architecture.vocab, parts) // parts,
+        experts=architecture.experts // parallel.ep,
+        experts_per_token=min(routed, architecture.experts // parallel.ep),
+        expert_ffn=architecture.expert_ffn // parallel.etp,
+    )
+
+
+def plan_memory(recipe: Recipe, shape: Architecture) -> dict[str, float]:
+    """Bytes, by part, as the planner sees the recipe when one GPU is all there is and the rank's shape is the model."""
+    parallel = recipe.parallel
+    alone = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, architecture=shape),
+        cluster=Cluster(nodes=1, gpus_per_node=1, gpu=GPU, colocate=False),
+        parallel=Parallel(max_tokens_per_gpu=parallel.max_tokens_per_gpu, recompute=parallel.recompute),
+        optimizer=dataclasses.replace(recipe.optimizer, cpu_offload=False),
+    )
+    return {part.name.replace(" ", "_"): part.bytes for part in budgets(alone, EXACT)[0].components if part.bytes}
+
+
+def sequence_lengths(tokens: int) -> list[int]:
+    """Of one packed micro-batch: a half, a quarter, an eighth, and two sixteenths or what is left."""
+    lengths = [tokens >> shift for shift in range(1, 5)]
+    return [*lengths, tokens - sum(lengths)]
+
+
+def weigh(recipe: Recipe, shape: Architecture) -> dict[str, float]:
+    """Bytes that each part of a rank adds, what its forward pass keeps, the peak beyond it, and that of the update."""
+    from benchmarks.megatron_rank import Batch, Rank
+
+    lengths = sequence_lengths(recipe.parallel.max_tokens_per_gpu)
+    with meta_device() as meter, Rank(shape, recipe) as rank:
+        sizes = [meter.now]
+        for build in (lambda: rank.build_model(max(lengths)), rank.build_gradients, rank.build_optimizer):
+            build()
+            sizes.append(meter.now)
+        batch = Batch.of(lengths)
+        rank.forward_backward(batch)
+        rank.update()  # makes the optimizer's moments
+        lasting, kept = meter.now, []
+        rank.decoder().register_forward_hook(lambda *_: kept.append(meter.now))
+        meter.reset()
+        rank.forward_backward(batch)
+        backward = meter.peak
+        meter.reset()
+        rank.update()
+    return {
+        "weights": sizes[1] - sizes[0],
+        "gradients": sizes[2] - sizes[1],
+        "lasting": lasting,
+        "activations": kept[0] - lasting,
+        "loss_or_backward": backward - kept[0],
+        "update": meter.peak - lasting,
+        "peak": max(backward, meter.peak),
+    }
+
+
+if __name__ == "__main__":
+    limits = {f"{name}_off": TOLERANCE for name in DENSE.split(",")}
+    sys.exit(run(__doc__, "megatron_memory", measure, limits=limits, recipes=DENSE))

@@ -17,9 +17,8 @@ from importlib import resources
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import binary_paths
-from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import graded_files
-from slime_swe.rewards.score import GraderError, Trial
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 

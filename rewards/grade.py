@@ -7,17 +7,17 @@ be applied and `GraderError` where the grader itself fails; an empty patch chang
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
-from slime_swe.errors import UserError, unknown
+from slime_swe.errors import InfrastructureError, UserError, unknown
 from slime_swe.fields import Argument
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError
-from slime_swe.rewards.score import Score, Trial
+from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.base import Limits, Sandboxes
 
 MODES = ("plus_minus", "binary", "fraction")
@@ -25,6 +25,32 @@ HARNESSES = ("sandboxed", "official")
 
 LOG_TAIL_CHARACTERS = 4_000
 _CORES = 16  # that a project's own tests may keep busy all the time
+
+
+class GraderError(InfrastructureError):
+    """The grader itself failed, never the policy. The episode is aborted and tried again."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an oracle on one patch.
+
+    tests: each expected test → whether it passed; one that did not run failed. solved: the oracle's decision.
+    exit_code: of what ran the tests, None where that is not known. details: further evidence, as plain JSON types.
+    rejected: the outcome where the results are not to be believed (`details["rejection_reason"]` says why); reward 0.
+    """
+
+    tests: Mapping[str, bool]
+    solved: bool
+    log: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+    rejected: Literal["", "forged", "special_cased"] = ""
+
+    def share(self, names: tuple[str, ...]) -> float:
+        """The share of these tests that passed; 1 where there are none."""
+        return sum(self.tests[name] for name in names) / len(names) if names else 1.0
 
 
 @dataclass(frozen=True)
@@ -44,9 +70,9 @@ class GradingSettings:
     negative_control: Annotated[bool, Argument("swe_negative_control")] = True
 
     def __post_init__(self) -> None:
-        for field, given, allowed in (("mode", self.mode, MODES), ("harness", self.harness, HARNESSES)):
+        for name, given, allowed in (("mode", self.mode, MODES), ("harness", self.harness, HARNESSES)):
             if given not in allowed:
-                raise UserError(unknown(f"reward.{field}", given, allowed))
+                raise UserError(unknown(f"reward.{name}", given, allowed))
 
 
 DEFAULTS = GradingSettings()
@@ -95,7 +121,7 @@ def image_limits(seconds: float) -> Limits:
 def _refused(settings: GradingSettings, outcome: str, detail: str, evidence: dict[str, Any]) -> Score:
     components = {"fail_to_pass": 0.0, "pass_to_pass": 0.0}
     value = _value(settings, solved=False, share=0.0)
-    return Score(value, False, components, {"outcome": outcome, "detail": detail, **evidence})
+    return Score(False, value, components, {"outcome": outcome, "detail": detail, **evidence})
 
 
 def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[str, Any]) -> Score:
@@ -110,7 +136,7 @@ def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[
         "log": trial.log[-LOG_TAIL_CHARACTERS:],
         "exit_code": trial.exit_code,
     }
-    return Score(_value(settings, solved, share), solved, components, {**shown, **trial.details, **evidence})
+    return Score(solved, _value(settings, solved, share), components, {**shown, **trial.details, **evidence})
 
 
 def _value(settings: GradingSettings, solved: bool, share: float) -> float:

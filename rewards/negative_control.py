@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from slime_swe.data_sources.task import Oracle
 from slime_swe.patches import PatchError
-from slime_swe.rewards.score import GraderError, Trial
+from slime_swe.rewards.grade import GraderError, Trial
 
 _NONE: frozenset[str] = frozenset()
 

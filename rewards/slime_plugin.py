@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.dotted import is_part
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
-from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rewards.score import GraderError
+from slime_swe.rewards.grade import GraderError, GradingSettings, grade
 from slime_swe.rollout.records import (
     EpisodeRecord,
-    ScoreRecord,
+    Score,
     episode_of,
     flatten,
     record_of,
@@ -138,18 +139,16 @@ def _without_episode(segments: Sequence[Sample]) -> None:
         write_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
 
 
-async def _score(
-    settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord
-) -> ScoreRecord:
+async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:
     """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
     task, sandboxes = task_of(sample), await sandboxes_for(settings)
     score = await grade(task, episode.patch, sandboxes, grading)
-    first_solved: bool | None = None
-    if episode.evaluation:
-        first = episode.counters.first_edit_patch
-        same = first == episode.patch
-        first_solved = (score if same else await grade(task, first or "", sandboxes, grading)).solved
-    return ScoreRecord(score.solved, score.value, dict(score.components), dict(score.evidence), first_solved)
+    if not episode.evaluation:
+        return score
+    first = episode.counters.first_edit_patch
+    same = first == episode.patch
+    alone = score if same else await grade(task, first or "", sandboxes, grading)
+    return msgspec.structs.replace(score, first_edit_solved=alone.solved)
 
 
 def _excluded(sample: Sample) -> bool:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from slime_swe.data_sources.task import Task
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths, paths_of
-from slime_swe.rewards.grade import GradingSettings, image_limits
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
 from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.mutation import mutate, tests_in
 from slime_swe.rewards.negative_control import ControlRun, with_negative_control
-from slime_swe.rewards.score import GraderError, Trial
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 
 LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log

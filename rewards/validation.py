@@ -20,8 +20,7 @@ import orjson
 from slime_swe import files
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import DEFAULTS, GradingSettings, try_patch
-from slime_swe.rewards.score import GraderError, Trial
+from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, Trial, try_patch
 from slime_swe.rollout.sandbox.base import Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool
 

@@ -37,8 +37,12 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     evaluation: bool = False
 
 
-class ScoreRecord(msgspec.Struct, frozen=True):
-    """What the reward hook says of the final patch; `first_edit_solved` of the first edit alone, in evaluations."""
+class Score(msgspec.Struct, frozen=True):
+    """What a patch is worth, what that is made of, and the evidence behind it.
+
+    `solved` is the binary outcome that groups are filtered on, whatever shape `value` has; `first_edit_solved` is that
+    of the first edit alone, in evaluations.
+    """
 
     solved: bool
     value: float = 0.0
@@ -75,7 +79,7 @@ class Record(msgspec.Struct, frozen=True):
     weight_versions: list[str] = []
     response: str = ""
     episode: EpisodeRecord | None = None
-    score: ScoreRecord | None = None
+    score: Score | None = None
     infrastructure: Failure | None = None
     rollout_id: int | None = None  # in journals
     dataset: str | None = None  # in the journal of evaluations
@@ -117,7 +121,7 @@ def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
     sample.metadata = {**kept, _EPISODE: msgspec.to_builtins(record)}
 
 
-def write_score(segments: Iterable[Sample], score: ScoreRecord) -> None:
+def write_score(segments: Iterable[Sample], score: Score) -> None:
     """Record an episode's score in each of its samples, with its value as their reward."""
     record = msgspec.to_builtins(score)
     if score.first_edit_solved is None:
@@ -146,7 +150,7 @@ def record_of(sample: Sample, reward_key: str | None = None) -> Record:
     return Record(
         **_columns(sample, reward_key),
         episode=episode_of(sample),
-        score=_part(sample, _SCORE, ScoreRecord),
+        score=_part(sample, _SCORE, Score),
         infrastructure=failure_of(sample),
     )
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
@@ -42,35 +40,17 @@ class RolloutSettings:
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
-        """Those of `args`, parsed once for all episodes of a run. Raises `UserError`, which names all that is wrong."""
-        values = [getattr(args, name, None) for name in _arguments()]
-        try:
-            return _parsed(*values)
-        except TypeError:  # a value that can't be hashed, and so is wrong
-            return _parsed.__wrapped__(*values)
+        """Those of `args`. Raises `UserError`, which names all that is wrong."""
+        for name, whole in _WHOLE_DISTRIBUTION.items():
+            given = getattr(args, name, None)
+            if given not in (None, whole):
+                raise UserError(
+                    f"args.{name} is {given}: training needs {whole}, since the log-probability of a token is that of "
+                    "the whole distribution; evaluation may sample otherwise"
+                )
+        return read_arguments(cls, args)
 
     @property
     def engine_url(self) -> str:
         is_ipv6 = ":" in self.engine_host and not self.engine_host.startswith("[")
         return f"http://{f'[{self.engine_host}]' if is_ipv6 else self.engine_host}:{self.engine_port}"
-
-
-@lru_cache(maxsize=64, typed=True)
-def _parsed(*values: Any) -> RolloutSettings:
-    args = SimpleNamespace(**dict(zip(_arguments(), values, strict=True)))
-    for name, whole in _WHOLE_DISTRIBUTION.items():
-        given = getattr(args, name)
-        if given not in (None, whole):
-            raise UserError(
-                f"args.{name} is {given}: training needs {whole}, since the log-probability of a token is that of the "
-                "whole distribution; evaluation may sample otherwise"
-            )
-    return read_arguments(RolloutSettings, args)
-
-
-@lru_cache(maxsize=1)
-def _arguments() -> tuple[str, ...]:
-    """The attributes of `args` that are read."""
-    hints = get_type_hints(RolloutSettings, include_extras=True)
-    notes = [note for each in fields(RolloutSettings) for note in get_args(hints[each.name])]
-    return (*(note.name for note in notes if isinstance(note, Argument)), *_WHOLE_DISTRIBUTION)

@@ -25,7 +25,7 @@ from slime_swe.launch.config import read_recipe
 from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json, print_rows
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, ScoreRecord, read_records
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, Score, read_records
 
 COLUMNS = ("rollout", "index", "task", "outcome", "reward", "turns", "sampled", "stop_reason")
 
@@ -147,7 +147,7 @@ def runs(record: Record) -> Iterator[tuple[bool, Sequence[int]]]:
         yield sampled, [token for _, token in pairs]
 
 
-def _evidence(score: ScoreRecord) -> Iterator[str]:
+def _evidence(score: Score) -> Iterator[str]:
     for name, value in {**score.components, **score.evidence}.items():
         text = str(value).rstrip()
         yield f"{name}:\n{text}" if "\n" in text else f"{name}: {text}"

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import msgspec
+
 from slime_swe.data_sources.task import Image, Task
 from slime_swe.errors import UserError, unknown
-from slime_swe.rewards.grade import DEFAULTS, GradingSettings, grade, try_patch
+from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.redteam.cases import MODULE, TARGETS, Case, Kind, Target, attacks, benign_cases, prelude
 from slime_swe.rewards.redteam.honeypot import honeypot, leaky_image
-from slime_swe.rewards.score import GraderError, Score
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope
+from slime_swe.rollout.records import Score
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool
@@ -109,7 +111,7 @@ class Player:
         ]
         verdict: Verdict = "held" if right.solved and not wrong.solved else "misgraded"
         outcome = f"{right.evidence['outcome']}/{wrong.evidence['outcome']}"
-        return verdict, outcome, replace(wrong if right.solved else right, value=right.value)
+        return verdict, outcome, msgspec.structs.replace(wrong if right.solved else right, value=right.value)
 
     async def _score(self, case: Case, start: str, patch: str) -> Score:
         """Of the patch that is handed in, or of what the agent's script leaves. Raises `GraderError`."""

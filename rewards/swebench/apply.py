@@ -16,8 +16,8 @@ from pathlib import PurePosixPath
 
 from slime_swe.data_sources.task import HarnessOracle
 from slime_swe.patches import PatchError, header_paths
+from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.guard import Guard
-from slime_swe.rewards.score import GraderError
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
 
 PATCH = "/tmp/patch.diff"

@@ -26,10 +26,9 @@ from typing import Any
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GradingSettings
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutation import hidden, mutate, tests_in
 from slime_swe.rewards.negative_control import ControlRun, with_negative_control
-from slime_swe.rewards.score import GraderError, Trial
 from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, Files, RestoredTests, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes

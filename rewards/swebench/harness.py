@@ -22,7 +22,7 @@ import orjson
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.rewards.score import GraderError
+from slime_swe.rewards.grade import GraderError
 from slime_swe.rollout.loop_scope import loop_scope
 
 ANSWER_SECONDS = 120.0  # for a log to be parsed; a log that takes longer is an attack on a regular expression

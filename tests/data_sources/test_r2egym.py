@@ -22,7 +22,7 @@ from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rewards.score import Score
+from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
 

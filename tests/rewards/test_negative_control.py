@@ -11,8 +11,8 @@ import pytest
 
 from slime_swe.data_sources.task import TestsOracle
 from slime_swe.patches import PatchError
+from slime_swe.rewards.grade import GraderError, Trial
 from slime_swe.rewards.negative_control import ControlRun, with_negative_control
-from slime_swe.rewards.score import GraderError, Trial
 
 A, B, C = TESTS = ("t.py::a", "t.py::b", "t.py::c")
 ORACLE = TestsOracle((A,), (B, C), (), "run", gold_patch="gold")

@@ -18,11 +18,11 @@ from tests.rewards.swebench_here import harness_python
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
-from slime_swe.rewards.grade import GradingSettings, grade, try_patch
-from slime_swe.rewards.score import GraderError, Score
+from slime_swe.rewards.grade import GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, restored_tests
 from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
 from slime_swe.rewards.swebench.harness import Harness, instance_of
+from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError
 

@@ -9,9 +9,9 @@ import pytest_asyncio
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import OVERSIZED, make_patch
-from slime_swe.rewards.grade import MODES, GradingSettings, grade, try_patch
+from slime_swe.rewards.grade import MODES, GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.guard import Guard, graded_files
-from slime_swe.rewards.score import GraderError, Score
+from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

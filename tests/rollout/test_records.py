@@ -12,7 +12,7 @@ from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
 from slime_swe.files import FileError
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.records import Failure, Record, ScoreRecord, append_records, read_records
+from slime_swe.rollout.records import Failure, Record, Score, append_records, read_records
 from slime_swe.sample import Sample
 
 
@@ -115,10 +115,10 @@ def test_samples_of_another_rollout_function_are_counted_too():
         ({"reward": 1.0}, True),
         ({"reward": 0.0}, False),
         ({"reward": None}, False),
-        ({"reward": -1.0, "score": ScoreRecord(solved=True)}, True),
-        ({"reward": 1.0, "score": ScoreRecord(solved=False)}, False),
-        ({"reward": 1.0, "score": ScoreRecord(solved=True), "status": "aborted"}, False),
-        ({"reward": 1.0, "score": ScoreRecord(solved=True), "infrastructure": Failure("grader_error")}, False),
+        ({"reward": -1.0, "score": Score(solved=True)}, True),
+        ({"reward": 1.0, "score": Score(solved=False)}, False),
+        ({"reward": 1.0, "score": Score(solved=True), "status": "aborted"}, False),
+        ({"reward": 1.0, "score": Score(solved=True), "infrastructure": Failure("grader_error")}, False),
     ],
 )
 def test_what_counts_as_solved(changes, solved):

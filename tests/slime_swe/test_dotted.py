@@ -52,7 +52,7 @@ def test_modules_of_the_users_own_are_reached_by_their_own_names(tmp_path, name,
     file.parent.mkdir(exist_ok=True)
     file.write_text("def f(): return 'theirs'")
     code = (
-        "import slime_swe.rewards.score, slime_swe.recipes.base\n"
+        "import slime_swe.rewards.grade, slime_swe.recipes.base\n"
         "from slime_swe.dotted import load_object\n"
         f"print(load_object('{name}.f', 'x')())"
     )

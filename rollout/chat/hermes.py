@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, NoReturn
 
-from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat, parse_calls, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse_hermes(text: str) -> ParsedTurn:
     """The turn's calls. A closing tag inside a JSON string is part of the string."""
-    calls: list[ToolCall] = []
-    start = text.find(OPEN)
-    before = text if start < 0 else text[:start]
-    if start < 0 and CLOSE in text:
-        return ParsedTurn(before, [], f"{CLOSE} without {OPEN}")
-    try:
-        while start >= 0:
-            call, end = _parse_one(text, start + len(OPEN))
-            calls.append(call)
-            start = text.find(OPEN, end)
-    except MalformedCall as error:
-        return ParsedTurn(before, calls, str(error))
-    return ParsedTurn(before, calls)
+    if OPEN not in text and CLOSE in text:
+        return ParsedTurn(text, [], f"{CLOSE} without {OPEN}")
+    return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text))
 
 
 def render_hermes(call: ToolCall) -> str:
@@ -34,12 +25,12 @@ def render_hermes(call: ToolCall) -> str:
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
     try:
-        value, end = _DECODER.raw_decode(text, _skip_space(text, start))
+        value, end = _DECODER.raw_decode(text, skip_space(text, start + len(OPEN)))
     except RecursionError:
         raise MalformedCall("the tool call is nested too deeply") from None
     except ValueError as error:
         raise MalformedCall(f"the tool call is not valid JSON: {_say(error)}") from None
-    end = _skip_space(text, end)
+    end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
         raise MalformedCall(f"the tool call does not end in {CLOSE}")
     return _check(value), end + len(CLOSE)
@@ -52,12 +43,6 @@ def _check(value: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise MalformedCall(f'"arguments" must be an object, got {type(arguments).__name__}')
     return ToolCall(value["name"], arguments)
-
-
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
 
 
 def _say(error: ValueError) -> str:

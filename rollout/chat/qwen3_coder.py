@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
-from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat
+from slime_swe.rollout.chat.hermes import CLOSE, OPEN
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat, parse_calls, skip_space
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 
 
 def parse_qwen3_coder(text: str) -> ParsedTurn:
     """The turn's calls. As in the models' own output, the outer `<tool_call>` tags may be missing."""
-    calls: list[ToolCall] = []
-    start = _first(text, _OPEN, _FUNCTION)
-    before = text if start < 0 else text[:start]
-    if start < 0 and _END_FUNCTION in text:
-        return ParsedTurn(before, [], f"{_END_FUNCTION} without {_FUNCTION}name>")
-    try:
-        while start >= 0:
-            call, end = _parse_one(text, start)
-            calls.append(call)
-            start = _first(text, _OPEN, _FUNCTION, after=end)
-    except MalformedCall as error:
-        return ParsedTurn(before, calls, str(error))
-    return ParsedTurn(before, calls)
+    if _END_FUNCTION in text and _find(text, 0) < 0:
+        return ParsedTurn(text, [], f"{_END_FUNCTION} without {_FUNCTION}name>")
+    return parse_calls(text, partial(_find, text), partial(_parse_one, text))
 
 
 def render_qwen3_coder(call: ToolCall) -> str:
@@ -44,11 +35,11 @@ def _parameters(call: ToolCall) -> Iterator[str]:
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
-    wrapped = text.startswith(_OPEN, start)
-    position = _skip_space(text, start + len(_OPEN)) if wrapped else start
+    wrapped = text.startswith(OPEN, start)
+    position = skip_space(text, start + len(OPEN)) if wrapped else start
     name, position = _tag(text, position, _FUNCTION)
     arguments: dict[str, str] = {}
-    position = _skip_space(text, position)
+    position = skip_space(text, position)
     while text.startswith(_PARAMETER, position):
         key, position = _tag(text, position, _PARAMETER)
         if key in arguments:
@@ -56,10 +47,10 @@ def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
         end = text.find(_END_PARAMETER, position)
         if end < 0:
             raise MalformedCall(f"parameter {key!r} does not end in {_END_PARAMETER}")
-        arguments[key] = _unwrap(text[position:end])
-        position = _skip_space(text, end + len(_END_PARAMETER))
+        arguments[key] = text[position:end].removeprefix("\n").removesuffix("\n")
+        position = skip_space(text, end + len(_END_PARAMETER))
     position = _expect(text, position, _END_FUNCTION)
-    return ToolCall(name, arguments), _expect(text, position, _CLOSE) if wrapped else position
+    return ToolCall(name, arguments), _expect(text, position, CLOSE) if wrapped else position
 
 
 def _tag(text: str, position: int, opening: str) -> tuple[str, int]:
@@ -74,25 +65,14 @@ def _tag(text: str, position: int, opening: str) -> tuple[str, int]:
 
 
 def _expect(text: str, position: int, tag: str) -> int:
-    position = _skip_space(text, position)
+    position = skip_space(text, position)
     if not text.startswith(tag, position):
         raise MalformedCall(f"expected {tag} but found {text[position : position + 20]!r}")
     return position + len(tag)
 
 
-def _unwrap(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
-
-
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
-
-
-def _first(text: str, *needles: str, after: int = 0) -> int:
-    found = [position for needle in needles if (position := text.find(needle, after)) >= 0]
-    return min(found, default=-1)
+def _find(text: str, after: int) -> int:
+    return min((at for tag in (OPEN, _FUNCTION) if (at := text.find(tag, after)) >= 0), default=-1)
 
 
 QWEN3_CODER = ToolFormat(parse_qwen3_coder, render_qwen3_coder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -78,15 +79,12 @@ class ChatTemplate:
     is encoded as plain text.
     """
 
-    def __init__(
-        self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]], encoder: Encoder | None = None
-    ) -> None:
-        """`encoder`: of the same tokenizer, where there is one already."""
+    def __init__(self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]]) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError("the tokenizer has no chat template: add one to its tokenizer_config.json")
         self._tokenizer = tokenizer
         self._tools = [dict(schema) for schema in tool_schemas]
-        self._encoder = encoder or Encoder(tokenizer)
+        self.encoder = Encoder(tokenizer)
         self._openings: dict[tuple[str, ...], Scaffold] = {}
         self._deltas: dict[tuple[str, ...], Scaffold] = {}
         self._turn_end = self._find_turn_end()
@@ -98,7 +96,7 @@ class ChatTemplate:
 
     @property
     def _turn_end_id(self) -> int:
-        return self._encoder.ids_of_added[self._turn_end]
+        return self.encoder.ids_of_added[self._turn_end]
 
     def prove(self) -> None:
         """Prove the rules for the usual conversations, so that a run fails at its start and not in its middle."""
@@ -109,12 +107,16 @@ class ChatTemplate:
             self._delta(roles)
         self._prove_plain_text()
 
-    def require_deltas_of(self, other: ChatTemplate) -> None:
-        """Raises `TemplateError` where what a later turn adds depends on the tools, of which `other` has others."""
+    def with_tools(self, tool_schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same with other tools: what was proven of later turns holds for it too. Raises `TemplateError` where
+        these depend on the tools."""
+        other = copy(self)
+        other._tools, other._openings = [dict(schema) for schema in tool_schemas], {}
         history, said = HISTORIES[0], ASSISTANT_TEXTS[0]
         ours, theirs = (one._added_text(history, one._render(history), said, [*_LATER]) for one in (self, other))
         if ours != theirs:
             raise TemplateError("rule 'constant' fails: what later turns add depends on the tools")
+        return other
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the conversation so far with the first assistant turn opened."""
@@ -133,7 +135,7 @@ class ChatTemplate:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without its stop token."""
         end = len(tokens) - 1 if tokens and tokens[-1] == self._turn_end_id else len(tokens)
-        return self._encoder.decode(tokens[:end])
+        return self.encoder.decode(tokens[:end])
 
     def _opening(self, roles: tuple[str, ...]) -> Scaffold:
         if roles not in self._openings:
@@ -192,19 +194,19 @@ class ChatTemplate:
         history, said = HISTORIES[0], "zqSaidqz"
         text = self._render([*history, {"role": "assistant", "content": said}, {"role": "user", "content": "x"}])
         _, found, rest = text.partition(said)
-        end = self._encoder.leading_added(rest)
+        end = self.encoder.leading_added(rest)
         if not found or end is None:
             raise TemplateError(f"rule 'closed' fails: no added token follows the assistant's reply, but {rest[:20]!r}")
         return end
 
     def _compile(self, pieces: list[str | Slot], count: int) -> Scaffold:
         """The scaffold, whose ids are proven to be those of the whole text after a stop token."""
-        scaffold = self._encoder.compile(pieces)
+        scaffold = self.encoder.compile(pieces)
         for content in CONTENTS:
-            if self._encoder.holds_added(content):
+            if self.encoder.holds_added(content):
                 continue  # here the ids differ on purpose
             contents = [content] * count
-            whole = self._encoder.whole(self._turn_end + _join(pieces, contents))
+            whole = self.encoder.whole(self._turn_end + _join(pieces, contents))
             if whole != [self._turn_end_id, *scaffold.fill(contents)]:
                 raise TemplateError(
                     f"rule 'splittable' fails: pieces are tokenised unlike the whole around {content!r}"
@@ -212,9 +214,9 @@ class ChatTemplate:
         return scaffold
 
     def _prove_plain_text(self) -> None:
-        added = set(self._encoder.ids_of_added.values())
-        for text in self._encoder.ids_of_added:
-            if added & set(self._encoder.plain(text)):
+        added = set(self.encoder.ids_of_added.values())
+        for text in self.encoder.ids_of_added:
+            if added & set(self.encoder.plain(text)):
                 raise TemplateError(
                     f"rule 'splittable' fails: the text {text!r} can't be encoded but as that very token"
                 )

@@ -35,7 +35,7 @@ class ParsedTurn:
 
 
 class MalformedCall(Exception):
-    """Raised inside a parser; never leaves it."""
+    """Raised by the parser of one call."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,28 @@ class ToolFormat:
 
     parse: Callable[[str], ParsedTurn]
     render: Callable[[ToolCall], str]
+
+
+def parse_calls(text: str, find: Callable[[int], int], parse_one: Callable[[int], tuple[ToolCall, int]]) -> ParsedTurn:
+    """A turn's calls. `find` says where the next one starts after a place in the text, or -1; `parse_one` gives the
+    call that starts somewhere, and where it ends, or raises `MalformedCall`."""
+    calls: list[ToolCall] = []
+    start = find(0)
+    before = text if start < 0 else text[:start]
+    try:
+        while start >= 0:
+            call, end = parse_one(start)
+            calls.append(call)
+            start = find(end)
+    except MalformedCall as error:
+        return ParsedTurn(before, calls, str(error))
+    return ParsedTurn(before, calls)
+
+
+def skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 @cache

@@ -16,10 +16,11 @@ from typing import Any
 
 import orjson
 
+from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
-from slime_swe.rollout.proxy.templates import Templates, ToolTemplate
+from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.session import Node, Session
 
 _REMEMBERED = 16  # of the latest histories, by which most requests are placed without looking at their words
@@ -33,7 +34,7 @@ class Prompt:
     """A place at which the policy speaks: `node` ends in the opening of its turn."""
 
     node: Node
-    template: ToolTemplate
+    template: ChatTemplate
     turns: list[Turn] = field(default_factory=list)
     copies: dict[Any, Turn] = field(default_factory=dict)  # of turns that were said elsewhere, or by nobody here
 
@@ -129,7 +130,7 @@ class ConversationTree:
         if key not in self._roots:
             template = self._templates.of(request.tools)
             self._session.fork(None)
-            node = self._session.add_context(template.first_prompt(opening))
+            node = self._session.add_context(template.first_prompt(_plain(opening)))
             self._roots[key] = Prompt(node, template)
         return self._roots[key]
 
@@ -163,16 +164,20 @@ class ConversationTree:
         nearest = prompt.turns[-1].said if prompt.turns else None
         self.unmatched.append(UnmatchedMessage(said, nearest))
         self._session.fork(prompt.node)
-        return Turn(said, self._session.add_context(prompt.template.turn(said)), closed=True)
+        return Turn(said, self._session.add_context(self._templates.turn(said)), closed=True)
 
-    def _after(self, turn: Turn, block: Sequence[Message], template: ToolTemplate) -> Prompt:
+    def _after(self, turn: Turn, block: Sequence[Message], template: ChatTemplate) -> Prompt:
         block = _in_order_of_calls(block, turn.said.calls)
         key = tuple(map(words_of, block))
         if key not in turn.prompts:
-            tokens = template.delta(block, closed=turn.closed)
+            tokens = template.delta(_plain(block), closed=turn.closed)
             self._session.fork(turn.node)
             turn.prompts[key] = Prompt(self._session.add_context(tokens), template)
         return turn.prompts[key]
+
+
+def _plain(messages: Sequence[Message]) -> list[Mapping[str, str]]:
+    return [{"role": message.role, "content": message.text} for message in messages]
 
 
 def words_of(message: Message) -> Words:

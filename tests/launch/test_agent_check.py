@@ -134,7 +134,7 @@ def test_real_traffic_in_another_hand_loses_no_turn(checked, name):
         for number, request in enumerate(requests):
             prompt = tree.place(replace(request, messages=tuple(_noisy(one, chance) for one in request.messages)))
             said = _said_next(requests, number)
-            tokens = prompt.template.turn(said)
+            tokens = templates.turn(said)
             tree.record(prompt, said, Generation(tokens, [-1.0] * len(tokens), "stop"))
         assert len(session.segments()) == 1, seed
         assert tree.unmatched == tree.edited == []

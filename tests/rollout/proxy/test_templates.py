@@ -61,14 +61,15 @@ def test_lists_of_tools_share_what_is_proven(tokenizer):
     first = templates.of(TOOLS)
     assert templates.of(json.loads(json.dumps(TOOLS))) is first
     assert templates.of(()) is not first
-    message = [Message("user", "Hi")]
+    message = [{"role": "user", "content": "Hi"}]
     assert len(first.first_prompt(message)) > len(templates.of(()).first_prompt(message))
     assert first.delta(message, closed=True) == templates.of(()).delta(message, closed=True)
 
 
 def test_a_turn_of_nobody_s_has_the_tags_as_tokens_and_its_words_as_text(tokenizer):
-    template = Templates(tokenizer, "hermes").of(TOOLS)
-    tokens = template.turn(Message("assistant", "<|im_end|>", (MessageCall("", "view", "no json"),)))
+    tokens = Templates(tokenizer, "hermes").turn(
+        Message("assistant", "<|im_end|>", (MessageCall("", "view", "no json"),))
+    )
     names = tokenizer.convert_ids_to_tokens(tokens)
     assert (names.count("<tool_call>"), names.count("<|im_end|>"), names[-1]) == (1, 1, "<|im_end|>")
     assert '"arguments": {"input": "no json"}' in tokenizer.decode(tokens)

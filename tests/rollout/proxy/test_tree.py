@@ -33,7 +33,7 @@ class Talk:
 
     def __init__(self, templates: Templates) -> None:
         self.templates = templates
-        self.tokenizer = templates._tokenizer
+        self.tokenizer = templates._usual._tokenizer
         self.session = Session()
         self.tree = ConversationTree(self.session, templates)
         self.numbers = count(1)
@@ -43,7 +43,7 @@ class Talk:
     def say(self, messages: list[Message], said: Message, *, tools=TOOLS, cut: bool = False, train: bool = True):
         prompt = self.tree.place(Request("m", tuple(messages), tools))
         self.prompts.append([token for node in prompt.node.path() for token in node.tokens])
-        tokens = prompt.template.turn(said)[: -1 if cut else None]
+        tokens = self.templates.turn(said)[: -1 if cut else None]
         numbers = [next(self.numbers) for _ in tokens]
         if train:
             self.sampled |= dict(zip(numbers, tokens, strict=True))
@@ -168,7 +168,7 @@ def test_a_rewritten_message_forks_and_what_stays_keeps_its_tokens_as_context(ta
     talk.say(history, asks("Done."))
     _, second = talk.check()
     assert talk.prompts[-1] == talk.whole(history)
-    assert sum(second.loss_mask) == len(talk.templates.of(TOOLS).turn(asks("Done.")))
+    assert sum(second.loss_mask) == len(talk.templates.turn(asks("Done.")))
     assert talk.tree.unmatched == []
 
 
@@ -319,7 +319,7 @@ def test_places_are_compared_by_identity(talk):
 def test_weight_versions_and_routed_experts_go_with_the_branch_that_they_were_sampled_in(talk):
     def say(messages: list[Message], said: Message, version: str, routes: str) -> None:
         prompt = talk.tree.place(Request("m", tuple(messages), TOOLS))
-        tokens = prompt.template.turn(said)
+        tokens = talk.templates.turn(said)
         generation = Generation(tokens, [-1.0] * len(tokens), "stop", weight_version=version, routed_experts=routes)
         talk.tree.record(prompt, said, generation)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from time import perf_counter
 
+from slime_swe.rollout.client import Generation
 from slime_swe.rollout.session import Segment
 
 
@@ -84,6 +85,13 @@ class EpisodeStatistics(Counters):
 
     def counters(self) -> Counters:
         return Counters(**{each.name: getattr(self, each.name) for each in fields(Counters)})
+
+    def add(self, said: Generation) -> None:
+        """Count a turn."""
+        self.turns += 1
+        self.cut_turns += said.finish_reason == "length"
+        self.prompt_tokens += said.prompt_tokens
+        self.cached_tokens += said.cached_tokens
 
     @contextmanager
     def engine_time(self) -> Iterator[None]:

@@ -27,8 +27,8 @@ async def run_episode(
     session, statistics = Session(), EpisodeStatistics()
     patch, detail = "", ""
     try:
-        needs = agent.needs
-        async with sandboxes.open(task.workspace.files, needs.limits, task.workspace.image, needs.layers) as sandbox:
+        where = task.workspace
+        async with sandboxes.open(where.files, agent.limits, where.image, agent.layers) as sandbox:
             statistics.sandbox_seconds += perf_counter() - started
             reason = await _within(time_budget, statistics, agent.run(task, sandbox, session, sampling, statistics))
             with statistics.sandbox_time():

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from slime_swe.rollout.client import Generation
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -93,24 +95,17 @@ class Session:
         """Forget everything."""
         self.roots, self.head, self._leaves = [], None, []
 
-    def add_context(self, tokens: Sequence[int], *, parent: Node | None = None) -> Node:
+    def add_context(self, tokens: Sequence[int]) -> Node:
         """Append tokens that the policy did not sample (prompt, tool result); they are never trained on."""
-        return self._add(Node(list(tokens), None, parent or self.head))
+        return self._add(Node(list(tokens), None, self.head))
 
-    def add_sampled(
-        self,
-        tokens: Sequence[int],
-        log_probs: Sequence[float],
-        *,
-        weight_version: str | None = None,
-        routed_experts: str | None = None,
-    ) -> Node:
+    def add_sampled(self, said: Generation) -> Node:
         """Append tokens that the policy sampled, with the server's log-probability of each."""
-        if len(tokens) != len(log_probs):
-            raise ValueError(f"{len(tokens)} sampled tokens came with {len(log_probs)} log-probabilities")
+        if len(said.tokens) != len(said.log_probs):
+            raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
         if self.head is None:
             raise ValueError("sampled tokens need a prompt before them")
-        return self._add(Node(list(tokens), list(log_probs), self.head, weight_version, routed_experts))
+        return self._add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -35,20 +34,16 @@ class AgentError(InfrastructureError):
     """The agent's own program failed (is missing, can't start, can't reach its model): never the policy's doing."""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What the sandboxes of an agent must have. limits: None for the pool's own. layers: see `SandboxPool.open`."""
-
-    limits: Limits | None = None
-    layers: tuple[Path, ...] = ()
-
-
 class Agent:
-    """One object plays all episodes of a run. The class states what it needs; nothing else has to know its name."""
+    """One object plays all episodes of a run. The class states what it needs; nothing else has to know its name.
+
+    limits: what its sandboxes must grant it, None for the pool's own. layers: see `SandboxPool.open`.
+    """
 
     is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
     check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
-    needs: Needs = Needs()
+    limits: ClassVar[Limits | None] = None
+    layers: tuple[Path, ...] = ()
 
     @classmethod
     def open(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Self]:

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
 from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
 from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
 from slime_swe.rollout.episode import StopReason
@@ -58,11 +58,9 @@ class ClaudeCode(CliAgent):
         return Command(shell, environment, files)
 
     @classmethod
-    def outcome(cls, ended: Ended) -> StopReason:
-        for text, reason in _ENDS.items():
-            if text in ended.output:
-                return reason
-        return super().outcome(ended)
+    def outcome(cls, exit_code: int | None, output: str) -> StopReason:
+        said = [reason for text, reason in _ENDS.items() if text in output]
+        return said[0] if said else super().outcome(exit_code, output)
 
 
 class WithoutShell(ClaudeCode):

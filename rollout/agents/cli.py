@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import ClassVar, Self
 
 from slime_swe.data_sources.task import Task
-from slime_swe.rollout.agents.base import Agent, AgentError, Needs, engine_client
+from slime_swe.rollout.agents.base import Agent, AgentError, engine_client
 from slime_swe.rollout.agents.layer import folder_of, layer_of, python_version
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
@@ -71,33 +71,24 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How an agent's program ended. calls: model calls that were answered."""
-
-    exit_code: int
-    output: str
-    calls: int
-
-
 class CliAgent(Agent):
     """One program for all episodes of a run. A subclass states what it is; a variant is a subclass with other `flags`.
 
-    version: what `install` installs. flags: further ones of its command line. limits: what a sandbox must grant it.
+    version: what `install` installs. flags: further ones of its command line.
     """
 
     is_program = True
     name: ClassVar[str]
     version: ClassVar[str]
     flags: ClassVar[str] = ""
-    limits: ClassVar[Limits] = LIMITS
+    limits = LIMITS
 
     def __init__(self, policy: Policy, proxy: Proxy, layer: Path, system_prompt: str = "") -> None:
         """layer: where it is installed."""
         self.policy = policy
         self.proxy = proxy
         self.system_prompt = system_prompt
-        self.needs = Needs(self.limits, (layer,))
+        self.layers = (layer,)
         self.on_session: Callable[[ProxySession], None] = lambda session: None  # is shown each episode's record
 
     @classmethod
@@ -110,10 +101,10 @@ class CliAgent(Agent):
         raise NotImplementedError
 
     @classmethod
-    def outcome(cls, ended: Ended) -> StopReason:
+    def outcome(cls, exit_code: int | None, output: str) -> StopReason:
         """Why the agent ended, supposing that it had called the policy. One that talked to the policy, and fails then,
         may do so by what the policy said or did to it."""
-        return StopReason.SUBMITTED if ended.exit_code == 0 else StopReason.GAVE_UP
+        return StopReason.SUBMITTED if exit_code == 0 else StopReason.GAVE_UP
 
     @classmethod
     def side_call(cls, request: Request) -> bool:
@@ -121,12 +112,13 @@ class CliAgent(Agent):
         return False
 
     @classmethod
-    def stop_reason(cls, ended: Ended) -> StopReason:
-        """Raises `AgentError` where the program failed before the policy had any part in it."""
-        reason = cls.outcome(ended)
-        if ended.exit_code in _NOT_STARTED or not (ended.calls or reason is StopReason.CONTEXT_FULL):
-            what = "could not be started" if ended.exit_code in _NOT_STARTED else "ended without a model call"
-            raise AgentError(f"{cls.name} {what} (exit code {ended.exit_code}): {ended.output[-2000:].strip()}")
+    def stop_reason(cls, exit_code: int | None, output: str, calls: int) -> StopReason:
+        """`outcome`, after so many answered calls. Raises `AgentError` where the program failed before the policy had
+        any part in it."""
+        reason = cls.outcome(exit_code, output)
+        if exit_code in _NOT_STARTED or not (calls or reason is StopReason.CONTEXT_FULL):
+            what = "could not be started" if exit_code in _NOT_STARTED else "ended without a model call"
+            raise AgentError(f"{cls.name} {what} (exit code {exit_code}): {output[-2000:].strip()}")
         return reason
 
     @classmethod
@@ -185,8 +177,7 @@ class CliAgent(Agent):
             raise calls.failure
         if calls.full:  # which some agents end by as if all were well, and others as if they had failed
             return StopReason.CONTEXT_FULL
-        code = -1 if result.exit_code is None else result.exit_code
-        return self.stop_reason(Ended(code, result.output, calls.statistics.turns))
+        return self.stop_reason(result.exit_code, result.output, calls.statistics.turns)
 
     def _launch(self, task: Task, url: str, calls: ProxySession) -> Launch:
         shown = tuple(path for path in task.workspace.files if path not in task.oracle.protected)

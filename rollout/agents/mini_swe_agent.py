@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch, python_command
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, python_command
 from slime_swe.rollout.agents.layer import folder_of, pip_install
 from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
 from slime_swe.rollout.episode import StopReason
@@ -65,6 +65,6 @@ class MiniSweAgent(CliAgent):
         return Command(shell, environment, {"task.yaml": json.dumps(settings)})
 
     @classmethod
-    def outcome(cls, ended: Ended) -> StopReason:
-        ends = re.findall(r"^ended: (\w+)$", ended.output, re.MULTILINE)
+    def outcome(cls, exit_code: int | None, output: str) -> StopReason:
+        ends = re.findall(r"^ended: (\w+)$", output, re.MULTILINE)
         return _ENDS.get(ends[-1], StopReason.GAVE_UP) if ends else StopReason.GAVE_UP

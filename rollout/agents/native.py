@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -66,31 +67,28 @@ class NativeAgent(Agent):
         return [*first, {"role": "user", "content": task.statement}]
 
 
+@dataclass
 class _Run:
-    """One episode's state. `context` mirrors what the session records, so that a turn costs only its new tokens."""
+    """One episode's state."""
 
-    def __init__(
-        self,
-        agent: NativeAgent,
-        task: Task,
-        sandbox: Sandbox,
-        session: Session,
-        sampling: Sampling,
-        statistics: EpisodeStatistics,
-    ) -> None:
-        self.agent, self.task, self.sandbox = agent, task, sandbox
-        self.session, self.sampling, self.statistics = session, sampling, statistics
-        self.settings, self.template = agent.settings, agent.template
-        self.context: list[int] = []
-        self.submitted = False
+    agent: NativeAgent
+    task: Task
+    sandbox: Sandbox
+    session: Session
+    sampling: Sampling
+    statistics: EpisodeStatistics
+    submitted: bool = False
+
+    def __post_init__(self) -> None:
+        self.settings, self.template = self.agent.settings, self.agent.template
+        self.head = self.session.add_context(self.template.first_prompt(self.agent.opening(self.task)))
 
     @property
     def room(self) -> int:
         """Tokens that the episode may still grow by."""
-        return self.settings.max_context - len(self.context)
+        return self.settings.max_context - self.head.end
 
     async def play(self) -> StopReason:
-        self._append(self.template.first_prompt(self.agent.opening(self.task)))
         if self.room < MIN_REPLY:
             return StopReason.CONTEXT_FULL
         while True:
@@ -107,7 +105,7 @@ class _Run:
             added = fit(results, partial(self._delta, closed), self.room - self._reserve())
             if added is None:
                 return StopReason.CONTEXT_FULL
-            self._append(added)
+            self.head = self.session.add_context(added)
 
     def _reserve(self) -> int:
         """Tokens kept for the next reply when results are cut: up to a quarter of the room."""
@@ -119,19 +117,10 @@ class _Run:
         params = self.sampling.for_turn(statistics.turns, self.room, self.template.stop_token_ids)
         with statistics.engine_time():
             generation = await self.agent.client.generate(
-                self.context, params, routed_experts=settings.routing_replay, headers=self.sampling.headers
+                self.head.encoded_path(), params, routed_experts=settings.routing_replay, headers=self.sampling.headers
             )
-        self.context += generation.tokens
-        self.session.add_sampled(
-            generation.tokens,
-            generation.log_probs,
-            weight_version=generation.weight_version,
-            routed_experts=generation.routed_experts,
-        )
-        statistics.turns += 1
-        statistics.cut_turns += generation.finish_reason == "length"
-        statistics.prompt_tokens += generation.prompt_tokens
-        statistics.cached_tokens += generation.cached_tokens
+        self.head = self.session.add_sampled(generation)
+        statistics.add(generation)
         return generation
 
     async def _answer(self, turn: ParsedTurn) -> list[str]:
@@ -177,10 +166,6 @@ class _Run:
         statistics = self.statistics
         if statistics.edits and statistics.first_edit_patch is None and tool in _CHANGES_FILES:
             statistics.first_edit_patch = await self.sandbox.diff()
-
-    def _append(self, tokens: list[int]) -> None:
-        self.context += tokens
-        self.session.add_context(tokens)
 
     def _delta(self, closed: bool, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Ended, Launch
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
 from slime_swe.rollout.agents.layer import folder_of, node_install, npm_install
 from slime_swe.rollout.agents.toy_task import BUG, FIX, PATH, TEST_COMMAND, tool_call
 from slime_swe.rollout.episode import StopReason
@@ -59,10 +59,8 @@ class QwenCode(CliAgent):
         return Command(shell, environment, files)
 
     @classmethod
-    def outcome(cls, ended: Ended) -> StopReason:
-        if ended.exit_code == MAX_TURNS_CODE:
-            return StopReason.MAX_TURNS
-        return super().outcome(ended)
+    def outcome(cls, exit_code: int | None, output: str) -> StopReason:
+        return StopReason.MAX_TURNS if exit_code == MAX_TURNS_CODE else super().outcome(exit_code, output)
 
 
 class WithoutShell(QwenCode):

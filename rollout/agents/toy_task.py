@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
+from slime_swe.patches import make_patch
 
 STATEMENT = "add() in calc.py returns wrong sums. Fix it."
 BUG, FIX = "return a - b", "return a + b"
@@ -32,16 +33,6 @@ for name in ("test_add", "test_nothing"):
 sys.exit(failed)
 """,
 }
-_GOLD = f"""\
---- a/calc.py
-+++ b/calc.py
-@@ -2,4 +2,4 @@
- 
- 
- def add(a, b):
--    {BUG}
-+    {FIX}
-"""
 
 
 def toy_task() -> Task:
@@ -50,7 +41,7 @@ def toy_task() -> Task:
         fail_to_pass=("test_calc.py::test_add",),
         pass_to_pass=("test_calc.py::test_nothing",),
         protected=("test_calc.py", "run_tests.py"),
-        gold_patch=_GOLD,
+        gold_patch=make_patch(_FILES, {**_FILES, "calc.py": _FILES["calc.py"].replace(BUG, FIX)}),
         runner="lines",
     )
     return Task("agent-check", STATEMENT, Workspace(_FILES), oracle, source="bundled", split="check")

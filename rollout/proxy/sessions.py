@@ -200,11 +200,7 @@ class ProxySession:
                 ids, params, routed_experts=self.policy.routing_replay, headers=self.sampling.headers
             )
         self.failure, self.full = None, False
-        statistics = self.statistics
-        statistics.turns += 1
-        statistics.cut_turns += generation.finish_reason == "length"
-        statistics.prompt_tokens += generation.prompt_tokens
-        statistics.cached_tokens += generation.cached_tokens
+        self.statistics.add(generation)
         return generation
 
     def _params(self, request: Request, prompt: Prompt) -> Mapping[str, Any]:

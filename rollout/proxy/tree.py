@@ -87,15 +87,7 @@ class ConversationTree:
     def record(self, prompt: Prompt, said: Message, generation: Generation, *, train: bool = True) -> Turn:
         """What the policy said at a prompt. Not to be trained on: its tokens are then context."""
         self._session.fork(prompt.node)
-        if train:
-            node = self._session.add_sampled(
-                generation.tokens,
-                generation.log_probs,
-                weight_version=generation.weight_version,
-                routed_experts=generation.routed_experts,
-            )
-        else:
-            node = self._session.add_context(generation.tokens)
+        node = self._session.add_sampled(generation) if train else self._session.add_context(generation.tokens)
         turn = Turn(said, node, generation.tokens[-1] in prompt.template.stop_token_ids)
         prompt.turns.append(turn)
         self._by_call |= {call.id: turn for call in said.calls}

@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.slime_plugin import metadata_of
+from slime_swe.rollout.client import Generation
 from slime_swe.sample import Sample
 
 END = "<|im_end|>"
@@ -63,3 +64,8 @@ def of_agents(*names: str) -> list[ParameterSet]:
     return [
         pytest.param(name, marks=[] if name == "mini_swe_agent" else [pytest.mark.matrix("agents")]) for name in names
     ]
+
+
+def said(tokens: list[int], log_probs: list[float], **more: str) -> Generation:
+    """What an engine sampled."""
+    return Generation(tokens, log_probs, "stop", **more)

@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rollout.support import said
 
 from slime_swe.rollout.session import Node, Session
 
@@ -12,9 +13,9 @@ from slime_swe.rollout.session import Node, Session
 def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
     session = Session()
     session.add_context([1, 2, 3])
-    session.add_sampled([4, 5], [-0.1, -0.2], weight_version="7", routed_experts="first")
+    session.add_sampled(said([4, 5], [-0.1, -0.2], weight_version="7", routed_experts="first"))
     session.add_context([6])
-    session.add_sampled([7], [-0.3], weight_version="8", routed_experts="whole")
+    session.add_sampled(said([7], [-0.3], weight_version="8", routed_experts="whole"))
     (segment,) = session.segments()
     assert segment.tokens == [1, 2, 3, 4, 5, 6, 7] == session.context()
     assert segment.loss_mask == [0, 0, 0, 1, 1, 0, 1]
@@ -27,12 +28,12 @@ def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
 def test_a_rewritten_history_forks_and_trains_each_token_once():
     session = Session()
     session.add_context([1])
-    first = session.add_sampled([2], [-0.1])
+    first = session.add_sampled(said([2], [-0.1]))
     session.add_context([3])
-    session.add_sampled([4], [-0.2])
+    session.add_sampled(said([4], [-0.2]))
     session.fork(first)
     session.add_context([5])
-    session.add_sampled([6], [-0.3])
+    session.add_sampled(said([6], [-0.3]))
     one, two = session.segments()
     assert (one.tokens, one.loss_mask) == ([1, 2, 3, 4], [0, 1, 0, 1])
     assert (two.tokens, two.loss_mask) == ([1, 2, 5, 6], [0, 0, 0, 1])
@@ -51,10 +52,10 @@ def test_what_was_never_sampled_makes_no_segment():
 def test_sampling_needs_a_prompt_and_a_log_probability_for_each_token():
     session = Session()
     with pytest.raises(ValueError, match="need a prompt"):
-        session.add_sampled([1], [-0.1])
+        session.add_sampled(said([1], [-0.1]))
     session.add_context([1])
     with pytest.raises(ValueError, match="2 sampled tokens came with 1"):
-        session.add_sampled([1, 2], [-0.1])
+        session.add_sampled(said([1, 2], [-0.1]))
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["context", "sample", "fork"]), st.integers(0, 9), st.integers(1, 3)))
@@ -72,7 +73,7 @@ def test_every_sampled_token_is_trained_exactly_once(steps):
         elif kind == "context":
             nodes.append(session.add_context(tokens))
         else:
-            nodes.append(session.add_sampled(tokens, [-float(token) for token in tokens]))
+            nodes.append(session.add_sampled(said(tokens, [-float(token) for token in tokens])))
             sampled += tokens
     trained = []
     for segment in session.segments():
@@ -94,7 +95,7 @@ def test_every_segment_is_a_path_from_a_root(steps):
         if kind == "fork":
             session.fork(nodes[where % len(nodes)])
         else:
-            nodes.append(session.add_sampled([number], [-1.0]))
+            nodes.append(session.add_sampled(said([number], [-1.0])))
     paths = [[token for node in node.path() for token in node.tokens] for node in nodes]
     assert all(segment.tokens in paths for segment in session.segments())
 

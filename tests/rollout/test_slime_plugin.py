@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from tests.rollout.conftest import make_tokenizer
-from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, said
 from tests.rollout.test_client import body, reply
 
 from slime_swe.errors import UserError
@@ -201,11 +201,11 @@ class Forking(Agent):
 
     async def run(self, task, sandbox, session, sampling, statistics):
         session.add_context([1, 2])
-        session.add_sampled([3], [-0.5], weight_version="1")
+        session.add_sampled(said([3], [-0.5], weight_version="1"))
         session.add_context([9, 9])
         session.fork(None)
         session.add_context([1])
-        session.add_sampled([4, 5], [-0.25, -0.5], weight_version="2")
+        session.add_sampled(said([4, 5], [-0.25, -0.5], weight_version="2"))
         return StopReason.SUBMITTED
 
 

@@ -10,7 +10,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents import cli, layer
 from slime_swe.rollout.agents.base import AGENTS, AgentError, agent_class
-from slime_swe.rollout.agents.cli import Command, Ended, Launch, python_command, shell_command
+from slime_swe.rollout.agents.cli import Command, Launch, python_command, shell_command
 from slime_swe.rollout.agents.layer import layer_of
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.proxy.conversation import Message, Request
@@ -39,7 +39,7 @@ def test_a_program_that_is_not_there_is_the_agents_failure(name, tmp_path):
     program = PROGRAMS[name]
     ended = run(shell_command(program.start(LAUNCH)), tmp_path)
     with pytest.raises(AgentError, match=name):
-        program.stop_reason(Ended(ended.returncode, ended.stdout + ended.stderr, calls=0))
+        program.stop_reason(ended.returncode, ended.stdout + ended.stderr, calls=0)
 
 
 def test_an_image_without_the_right_python_is_said(tmp_path, monkeypatch):
@@ -48,7 +48,7 @@ def test_an_image_without_the_right_python_is_said(tmp_path, monkeypatch):
     assert ended.returncode == cli.MISSING
     assert "mini_swe_agent is installed for Python 3.99" in ended.stderr
     with pytest.raises(AgentError, match=r"could not be started.*Python 3\.99"):
-        PROGRAMS["mini_swe_agent"].stop_reason(Ended(ended.returncode, ended.stderr, calls=0))
+        PROGRAMS["mini_swe_agent"].stop_reason(ended.returncode, ended.stderr, calls=0)
 
 
 MINI, QWEN, CLAUDE, AIDER = "mini_swe_agent", "qwen_code", "claude_code", "aider"
@@ -72,14 +72,14 @@ MINI, QWEN, CLAUDE, AIDER = "mini_swe_agent", "qwen_code", "claude_code", "aider
     ],
 )
 def test_an_end_after_model_calls_is_the_agents_own(name, code, output, reason):
-    assert PROGRAMS[name].stop_reason(Ended(code, output, calls=3)) is reason
+    assert PROGRAMS[name].stop_reason(code, output, calls=3) is reason
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_end_without_a_model_call_is_infrastructure(name):
     """Some return 0 when they could not reach their model."""
     with pytest.raises(AgentError, match=r"without a model call \(exit code 0\): no route"):
-        PROGRAMS[name].stop_reason(Ended(0, "no route", calls=0))
+        PROGRAMS[name].stop_reason(0, "no route", calls=0)
     assert StopReason.AGENT_ERROR.is_infrastructure
     assert not StopReason.GAVE_UP.is_infrastructure
 

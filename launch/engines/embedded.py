@@ -10,7 +10,7 @@ from slime_swe.fields import read_arguments
 from slime_swe.launch.args import to_args
 from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
 from slime_swe.launch.extras import EMBEDDED, require
-from slime_swe.launch.progress import make_progress
+from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Fixed, not_fixed, only
@@ -67,7 +67,7 @@ class Embedded(Engine):
         from slime_swe.embedded.loop import train  # torch takes seconds to import; other commands don't need it
 
         args = to_args(recipe, folder, resume=start.resume)
-        with make_progress(recipe, folder) as progress:
+        with RunProgress(recipe, folder) as progress:
             summary = train(args, progress)
         show_summary(summary, folder, as_json=start.as_json)
         return 0

@@ -17,7 +17,7 @@ from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.errors import InfrastructureError
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.args import to_args
-from slime_swe.launch.progress import Reporter, make_progress
+from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.journals import JOURNALS, cut_back
@@ -35,11 +35,11 @@ TAIL = 3000  # characters of the log in an error message
 
 def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
     """Run the recipe in `folder`; returns the summary that it wrote. Raises `InfrastructureError` or `ServerError`."""
-    with make_progress(recipe, folder) as progress:
+    with RunProgress(recipe, folder) as progress:
         return asyncio.run(_train(recipe, folder, progress, resume=resume))
 
 
-async def _train(recipe: Recipe, folder: Path, progress: Reporter, *, resume: bool) -> dict[str, Any]:
+async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume: bool) -> dict[str, Any]:
     started = time.perf_counter()
     if resume:
         cut_back(RunPaths(folder))
@@ -102,7 +102,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 class Monitor:
     """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
-    def __init__(self, recipe: Recipe, folder: Path, progress: Reporter) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
         self.folder, self.progress = folder, progress
         self.tensorboard = RunPaths(folder).tensorboard
         self.steps, self.rollouts = recipe.algorithm.steps_per_rollout, recipe.run.num_rollouts

@@ -46,14 +46,80 @@ def to_args(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Namespace
 
 
 def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
-    """Heading -> what every engine takes, but for where weights are read from and how often is evaluated."""
+    """Heading -> what every engine takes, but for where weights are read from and how often is evaluated.
+
+    SLiME's group advantages leave the KL penalty on rewards out: a function of ours takes it off.
+    """
+    run, data, rollout, serving = recipe.run, recipe.data, recipe.rollout, recipe.serving
+    algorithm, optimizer = recipe.algorithm, recipe.optimizer
+    kl_in = algorithm.kl_in if algorithm.kl_coef > 0 else ""
     return {
-        "run": _run(recipe, run_dir.resolve()),
+        "run": {
+            "num_rollout": run.num_rollouts,
+            "seed": run.seed,
+            "save": str(run_dir.resolve() / "checkpoints"),
+            "save_interval": run.save_interval,
+        },
         "plug-ins": {argument: lookup(recipe, key) or None for argument, key in PLUG_INS.items()},
-        "rollout": _rollout(recipe),
-        "serving": _serving(recipe),
-        "loss": _loss(recipe),
-        "optimizer": _optimizer(recipe),
+        "rollout": {
+            "rollout_batch_size": rollout.batch_size,
+            "n_samples_per_prompt": rollout.samples_per_task,
+            "over_sampling_batch_size": rollout.over_sampling or rollout.batch_size,
+            "n_samples_per_eval_prompt": data.eval_samples_per_task,
+            "rollout_max_response_len": rollout.max_response,
+            "rollout_max_context_len": rollout.max_context,
+            "rollout_temperature": rollout.temperature,
+            "rollout_top_p": rollout.top_p,
+            "rollout_top_k": rollout.top_k,
+            "rollout_stop": None,
+            "rollout_stop_token_ids": None,
+            "rollout_skip_special_tokens": False,
+            "rollout_seed": run.seed,
+            "rollout_shuffle": data.shuffle,
+            "reward_key": None,
+            "group_rm": False,
+            "partial_rollout": rollout.partial,
+        },
+        "serving": {
+            "sglang_router_ip": serving.router_ip or None,
+            "sglang_router_port": serving.router_port or None,
+            "sglang_server_concurrency": serving.concurrency,
+            "sglang_enable_deterministic_inference": serving.deterministic,
+        },
+        "loss": {
+            "advantage_estimator": algorithm.estimator,
+            "calculate_per_token_loss": algorithm.reduction == "token",
+            "custom_pg_loss_reducer_function_path": CONSTANT_REDUCTION if algorithm.reduction == "constant" else None,
+            "eps_clip": algorithm.clip_low,
+            "eps_clip_high": algorithm.clip_high,
+            "use_kl_loss": kl_in == "loss",
+            "kl_loss_coef": algorithm.kl_coef if kl_in == "loss" else 0.0,
+            "kl_coef": algorithm.kl_coef if kl_in == "reward" else 0.0,
+            "kl_loss_type": algorithm.kl_type,
+            "use_unbiased_kl": algorithm.kl_unbiased,
+            "custom_advantage_function_path": KL_IN_REWARD if kl_in == "reward" else None,
+            "entropy_coef": algorithm.entropy_coef,
+            "use_tis": algorithm.tis,
+            "tis_clip": algorithm.tis_clip,
+            "tis_clip_low": algorithm.tis_clip_low,
+            "use_rollout_logprobs": algorithm.rollout_logprobs,
+            "use_routing_replay": algorithm.routing_replay == "train",
+            "use_rollout_routing_replay": algorithm.routing_replay == "rollout",
+            "rewards_normalization": algorithm.normalize_rewards,
+            "grpo_std_normalization": algorithm.std_normalization,
+            "num_steps_per_rollout": algorithm.steps_per_rollout,
+        },
+        "optimizer": {
+            "optimizer": "adam" if optimizer.name == "adamw" else optimizer.name,
+            "lr": optimizer.lr,
+            "lr_decay_style": optimizer.schedule,
+            "lr_warmup_iters": optimizer.warmup_steps,
+            "adam_beta1": optimizer.beta1,
+            "adam_beta2": optimizer.beta2,
+            "adam_eps": optimizer.eps,
+            "weight_decay": optimizer.weight_decay,
+            "clip_grad": optimizer.clip_grad,
+        },
     }
 
 
@@ -78,11 +144,11 @@ def checkpoint_path(spec: str, models: str = "models") -> Path:
 
 
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
-    """What SLiME has no name for."""
+    """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere."""
     rollout = recipe.rollout
     return {
-        "swe_tasks": [task_set(spec) for spec in recipe.data.train],
-        "swe_eval_tasks": {name: task_set(spec) for name, spec in recipe.data.eval.items()},
+        "swe_tasks": [absolute(spec) for spec in recipe.data.train],
+        "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": tool_format_of(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
@@ -100,107 +166,9 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
     }
 
 
-def task_set(spec: str) -> str:
-    """The name of a task set, its paths made absolute: SLiME's processes are started elsewhere."""
-    return absolute(spec)
-
-
 def program(path: str) -> str:
     """A program's path made absolute, but for its last link: an environment's interpreter is one, and must stay it."""
     if "/" not in path:
         return path  # found on PATH, or none
     given = Path(path).expanduser()
     return str(given.parent.resolve() / given.name)
-
-
-def _run(recipe: Recipe, run_dir: Path) -> Attributes:
-    return {
-        "num_rollout": recipe.run.num_rollouts,
-        "seed": recipe.run.seed,
-        "save": str(run_dir / "checkpoints"),
-        "save_interval": recipe.run.save_interval,
-    }
-
-
-def _rollout(recipe: Recipe) -> Attributes:
-    rollout = recipe.rollout
-    return {
-        "rollout_batch_size": rollout.batch_size,
-        "n_samples_per_prompt": rollout.samples_per_task,
-        "over_sampling_batch_size": rollout.over_sampling or rollout.batch_size,
-        "n_samples_per_eval_prompt": recipe.data.eval_samples_per_task,
-        "rollout_max_response_len": rollout.max_response,
-        "rollout_max_context_len": rollout.max_context,
-        "rollout_temperature": rollout.temperature,
-        "rollout_top_p": rollout.top_p,
-        "rollout_top_k": rollout.top_k,
-        "rollout_stop": None,
-        "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False,
-        "rollout_seed": recipe.run.seed,
-        "rollout_shuffle": recipe.data.shuffle,
-        "reward_key": None,
-        "group_rm": False,
-        "partial_rollout": rollout.partial,
-    }
-
-
-def _serving(recipe: Recipe) -> Attributes:
-    return {
-        "sglang_router_ip": recipe.serving.router_ip or None,
-        "sglang_router_port": recipe.serving.router_port or None,
-        "sglang_server_concurrency": recipe.serving.concurrency,
-        "sglang_enable_deterministic_inference": recipe.serving.deterministic,
-    }
-
-
-def _loss(recipe: Recipe) -> Attributes:
-    algorithm = recipe.algorithm
-    return {
-        "advantage_estimator": algorithm.estimator,
-        "calculate_per_token_loss": algorithm.reduction == "token",
-        "custom_pg_loss_reducer_function_path": CONSTANT_REDUCTION if algorithm.reduction == "constant" else None,
-        "eps_clip": algorithm.clip_low,
-        "eps_clip_high": algorithm.clip_high,
-        **_kl(recipe),
-        "entropy_coef": algorithm.entropy_coef,
-        "use_tis": algorithm.tis,
-        "tis_clip": algorithm.tis_clip,
-        "tis_clip_low": algorithm.tis_clip_low,
-        "use_rollout_logprobs": algorithm.rollout_logprobs,
-        "use_routing_replay": algorithm.routing_replay == "train",
-        "use_rollout_routing_replay": algorithm.routing_replay == "rollout",
-        "rewards_normalization": algorithm.normalize_rewards,
-        "grpo_std_normalization": algorithm.std_normalization,
-        "num_steps_per_rollout": algorithm.steps_per_rollout,
-    }
-
-
-def _kl(recipe: Recipe) -> Attributes:
-    """SLiME's group advantages leave the penalty on rewards out: a function of ours takes it off."""
-    algorithm = recipe.algorithm
-    in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
-    in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
-    return {
-        "use_kl_loss": in_loss,
-        "kl_loss_coef": algorithm.kl_coef if in_loss else 0.0,
-        "kl_coef": algorithm.kl_coef if in_reward else 0.0,
-        "kl_loss_type": algorithm.kl_type,
-        "use_unbiased_kl": algorithm.kl_unbiased,
-        "custom_advantage_function_path": KL_IN_REWARD if in_reward else None,
-    }
-
-
-def _optimizer(recipe: Recipe) -> Attributes:
-    optimizer = recipe.optimizer
-    return {
-        "optimizer": "adam" if optimizer.name == "adamw" else optimizer.name,
-        "lr": optimizer.lr,
-        "lr_decay_style": optimizer.schedule,
-        "lr_warmup_iters": optimizer.warmup_steps,
-        "adam_beta1": optimizer.beta1,
-        "adam_beta2": optimizer.beta2,
-        "adam_eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "clip_grad": optimizer.clip_grad,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,34 @@ BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the su
 
 
 def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
-    """What a training run ends with: one JSON document, or the table."""
+    """What a training run ends with: one JSON document, or the table; on standard error why it trained nothing."""
     if as_json:
         print_json(summary)
     else:
         print_summary(summary, folder)
-    for line in _untrained(summary):
-        print(line, file=sys.stderr)
+    if why := summary.get("nothing_trained_because"):
+        print(f"Nothing was trained: {why}.", file=sys.stderr)
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
     console = console or Console()
-    console.print(evaluation_table(summary))
-    for line in closing_lines(summary, folder):
+    names = evaluation_sets(summary)
+    if names:
+        console.print(_evaluation_table(summary, names))
+    for line in _closing_lines(summary, folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def evaluation_table(summary: Mapping[str, Any]) -> Table:
+def _evaluation_table(summary: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Each evaluation set before and after, with 95 % intervals."""
     table = Table(title="Solve rate, with 95 % intervals", title_justify="left", title_style="bold", box=SIMPLE)
     for heading in ("", "before", "after"):
         table.add_column(heading, no_wrap=True)
-    for name in evaluation_sets(summary):
-        cells = [_rate(summary, name, moment) for moment in ("before", "after")]
+    for name in names:
+        cells = [
+            rate(summary.get(f"{name}_solve_rate_{moment}"), summary.get(f"{name}_interval_{moment}"))
+            for moment in ("before", "after")
+        ]
         table.add_row(TITLES.get(name, name), *cells, style="bold")
         for figure, (label, form) in BEHAVIOUR.items():
             values = [summary.get(f"{name}_{figure}_{moment}") for moment in ("before", "after")]
@@ -62,7 +67,7 @@ def evaluation_sets(summary: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     rewards = [reward for reward in summary.get("reward_per_step", ()) if reward is not None]
     phases = [
         (name, seconds)
@@ -75,13 +80,4 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))
     if summary.get("infrastructure_failures"):
         lines.append(f"episodes that infrastructure broke, not trained on  {summary['infrastructure_failures']}")
-    return [*lines, *_untrained(summary), f"run  {folder}"]
-
-
-def _untrained(summary: Mapping[str, Any]) -> list[str]:
-    why = summary.get("nothing_trained_because")
-    return [f"Nothing was trained: {why}."] if why else []
-
-
-def _rate(summary: Mapping[str, Any], name: str, moment: str) -> str:
-    return rate(summary.get(f"{name}_solve_rate_{moment}"), summary.get(f"{name}_interval_{moment}"))
+    return [*lines, f"run  {folder}"]

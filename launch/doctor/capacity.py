@@ -112,8 +112,8 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """A checkpoint is written before the one before it can go, so two must fit."""
     folder = Path(recipe.run.dir)
     one = recipe.model.architecture.parameters * (STATE_BYTES + WEIGHT_BYTES)  # training state, and Hugging Face format
-    count = engine_of(recipe).checkpoints(recipe)
-    fewer = "raise run.save_interval" if engine_of(recipe).on_gpus else "lower run.keep_checkpoints"
+    engine = engine_of(recipe)
+    count = engine.checkpoints(recipe)
     refusal = unwritable(folder)
     if refusal:
         yield failure("run folder", refusal, "give another run.dir")
@@ -126,7 +126,7 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield warning(
             "run folder",
             f"{found}: not all {count} fit",
-            f"{fewer}, remove old checkpoints as the run goes, or give another run.dir",
+            f"{engine.fewer_checkpoints}, remove old checkpoints as the run goes, or give another run.dir",
         )
     else:
         yield ok("run folder", found)

@@ -51,6 +51,7 @@ class Engine:
     doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.runner.CHECKS`, or dotted
         paths of one's own.
     open_files: of this process: doctor's check fails below the first number and warns below the second.
+    fewer_checkpoints: what to change where the disk has no room for all of them.
     raises_open_files: it raises the soft limit to the hard one by itself, as Ray does.
     """
 
@@ -58,6 +59,7 @@ class Engine:
     on_cluster: ClassVar[bool] = False
     doctor: ClassVar[tuple[str, ...]] = ()
     open_files: ClassVar[tuple[int, int]] = (512, 1024)
+    fewer_checkpoints: ClassVar[str] = "raise run.save_interval"
     raises_open_files: ClassVar[bool] = False
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:

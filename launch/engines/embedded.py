@@ -49,6 +49,7 @@ class Embedded(Engine):
         *("recipe", "machine", "limits", "run folder", "packages", "ports", "checkpoint", "chat template"),
         *("tasks", "overlap", "plug-ins", "engine", "sandbox"),
     )
+    fewer_checkpoints = "lower run.keep_checkpoints"
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         return not_fixed(recipe, RULES)

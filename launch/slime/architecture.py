@@ -13,6 +13,16 @@ PADDING = 128  # rows of the embedding table that one GPU's share is padded to a
 
 def model_section(architecture: Architecture, tp: int = 1) -> dict[str, Any]:
     """Attributes that Megatron builds the model from, on `tp` tensor-parallel GPUs."""
+    theta = architecture.rope_theta
+    if theta != int(theta):
+        raise UserError(
+            f"model.architecture.rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other"
+        )
+    experts = {
+        "num_experts": architecture.experts,
+        "moe_router_topk": architecture.experts_per_token,
+        "moe_ffn_hidden_size": architecture.expert_ffn,
+    }
     return {
         "num_layers": architecture.layers,
         "hidden_size": architecture.hidden,
@@ -25,7 +35,7 @@ def model_section(architecture: Architecture, tp: int = 1) -> dict[str, Any]:
         "make_vocab_size_divisible_by": vocabulary_unit(architecture.vocab, tp),
         "untie_embeddings_and_output_weights": not architecture.tied,
         "position_embedding_type": "rope",
-        "rotary_base": _whole(architecture.rope_theta),
+        "rotary_base": int(theta),
         "normalization": "RMSNorm",
         "layernorm_epsilon": architecture.rms_eps,
         "swiglu": True,
@@ -34,16 +44,8 @@ def model_section(architecture: Architecture, tp: int = 1) -> dict[str, Any]:
         "qk_layernorm": architecture.qk_norm,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        **(_experts(architecture) if architecture.experts else {}),
+        **(experts if architecture.experts else {}),
         **load_family(architecture.family).flags,
-    }
-
-
-def _experts(architecture: Architecture) -> dict[str, Any]:
-    return {
-        "num_experts": architecture.experts,
-        "moe_router_topk": architecture.experts_per_token,
-        "moe_ffn_hidden_size": architecture.expert_ffn,
     }
 
 
@@ -56,11 +58,3 @@ def vocabulary_unit(vocab: int, tp: int) -> int:
     while unit > 1 and vocab % (unit * tp):
         unit //= 2
     return unit
-
-
-def _whole(theta: float) -> int:
-    if theta != int(theta):
-        raise UserError(
-            f"model.architecture.rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other"
-        )
-    return int(theta)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime_swe.files import replace_file
 from slime_swe.launch.slime.prompts import prompts
 
 
@@ -39,14 +39,6 @@ class Job:
 
         Raises the `ValueError` of a task set that can't be read.
         """
-        for path, content in self.files.items():
-            _write(path, content)
-        for path, spec in self.prompts.items():
-            _write(path, prompts(spec))
-
-
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(content, encoding="utf-8")
-    os.replace(temporary, path)
+        for path, content in [*self.files.items(), *((path, prompts(spec)) for path, spec in self.prompts.items())]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content.encode())

@@ -8,8 +8,7 @@ from pathlib import Path
 import orjson
 
 from slime_swe.launch.slime.paths import TRACKER, RunPaths
-
-JOURNALS = ("episodes.jsonl", "evaluations.jsonl")  # written by the plug-ins' logging hooks, once a rollout
+from slime_swe.rollout.records import EPISODES, EVALUATIONS
 
 
 def cut_back(paths: RunPaths) -> None:
@@ -18,7 +17,7 @@ def cut_back(paths: RunPaths) -> None:
     SLiME's evaluation before the first rollout is numbered 0 too. It is kept with a checkpoint and made again without.
     """
     last = last_saved(paths.checkpoints)
-    for path in map(paths.run.joinpath, JOURNALS):
+    for path in (paths.run / EPISODES, paths.run / EVALUATIONS):
         if path.exists():
             os.truncate(path, _bytes_up_to(path, last))
 

@@ -14,9 +14,8 @@ from typing import Any
 import orjson
 import yaml
 
-from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import absolute, load_tasks
 from slime_swe.data_sources.slime_plugin import metadata_of
-from slime_swe.launch.args import task_set
 from slime_swe.launch.slime.paths import RunPaths
 from slime_swe.recipes.base import Recipe
 
@@ -32,7 +31,7 @@ def evaluation_config(recipe: Recipe, paths: RunPaths) -> str:
 
 def prompt_files(recipe: Recipe, paths: RunPaths) -> dict[Path, str]:
     """File -> the task set that it holds."""
-    return {paths.prompts(number): task_set(spec) for number, spec in enumerate(recipe.data.eval.values())}
+    return {paths.prompts(number): absolute(spec) for number, spec in enumerate(recipe.data.eval.values())}
 
 
 def prompts(spec: str) -> str:

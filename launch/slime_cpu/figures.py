@@ -63,7 +63,8 @@ def evaluation_record(name: str, episodes: Sequence[Record], place: int, rollout
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
     """SLiME's own figures of a rollout: means over its optimizer steps.
 
-    `logprob_diff_mean` compares trainer and server in the first step, where both have the same weights.
+    `logprob_diff_mean` compares trainer and server in the first step, where both have the same weights. SLiME counts no
+    trained tokens; where no step had a gradient there were none.
     """
     numbers = range(rollout_id * steps, (rollout_id + 1) * steps)
     found = {
@@ -72,6 +73,8 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
     means = {name: sum(values) / len(values) for name, values in found.items() if values}
     gap = figures.get(GAP, {}).get(numbers[0])
     seconds = {name: figures[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in figures.get(tag, {})}
+    if means.get("grad_norm") == 0:
+        means["trained_tokens"] = 0
     return means | ({} if gap is None else {"logprob_diff_mean": gap}) | {"seconds": seconds}
 
 
@@ -95,13 +98,6 @@ def _by(key: str, records: Iterable[Record]) -> dict[Any, list[Record]]:
 
 
 def _rounds(records: Iterable[Record]) -> list[list[Record]]:
-    """One set's records by evaluation: an index that is there already begins the next."""
-    rounds: list[list[Record]] = []
-    seen: set[int | None] = set()
-    for record in records:
-        if not rounds or record.index in seen:
-            rounds.append([])
-            seen = set()
-        seen.add(record.index)
-        rounds[-1].append(record)
-    return rounds
+    """One set's records by evaluation, the n-th of each index in the n-th."""
+    plays = _by("index", records).values()
+    return [[play[number] for play in plays if number < len(play)] for number in range(max(map(len, plays), default=0))]

@@ -9,11 +9,10 @@ from typing import Any
 
 from slime_swe.launch.args import Attributes, checkpoint_folder, ours
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.environment import environment
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import RunPaths
 from slime_swe.launch.slime.prompts import as_yaml, prompt_files
-from slime_swe.launch.slime.render import render_flags, settings_files
+from slime_swe.launch.slime.render import environment, render_flags, settings_files
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
 

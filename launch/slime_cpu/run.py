@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from slime_swe.launch.args import to_args
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.journals import JOURNALS, cut_back
+from slime_swe.launch.slime.journals import cut_back
 from slime_swe.launch.slime.paths import RunPaths
 from slime_swe.launch.slime_cpu.figures import read_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.records import EPISODES, EVALUATIONS
 
 LOG = "slime.log"
 METRICS = "metrics.jsonl"
@@ -49,8 +51,9 @@ async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume:
         job = render(recipe, folder, f"{server.host}:{server.port}", checkouts=Checkouts.find(), resume=resume)
         job.write_files()
         await _follow(job, folder / LOG, monitor)
-    records = monitor.read()
-    seconds = _seconds(records)
+    records, seconds = monitor.read(), Counter[str]()
+    for record in records:
+        seconds.update(record.get("seconds", {}))  # adds them up
     summary = report.summarize(args, records, seconds, time.perf_counter() - started)
     summary["logprob_diff_mean"] = [record.get("logprob_diff_mean") for record in records if record["kind"] == "train"]
     report.write_curve(folder, records)
@@ -70,21 +73,15 @@ async def _follow(job: Job, log: Path, monitor: Monitor) -> None:
             start_new_session=True,  # a terminal's Ctrl-C comes here, and Ray is then stopped as one
         )
     try:
-        while not await _ended(process):
+        while process.returncode is None:
             monitor.poll()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), POLL)
     finally:
         await _stop(process)
     if process.returncode:
         text = log.read_text(errors="replace")[-TAIL:]
         raise InfrastructureError(f"SLiME ended with code {process.returncode}; {log} ends with:\n{text}")
-
-
-async def _ended(process: asyncio.subprocess.Process) -> bool:
-    try:
-        await asyncio.wait_for(process.wait(), POLL)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -103,43 +100,26 @@ class Monitor:
     """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
-        self.folder, self.progress = folder, progress
-        self.tensorboard = RunPaths(folder).tensorboard
-        self.steps, self.rollouts = recipe.algorithm.steps_per_rollout, recipe.run.num_rollouts
-        self.reported: set[tuple[str, str, int]] = set()
-        self.size = -1
+        self.recipe, self.folder, self.progress = recipe, folder, progress
+        self.shown, self.size = 0, -1  # records, bytes
 
     def poll(self) -> None:
         """Look where episodes were written since the last time."""
-        size = sum(path.stat().st_size for path in map(self.folder.joinpath, JOURNALS) if path.exists())
+        size = sum(path.stat().st_size for path in (self.folder / EPISODES, self.folder / EVALUATIONS) if path.exists())
         if size != self.size:
             self.size = size
             self.read()
 
     def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
-        records = read_figures(self.folder, self.tensorboard, steps=self.steps, rollouts=self.rollouts)
+        steps, rollouts = self.recipe.algorithm.steps_per_rollout, self.recipe.run.num_rollouts
+        records = read_figures(self.folder, RunPaths(self.folder).tensorboard, steps=steps, rollouts=rollouts)
         with writing(self.folder / METRICS):
-            lines = b"".join(orjson.dumps(record) + b"\n" for record in records)
-            replace_file(self.folder / METRICS, lines)
-        for record in records:
-            self._report(record)
+            replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
+        for record in records[self.shown :]:
+            if record["kind"] == "train":
+                self.progress.on_step(record["rollout_id"], {k: v for k, v in record.items() if k != "seconds"})
+            else:
+                self.progress.on_eval(f"{record['name']} {record['moment']}", record)
+        self.shown = len(records)
         return records
-
-    def _report(self, record: Mapping[str, Any]) -> None:
-        name = (record["kind"], record.get("name", ""), record["rollout_id"])
-        if name in self.reported:
-            return
-        self.reported.add(name)
-        if record["kind"] == "train":
-            self.progress.on_step(record["rollout_id"], {k: v for k, v in record.items() if k != "seconds"})
-        else:
-            self.progress.on_eval(f"{record['name']} {record['moment']}", record)
-
-
-def _seconds(records: list[dict[str, Any]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for record in records:
-        for name, value in record.get("seconds", {}).items():
-            total[name] = total.get(name, 0.0) + value
-    return total

@@ -10,8 +10,9 @@ import pytest
 from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed
 
+from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, task_set, to_args
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, to_args
 from slime_swe.launch.config import resolve
 from slime_swe.launch.engines.embedded import RULES
 from slime_swe.launch.overrides import flatten
@@ -107,8 +108,8 @@ def test_the_seed_policy_comes_with_the_package():
 
 def test_task_files_are_named_by_their_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert task_set("a/tasks.jsonl") == str(tmp_path / "a/tasks.jsonl")
-    assert task_set("synthetic:train") == "synthetic:train"
+    assert absolute("a/tasks.jsonl") == str(tmp_path / "a/tasks.jsonl")
+    assert absolute("synthetic:train") == "synthetic:train"
 
 
 @pytest.mark.parametrize(

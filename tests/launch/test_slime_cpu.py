@@ -114,6 +114,11 @@ def test_slimes_figures_are_means_over_steps_and_the_gap_is_the_first_steps():
     assert step_figures(reported, 5, 2) == {"seconds": {}}
 
 
+def test_a_rollout_whose_steps_have_no_gradient_trained_no_token():
+    assert step_figures({"train/grad_norm": {0: 0.0, 1: 0.0}}, 0, 2)["trained_tokens"] == 0
+    assert "trained_tokens" not in step_figures({"train/grad_norm": {0: 0.0, 1: 0.5}}, 0, 2)
+
+
 def test_tensorboard_files_are_read_back(tmp_path):
     pytest.importorskip("tensorboard", reason="comes with SLiME's environment")
     from torch.utils.tensorboard import SummaryWriter

@@ -92,6 +92,8 @@ def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
     assert found(check_run_folder, variant("tiny_cpu", **kept)).status == Status.OK
     finding = found(check_run_folder, variant("tiny_cpu", **kept, run__keep_checkpoints=0))
     assert finding.status == Status.WARNING and "lower run.keep_checkpoints" in finding.fix
+    finding = found(check_run_folder, variant("tiny_cpu", **kept, engine="slime_cpu"))
+    assert finding.status == Status.WARNING and "raise run.save_interval" in finding.fix
 
 
 def test_a_model_that_is_there_needs_no_more_room(tmp_path):

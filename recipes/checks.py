@@ -75,24 +75,32 @@ def _why_not(value: Any, hint: Any) -> str:
 
 
 def _unknown_names(recipe: Recipe) -> Iterator[Violation]:
-    """Names of what is kept in a registry, or dotted paths."""
-    model = recipe.model
-    names: list[tuple[str, str, Callable[[str], Any], Iterable[str]]] = [
-        ("model.architecture.family", model.architecture.family, load_family, FAMILIES)
-    ]
-    if model.tool_format:  # empty is how the family writes
-        names.append(("model.tool_format", model.tool_format, tool_format, TOOL_FORMATS))
-    for key, name, load, registry in names:
+    """Names of what is kept in a registry, or dotted paths. An empty tool format is how the family writes."""
+    names: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
+        "model.architecture.family": (load_family, FAMILIES),
+        "model.tool_format": (lambda name: name and tool_format(name), TOOL_FORMATS),
+    }
+    for key, (load, registry) in names.items():
         try:
-            load(name)
+            load(lookup(recipe, key))
         except UserError as error:
             fix = f"it must be one of {', '.join(registry)}, or a dotted path: {error}"
-            yield Violation(key, f"{key}={name!r} is not allowed", fix)
+            yield Violation(key, f"{key}={lookup(recipe, key)!r} is not allowed", fix)
 
 
 def lookup(recipe: Recipe, key: str) -> Any:
     """The value at a dotted key."""
     return reduce(getattr, key.split("."), recipe)
+
+
+def against(recipe: Recipe) -> Callable[[str, str, str], Violation]:
+    """What makes a violation `KEY=VALUE why: fix` of this recipe's value at a key."""
+    return lambda key, why, fix: Violation(key, f"{key}={_shown(lookup(recipe, key))} {why}", fix)
+
+
+def _shown(value: Any) -> str:
+    """As on the command line."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def only(value: object, why: str, *keys: str) -> tuple[Fixed, ...]:
@@ -104,127 +112,59 @@ def not_fixed(recipe: Recipe, rules: Iterable[Fixed]) -> Iterator[Violation]:
     """Fields with another value than the one that an engine takes."""
     for key, value, why in rules:
         if lookup(recipe, key) != value:
-            shown = str(value).lower() if isinstance(value, bool) else "empty" if value in ("", []) else str(value)
+            shown = "empty" if value in ("", []) else _shown(value)
             yield Violation(key, f"{key}={lookup(recipe, key)!r} is not allowed", f"it must be {shown}: {why}")
 
 
-def family(recipe: Recipe) -> Iterator[Violation]:
-    """The parts of an architecture that its family decides."""
-    architecture = recipe.model.architecture
-    kind = load_family(architecture.family)
-    for name, value in {"qkv_bias": kind.qkv_bias, "qk_norm": kind.qk_norm}.items():
-        if getattr(architecture, name) != value:
-            yield Violation(
-                f"model.architecture.{name}",
-                f"model.architecture.{name}={not value}".lower() + f", which {architecture.family} models don't have",
-                f"set it to {value}".lower(),
-            )
+def shape(recipe: Recipe) -> Iterator[Violation]:
+    """The parts of an architecture that its family decides, and those that decide each other."""
+    no, model, before = against(recipe), recipe.model.architecture, "model.architecture."
+    family = load_family(model.family)
+    for name, value in {"qkv_bias": family.qkv_bias, "qk_norm": family.qk_norm}.items():
+        if getattr(model, name) != value:
+            yield no(f"{before}{name}", f"is what {model.family} models don't have", f"set it to {_shown(value)}")
+    if model.heads % model.kv_heads:
+        fix = f"use {listed(divisors(model.heads))}"
+        yield no(f"{before}kv_heads", f"does not divide heads={model.heads}", fix)
+    sizes = f"with experts_per_token={model.experts_per_token} and expert_ffn={model.expert_ffn}"
+    if not family.expert_keys and (model.experts or model.experts_per_token or model.expert_ffn):
+        yield no(f"{before}experts", f"{sizes}, but {model.family} models have no experts", "set all three to 0")
+    elif family.expert_keys and not (0 < model.experts_per_token <= model.experts and model.expert_ffn):
+        fix = "give all three, experts_per_token not more than experts"
+        yield no(f"{before}experts", f"{sizes} make no mixture", fix)
 
 
-def grouped_heads(recipe: Recipe) -> Iterator[Violation]:
-    architecture = recipe.model.architecture
-    if architecture.heads % architecture.kv_heads:
-        yield Violation(
-            "model.architecture.kv_heads",
-            f"model.architecture.kv_heads={architecture.kv_heads} does not divide heads={architecture.heads}",
-            f"use {listed(divisors(architecture.heads))}",
-        )
-
-
-def mixture(recipe: Recipe) -> Iterator[Violation]:
-    architecture = recipe.model.architecture
-    sizes = (architecture.experts, architecture.experts_per_token, architecture.expert_ffn)
-    expected = bool(load_family(architecture.family).expert_keys)
-    if expected and not (0 < sizes[1] <= sizes[0] and sizes[2]):
-        yield Violation(
-            "model.architecture.experts",
-            "model.architecture.experts={}, experts_per_token={} and expert_ffn={} make no mixture".format(*sizes),
-            "give all three, experts_per_token not more than experts",
-        )
-    elif not expected and any(sizes):
-        yield Violation(
-            "model.architecture.experts",
-            "model.architecture.experts={}, experts_per_token={} and expert_ffn={}, but ".format(*sizes)
-            + f"{architecture.family} models have no experts",
-            "set all three to 0",
-        )
-
-
-def response_fits(recipe: Recipe) -> Iterator[Violation]:
-    rollout = recipe.rollout
-    if rollout.max_response >= rollout.max_context:
-        yield Violation(
-            "rollout.max_response",
-            f"rollout.max_response={rollout.max_response} leaves no room for a prompt in "
-            f"rollout.max_context={rollout.max_context}",
-            "make max_context larger",
-        )
-
-
-def context_fits(recipe: Recipe) -> Iterator[Violation]:
+def lengths(recipe: Recipe) -> Iterator[Violation]:
     """The trainer packs whole episodes, and the model has positions for so many tokens."""
-    context, parallel = recipe.rollout.max_context, recipe.parallel
+    no, rollout, parallel = against(recipe), recipe.rollout, recipe.parallel
+    context, most = rollout.max_context, recipe.model.architecture.max_context
+    if rollout.max_response >= context:
+        why = f"leaves no room for a prompt in rollout.max_context={context}"
+        yield no("rollout.max_response", why, "make max_context larger")
     if context > parallel.max_tokens_per_gpu * parallel.cp:
-        yield Violation(
-            "parallel.max_tokens_per_gpu",
-            f"an episode of rollout.max_context={context} tokens does not fit a micro-batch of "
-            f"parallel.max_tokens_per_gpu={parallel.max_tokens_per_gpu} x parallel.cp={parallel.cp}",
-            f"raise max_tokens_per_gpu to {-(-context // parallel.cp)}, or cp",
-        )
-    if context > recipe.model.architecture.max_context:
-        yield Violation(
-            "rollout.max_context",
-            f"rollout.max_context={context} is more than the model was made for, "
-            f"model.architecture.max_context={recipe.model.architecture.max_context}",
-            "make it smaller",
-        )
+        why = f"x parallel.cp={parallel.cp} tokens do not hold an episode of rollout.max_context={context}"
+        fix = f"raise max_tokens_per_gpu to {-(-context // parallel.cp)}, or cp"
+        yield no("parallel.max_tokens_per_gpu", why, fix)
+    if context > most:
+        why = f"is more than the model was made for, model.architecture.max_context={most}"
+        yield no("rollout.max_context", why, "make it smaller")
 
 
-def sampling(recipe: Recipe) -> Iterator[Violation]:
-    rollout = recipe.rollout
-    if rollout.over_sampling and rollout.over_sampling < rollout.batch_size:
-        yield Violation(
-            "rollout.over_sampling",
-            f"rollout.over_sampling={rollout.over_sampling} is less than rollout.batch_size={rollout.batch_size}",
-            "set it to 0 (the same) or to more",
-        )
-
-
-def steps(recipe: Recipe) -> Iterator[Violation]:
-    episodes = recipe.rollout.batch_size * recipe.rollout.samples_per_task
-    if episodes % recipe.algorithm.steps_per_rollout:
-        yield Violation(
-            "algorithm.steps_per_rollout",
-            f"algorithm.steps_per_rollout={recipe.algorithm.steps_per_rollout} does not divide the {episodes} episodes "
-            "of a rollout (rollout.batch_size x rollout.samples_per_task)",
-            "change one of the three",
-        )
-
-
-def importance_sampling(recipe: Recipe) -> Iterator[Violation]:
-    algorithm = recipe.algorithm
+def amounts(recipe: Recipe) -> Iterator[Violation]:
+    no, rollout, algorithm = against(recipe), recipe.rollout, recipe.algorithm
+    if 0 < rollout.over_sampling < rollout.batch_size:
+        why = f"is less than rollout.batch_size={rollout.batch_size}"
+        yield no("rollout.over_sampling", why, "set it to 0 (the same) or to more")
+    episodes = rollout.batch_size * rollout.samples_per_task
+    if episodes % algorithm.steps_per_rollout:
+        why = f"does not divide the {episodes} episodes of a rollout (rollout.batch_size x rollout.samples_per_task)"
+        yield no("algorithm.steps_per_rollout", why, "change one of the three")
     if algorithm.tis and algorithm.rollout_logprobs:
-        yield Violation(
-            "algorithm.tis",
-            "algorithm.tis=true corrects the ratio's denominator, which algorithm.rollout_logprobs=true takes from the "
-            "server as it is",
-            "set one of them to false",
-        )
+        why = "corrects the ratio's denominator, which algorithm.rollout_logprobs=true takes from the server as it is"
+        yield no("algorithm.tis", why, "set one of them to false")
     if algorithm.tis_clip_low > algorithm.tis_clip:
-        yield Violation(
-            "algorithm.tis_clip_low",
-            f"algorithm.tis_clip_low={algorithm.tis_clip_low:g} is more than algorithm.tis_clip={algorithm.tis_clip:g}",
-            "make it smaller",
-        )
+        why = f"is more than algorithm.tis_clip={algorithm.tis_clip:g}"
+        yield no("algorithm.tis_clip_low", why, "make it smaller")
 
 
-RULES: tuple[Rule, ...] = (
-    family,
-    grouped_heads,
-    mixture,
-    response_fits,
-    context_fits,
-    sampling,
-    steps,
-    importance_sampling,
-)
+RULES: tuple[Rule, ...] = (shape, lengths, amounts)

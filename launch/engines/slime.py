@@ -15,8 +15,8 @@ from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.journals import cut_back
 from slime_swe.launch.slime.paths import TRACKER, RunPaths
 from slime_swe.launch.slime.render import render
+from slime_swe.recipes import rules
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.rules import trainer
 from slime_swe.recipes.violation import Violation
 
 
@@ -34,7 +34,7 @@ class Slime(Engine):
     raises_open_files = True
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return trainer.violations(recipe)
+        return rules.violations(recipe)
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raises before Ray or a GPU is touched."""

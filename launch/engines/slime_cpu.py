@@ -19,7 +19,7 @@ from slime_swe.launch.slime_cpu.render import render
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Fixed, not_fixed, only
-from slime_swe.recipes.rules import objective, placement, trainer
+from slime_swe.recipes.rules import on_any_machine
 from slime_swe.recipes.violation import Violation
 
 PACKAGES = ("ray", "sglang", "sglang_router", "tensorboard", "torch", "transformers")
@@ -29,7 +29,6 @@ RULES: tuple[Fixed, ...] = (
     *WITHOUT_GPUS,
     *only([], "this engine starts the embedded server and names it to SLiME", "serving.external_engines"),
 )
-_OF_SLIME = (trainer.kept_checkpoints, *objective.RULES, placement.fully_async, placement.partial)
 
 
 class SlimeCpu(Engine):
@@ -43,7 +42,7 @@ class SlimeCpu(Engine):
     raises_open_files = True
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return chain(not_fixed(recipe, RULES), *(rule(recipe) for rule in _OF_SLIME))
+        return chain(not_fixed(recipe, RULES), on_any_machine(recipe))
 
     def check(self, recipe: Recipe, start: Start) -> None:
         require_checkouts(os.environ)

@@ -68,7 +68,7 @@ def test_another_engine_is_one_override_away():
 
 @pytest.mark.parametrize("base", [variant("tiny_cpu", engine="slime_cpu"), load_recipe("qwen25_coder_7b")])
 def test_slime_keeps_every_checkpoint_and_takes_no_count(base):
-    with pytest.raises(UserError, match=r"run\.keep_checkpoints=0, but SLiME has no flag for it"):
+    with pytest.raises(UserError, match=r"run\.keep_checkpoints=0 has no flag in SLiME, which keeps all"):
         require_legal(changed(base, "run.keep_checkpoints", 0))
 
 

@@ -205,7 +205,7 @@ def test_a_family_from_outside_is_checked_planned_and_rendered(ours, tmp_path):
 
 
 def test_the_rules_hold_for_a_family_from_outside(ours):
-    with pytest.raises(UserError, match=r"qk_norm=true, which ourfamily\.OURS models don't have"):
+    with pytest.raises(UserError, match=r"qk_norm=true is what ourfamily\.OURS models don't have"):
         resolve("ourfamily", ["model.architecture.qk_norm=true"])
     assert resolve("ourfamily", ["parallel.tp=1", "model.tool_format=slime_swe.rollout.chat.hermes.HERMES"])
     with pytest.raises(UserError, match="make no mixture"):

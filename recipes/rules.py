@@ -1,0 +1,202 @@
+"""What SLiME's three parts refuse of a recipe, found before any of them starts. Pure: no file, no GPU.
+
+Sources: Megatron-LM 1dcf0daf (`core/parallel_state.py`, `core/transformer/transformer_config.py`,
+`training/arguments.py`), SLiME 624b824a (`utils/arguments.py`, `utils/dp_schedule.py`, `train_async.py`, `loss.py`,
+`fully_async_rollout.py`) and SGLang 0.5.15 (`models/qwen*.py`). No rule is about the hidden size, which none of them
+splits, or about the trainer's vocabulary, which Megatron pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from slime_swe.recipes.base import Recipe, Run
+from slime_swe.recipes.checks import against, lookup
+from slime_swe.recipes.families import load_family
+from slime_swe.recipes.violation import Violation, divisors, listed
+
+MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length
+VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
+
+
+def violations(recipe: Recipe) -> Iterator[Violation]:
+    """Every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
+    for rule in (trainer_sizes, trainer_groups, placement, engine_sizes, engine_experts, on_any_machine):
+        yield from rule(recipe)
+
+
+def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
+    """How Megatron cuts a model: heads, feed-forward width, layers, experts, and a sequence of fixed length."""
+    no, model, parallel = against(recipe), recipe.model.architecture, recipe.parallel
+    if not model.splits_heads(parallel.tp):
+        heads = f"{model.heads} attention heads and {model.kv_heads} KV heads"
+        yield no("parallel.tp", f"can't share out {heads}", f"use {listed(model.head_splits)}")
+    way, name = ("etp", "expert_ffn") if model.experts else ("tp", "ffn")
+    width = getattr(model, name)
+    if width % getattr(parallel, way):
+        fix = f"use {listed(divisors(width, 64))}"
+        yield no(f"parallel.{way}", f"does not divide model.architecture.{name}={width}", fix)
+    if model.layers % parallel.pp:
+        why = f"does not divide the {model.layers} layers (model.architecture.layers)"
+        yield no("parallel.pp", why, f"use {listed(divisors(model.layers))}")
+    if model.experts % parallel.ep:
+        why = f"does not divide the {model.experts} experts (model.architecture.experts)"
+        yield no("parallel.ep", why, f"use {listed(divisors(model.experts))}")
+    for key in ("parallel.ep", "parallel.etp", "serving.ep"):
+        if not model.experts and lookup(recipe, key) > 1:
+            yield no(key, "splits experts, and the model has no experts", "use 1")
+    if parallel.cp > 1 and MEGATRON_LENGTH % (2 * parallel.cp):
+        why = f"is not a power of 2: Megatron wants 2 x cp to divide its --seq-length {MEGATRON_LENGTH}"
+        yield no("parallel.cp", why, "use 1, 2, 4, 8 or 16")
+
+
+def trainer_groups(recipe: Recipe) -> Iterator[Violation]:
+    """tp x pp x cp GPUs hold one copy of the model, and as many etp x ep x pp GPUs one of the experts, whose
+    data-parallel groups differ from the others'. Each copy of the model gets as many of a step's episodes."""
+    cluster, rollout, steps = recipe.cluster, recipe.rollout, recipe.algorithm.steps_per_rollout
+    for ways in (("tp", "pp", "cp"), ("etp", "ep", "pp") if recipe.model.architecture.experts else ()):
+        sizes = {f"parallel.{way}": int(getattr(recipe.parallel, way)) for way in ways}
+        group = prod(sizes.values())
+        if cluster.train_gpus % group:
+            yield Violation(
+                max(sizes, key=lambda key: sizes[key]),
+                f"{' x '.join(f'{key}={size}' for key, size in sizes.items())} makes groups of {group} GPUs, which do "
+                f"not divide the {cluster.train_gpus} of cluster.nodes={cluster.nodes} x "
+                f"cluster.gpus_per_node={cluster.gpus_per_node}",
+                f"make their product {listed(divisors(cluster.train_gpus))}",
+            )
+    episodes, copies = rollout.batch_size * rollout.samples_per_task, recipe.data_parallel
+    if copies and episodes % steps == 0 and episodes // steps % copies:
+        yield Violation(
+            "rollout.batch_size",
+            f"the {episodes // steps} episodes of a step (rollout.batch_size={rollout.batch_size} x "
+            f"rollout.samples_per_task={rollout.samples_per_task} / algorithm.steps_per_rollout={steps}) can't be "
+            f"dealt to {copies} copies of the model (GPUs / (parallel.tp x parallel.pp x parallel.cp))",
+            f"make them a multiple of {copies}",
+        )
+
+
+def placement(recipe: Recipe) -> Iterator[Violation]:
+    """Either the trainer's GPUs serve too, or others do, or servers that run already, which take the place of all of
+    SLiME's own; co-located ones are reached by memory handles. `train_async.py` works on both halves at once."""
+    no, cluster, external = against(recipe), recipe.cluster, recipe.serving.external_engines
+    if not cluster.gpus_per_node:
+        yield no("cluster.gpus_per_node", "leaves nothing to train on: engine=slime wants GPUs", "give at least 1")
+    if not cluster.gpu:
+        yield no("cluster.gpu", "is no kind of GPU", "name the kind of GPU, e.g. H100-80GB")
+    if cluster.colocate and cluster.rollout_gpus:
+        why = "beside cluster.colocate=true, which serves on the trainer's GPUs"
+        yield no("cluster.rollout_gpus", why, "set rollout_gpus to 0 or colocate to false")
+    if not (cluster.colocate or cluster.rollout_gpus or external):
+        fix = "give rollout_gpus, set colocate to true, or name serving.external_engines"
+        yield no("cluster.rollout_gpus", "with cluster.colocate=false leaves no GPU to serve on", fix)
+    if external and cluster.colocate:
+        why = "serve on other machines, and cluster.colocate=true on the trainer's"
+        yield no("serving.external_engines", why, "set cluster.colocate to false")
+    if external and cluster.rollout_gpus:
+        why = f"replace SLiME's own servers, and cluster.rollout_gpus={cluster.rollout_gpus} asks for these"
+        yield no("serving.external_engines", why, "set rollout_gpus to 0")
+    if recipe.rollout.schedule != "sync" and cluster.colocate:
+        fix = "use sync, or set cluster.colocate to false and give cluster.rollout_gpus"
+        yield no("rollout.schedule", "trains and samples at once, which cluster.colocate=true can't", fix)
+
+
+def engine_sizes(recipe: Recipe) -> Iterator[Violation]:
+    """Engines fill their GPUs, and each lies within one node or takes whole nodes; it shares out attention heads,
+    feed-forward width (of a mixture that of one expert) and the padded vocabulary."""
+    no, cluster, serving, model = against(recipe), recipe.cluster, recipe.serving, recipe.model.architecture
+    key, size, node = "serving.gpus_per_engine", serving.gpus_per_engine, cluster.gpus_per_node
+    if serving.external_engines:
+        pass
+    elif not size:
+        yield no(key, "leaves no GPU, and SGLang serves on GPUs", "give at least 1")
+    elif cluster.serve_gpus % size:
+        which = "train too" if cluster.colocate else "only serve (cluster.rollout_gpus)"
+        why = f"does not divide the {cluster.serve_gpus} GPUs that {which}"
+        yield no(key, why, f"use {listed(divisors(cluster.serve_gpus))}")
+    elif node and node % size and size % node:
+        why = f"neither divides nor is a multiple of cluster.gpus_per_node={node}"
+        yield no(key, why, f"use {listed(divisors(node))}, or whole nodes")
+    if size and not serving.dp_attention and not model.splits_heads(size):
+        heads = f"{model.heads} attention heads and {model.kv_heads} KV heads"
+        yield no(key, f"can't share out {heads}", f"use {listed(model.head_splits)}")
+    vocab = -(-model.vocab // VOCAB_BLOCK) * VOCAB_BLOCK
+    name, shared = ("expert_ffn", max(1, size // serving.ep)) if model.experts else ("ffn", size)
+    width = getattr(model, name)
+    if size and (width % shared or vocab % size):
+        what = f"model.architecture.{name}={width}" if width % shared else f"the {vocab} rows of the padded vocabulary"
+        legal = listed(way for way in model.head_splits if width % way == 0 and vocab % way == 0)
+        yield no(key, f"can't share out {what}", f"use {legal}")
+
+
+def engine_experts(recipe: Recipe) -> Iterator[Violation]:
+    """Expert parallelism divides an engine, and what is left of it splits each expert. With `dp_attention` each GPU
+    keeps all heads of its own requests."""
+    no, serving, model = against(recipe), recipe.serving, recipe.model.architecture
+    size = serving.gpus_per_engine
+    if model.experts and (size % serving.ep or model.experts % serving.ep):
+        why = f"must divide both serving.gpus_per_engine={size} and the {model.experts} experts"
+        legal = [way for way in divisors(size or 1) if model.experts % way == 0]
+        yield no("serving.ep", why, f"use {listed(legal)}")
+    if serving.dp_attention and not load_family(model.family).dp_attention:
+        yield no("serving.dp_attention", f"is not there for {model.family} models", "set it to false")
+    elif serving.dp_attention and 0 < size <= model.kv_heads:
+        why = f"saves nothing: serving.gpus_per_engine={size} GPUs share {model.kv_heads} KV heads without copies"
+        yield no("serving.dp_attention", why, "set it to false")
+
+
+def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
+    """What SLiME can't combine wherever it runs. It always distributes the optimizer's states, and Megatron's Muon
+    can't; Megatron removes checkpoints by `--save-retain-interval` alone, which keeps every n-th and not the newest."""
+    no = against(recipe)
+    if recipe.optimizer.name != "adamw":
+        yield no("optimizer.name", "has no distributed form in Megatron, and SLiME uses no other", "use adamw")
+    if recipe.run.keep_checkpoints != Run.keep_checkpoints:
+        fix = "leave run.keep_checkpoints out, and raise run.save_interval for fewer"
+        yield no("run.keep_checkpoints", "has no flag in SLiME, which keeps all", fix)
+    yield from _losses(recipe)
+    yield from _schedules(recipe)
+
+
+def _losses(recipe: Recipe) -> Iterator[Violation]:
+    """`--use-unbiased-kl` is read where the loss adds its own penalty, `--custom-pg-loss-reducer-function-path` is
+    called for the policy-gradient term alone, and `train` records routes in the log-probability pass."""
+    no, algorithm = against(recipe), recipe.algorithm
+    in_loss = algorithm.kl_coef * (algorithm.kl_in == "loss")
+    if algorithm.kl_unbiased and not in_loss:
+        left_out = f"algorithm.kl_coef={algorithm.kl_coef:g} and algorithm.kl_in={algorithm.kl_in} leave out"
+        fix = "give a kl_coef with kl_in=loss, or set kl_unbiased to false"
+        yield no("algorithm.kl_unbiased", f"weighs a penalty in the loss, which {left_out}", fix)
+    for name, value in {"kl_coef": in_loss, "entropy_coef": algorithm.entropy_coef}.items():
+        if value and algorithm.reduction == "constant":
+            why = "beside algorithm.reduction=constant: SLiME reduces that term by trajectory, so that the two would "
+            fix = f"set {name} to 0, or use reduction=trajectory"
+            yield no(f"algorithm.{name}", f"{why}not be weighed against each other", fix)
+    key = "algorithm.routing_replay"
+    if algorithm.routing_replay != "none" and not recipe.model.architecture.experts:
+        yield no(key, "replays routes, but the model has no experts to route to", "use none")
+    elif algorithm.routing_replay == "train" and algorithm.rollout_logprobs:
+        why = "records routes in the log-probability pass, which algorithm.rollout_logprobs=true leaves out"
+        yield no(key, why, "use rollout, or set rollout_logprobs to false")
+
+
+def _schedules(recipe: Recipe) -> Iterator[Violation]:
+    """`fully_async_rollout.py` takes groups as they come: it neither filters nor samples more than it returns. SLiME
+    hands an unfinished sample to `generate` again, and asks that it isn't a list of siblings."""
+    no, rollout = against(recipe), recipe.rollout
+    fully = rollout.schedule == "fully_async"
+    if fully and recipe.algorithm.group_filter:
+        why = "would not be called: SLiME's rollout.schedule=fully_async filters no groups"
+        yield no("algorithm.group_filter", why, "write algorithm.group_filter='' or use rollout.schedule=async")
+    if fully and recipe.data.eval:
+        fix = f"write {' '.join(f'~data.eval.{name}' for name in recipe.data.eval)}, or use rollout.schedule=async"
+        yield no("data.eval", "can't be played: SLiME's rollout.schedule=fully_async does not evaluate", fix)
+    if fully and (rollout.over_sampling or rollout.partial):
+        key = "rollout.over_sampling" if rollout.over_sampling else "rollout.partial"
+        why = "has no meaning with rollout.schedule=fully_async, which never ends a rollout early"
+        yield no(key, why, f"leave {key} out")
+    if rollout.partial and rollout.generate == "slime_swe.rollout.slime_plugin.generate":
+        why = f"but rollout.generate={rollout.generate} can't go on with an unfinished episode: its sandbox is gone"
+        fix = "set partial to false, or use rollout.schedule=fully_async, which cuts no episode short"
+        yield no("rollout.partial", why, fix)

@@ -1,1 +1,0 @@
-"""What SLiME, Megatron and SGLang refuse of a recipe; `trainer.RULES` puts it together."""

@@ -1,7 +1,7 @@
 """`Harness`: swebench in a process of its own (`worker.py`), started when first needed and again if it dies.
 
 swebench takes half a gigabyte and pins numpy and pandas, so training never imports it: the process may have an
-interpreter and an environment of its own. Requests and answers are JSON lines, matched by their ids.
+interpreter and an environment of its own. Requests and answers are JSON lines, one at a time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import orjson
 
@@ -32,13 +31,10 @@ _WORKER = Path(__file__).with_name("worker.py")
 _OF_THIS_INTERPRETER = ("PYTHONPATH", "PYTHONHOME")
 _LINE_BYTES = 1 << 28  # of one answer
 _STDERR_BYTES = 4_000  # of the end of stderr, shown when the process dies
-_GREETING = -1  # stands for the id of the first line, which answers no request
 
 
 def oracle_of(task: Task) -> HarnessOracle:
-    """Raises `UserError` where the task is graded in another way."""
-    if not isinstance(task.oracle, HarnessOracle):
-        raise UserError(f"task {task.id!r} is graded by a {type(task.oracle).__name__}, not by SWE-bench's harness")
+    assert isinstance(task.oracle, HarnessOracle), task.oracle
     return task.oracle
 
 
@@ -84,9 +80,8 @@ class Harness:
         """`python`: an interpreter that has swebench 5; empty is the one that runs this."""
         self._python = python
         self._process: _Process | None = None
-        self._starting = asyncio.Lock()
+        self._asking = asyncio.Lock()
         self._runs = asyncio.Semaphore(os.cpu_count() or 1)
-        self._ids = itertools.count()
 
     async def script(self, instance: dict[str, Any]) -> str:
         """The eval script as the harness runs it."""
@@ -107,7 +102,7 @@ class Harness:
             process = await self._start("run")
             try:
                 async with asyncio.timeout(seconds + RUN_SECONDS):
-                    answer = await process.ask({"id": 0, "op": "run", **request}, None)
+                    answer = await process.ask({"op": "run", **request}, None)
             except TimeoutError as error:
                 raise GraderError(f"the official harness took {RUN_SECONDS:.0f} s more than its tests may") from error
             except _ProcessDied as error:
@@ -116,48 +111,52 @@ class Harness:
                 await asyncio.shield(process.close())  # which ends a run that nobody waits for any more
         return _checked(answer, instance)
 
-    async def close(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            await process.close()
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def __aexit__(self, *exc: object) -> None:
+        if self._process is not None:
+            await self._process.close()
 
     async def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        for last in (False, True):
-            process = await self._started()
+        async with self._asking:
             try:
-                answer = await process.ask({"id": next(self._ids), "op": op, **fields}, ANSWER_SECONDS)
-                break
-            except _ProcessDied as error:
-                if last:
+                answer = await self._ask_once({"op": op, **fields})
+            except _ProcessDied:
+                try:
+                    answer = await self._ask_once({"op": op, **fields})
+                except _ProcessDied as error:
                     raise GraderError(f"swebench's process died: {error}") from error
         return _checked(answer, fields["instance"])
 
-    async def _started(self) -> _Process:
-        async with self._starting:
-            if self._process is None or not self._process.alive:
-                await self.close()
-                self._process = await self._start()
-            return self._process
+    async def _ask_once(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._process = process = self._process or await self._start()
+        try:
+            return await process.ask(request, ANSWER_SECONDS)
+        except _ProcessDied:
+            self._process = None
+            await process.close()
+            raise
 
     async def _start(self, *arguments: str) -> _Process:
         python = self._python or sys.executable
         inherited = dict(os.environ)
         if self._python:
             inherited = {name: value for name, value in inherited.items() if name not in _OF_THIS_INTERPRETER}
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_Process.close`)
         try:
-            process = await _Process.start((python, "-P", str(_WORKER), *arguments), inherited)
+            process = _Process(
+                await asyncio.create_subprocess_exec(
+                    python, "-P", str(_WORKER), *arguments, stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE, stderr=stderr, env=inherited, limit=_LINE_BYTES,
+                    start_new_session=True,  # Ctrl-C in a terminal is ours to handle: it ends when its input does
+                ), stderr,
+            )  # fmt: skip
         except OSError as error:
+            stderr.close()
             raise UserError(f"reward.harness_python={python} can't be run: {error.strerror}") from error
         try:
-            greeting = await process.answer(_GREETING, ANSWER_SECONDS)
+            greeting = await process.answer(None, ANSWER_SECONDS)
         except _ProcessDied as error:
             await process.close()
             raise GraderError(f"swebench's process did not start: {error}") from error
@@ -183,90 +182,44 @@ class _ProcessDied(InfrastructureError):
 
 
 class _Process:
-    """One child process. Its first line is its greeting; every other line answers a request."""
+    """One child process. Its first line is its greeting, which has no id; every other line answers a request."""
 
-    def __init__(self, process: asyncio.subprocess.Process, stderr: Any) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, stderr: IO[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._stderr = stderr
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._expect(_GREETING)
-        self._writing = asyncio.Lock()
-        self._reader = asyncio.create_task(self._read(), name="harness answers")
-
-    @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> Self:
-        """Raises `OSError` where the command can't be run."""
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            limit=_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C in a terminal is ours to handle: the process ends when its input does
-        )
-        return cls(process, stderr)
-
-    @property
-    def alive(self) -> bool:
-        return not self._reader.done()
+        self._ids = itertools.count()
 
     async def ask(self, request: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-        """The answer. A process that takes longer is ended, since it answers nobody else meanwhile: `_ProcessDied`."""
-        if not self.alive:
-            raise _ProcessDied(self._stderr_tail())
-        self._expect(request["id"])
-        try:
-            await self._send(request)
-            return await self.answer(request["id"], seconds)
-        finally:
-            self._waiting.pop(request["id"], None)
+        """The answer to one request, after the end of the one before. Raises `_ProcessDied`."""
+        number = next(self._ids)
+        self._stdin.write(orjson.dumps({"id": number, **request}) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
+            await self._stdin.drain()
+        return await self.answer(number, seconds)
 
-    async def answer(self, request_id: int, seconds: float | None) -> dict[str, Any]:
-        """Raises `_ProcessDied`."""
+    async def answer(self, number: int | None, seconds: float | None) -> dict[str, Any]:
+        """The line of this id; one that a cancelled caller left unread goes. A process that takes longer is ended,
+        since it answers nobody else meanwhile."""
         try:
-            return await asyncio.wait_for(self._waiting[request_id], seconds)
+            async with asyncio.timeout(seconds):
+                while line := await self._stdout.readline():
+                    answer: dict[str, Any] = orjson.loads(line)
+                    if answer.get("id") == number:
+                        return answer
         except TimeoutError as error:
             self._process.kill()
             raise _ProcessDied(f"no answer in {seconds} s") from error
+        size = self._stderr.seek(0, 2)
+        self._stderr.seek(max(0, size - _STDERR_BYTES))
+        raise _ProcessDied(self._stderr.read().decode(errors="replace") or f"exit code {self._process.returncode}")
 
     async def close(self) -> None:
         """End it by the end of its input, and by force where it does not react."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        await self._reader
         self._stderr.close()
-
-    def _expect(self, request_id: int) -> None:
-        self._waiting[request_id] = asyncio.get_running_loop().create_future()
-
-    async def _send(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        async with self._writing:
-            self._process.stdin.write(orjson.dumps(request) + b"\n")
-            with contextlib.suppress(ConnectionError):  # it died: `_read` fails whatever waits for an answer
-                await self._process.stdin.drain()
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            answer = orjson.loads(line)
-            waiting = self._waiting.get(answer.get("id", _GREETING))
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_ProcessDied(self._stderr_tail()))
-
-    def _stderr_tail(self) -> str:
-        if self._stderr.closed:
-            return "it was closed"
-        size = self._stderr.seek(0, 2)
-        self._stderr.seek(max(0, size - _STDERR_BYTES))
-        return self._stderr.read().decode(errors="replace") or f"exit code {self._process.returncode}"

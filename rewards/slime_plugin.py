@@ -18,6 +18,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
+from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.records import (
     EpisodeRecord,
     Score,
@@ -30,7 +31,6 @@ from slime_swe.rollout.records import (
     write_failure,
     write_score,
 )
-from slime_swe.rollout.resources import sandboxes_for
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 

@@ -10,58 +10,78 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
+from slime_swe.errors import UserError
+from slime_swe.rollout.agents.base import Agent, agent_class
+from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
+from slime_swe.rollout.settings import RolloutSettings
+
 T = TypeVar("T")
 
 
-class LoopScope:
+class _LoopScope:
     """What one event loop has opened, by key."""
 
     def __init__(self) -> None:
-        self._stack = AsyncExitStack()
-        self._opened: dict[Hashable, asyncio.Future[Any]] = {}
-        self._closing = asyncio.Event()
-        self._holder = asyncio.create_task(self._keep(), name="loop scope")
-
-    async def get(self, key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What `open_it` enters to, opened by the first caller of this key; a failure to open is not remembered."""
-        if key not in self._opened:
-            self._opened[key] = asyncio.ensure_future(self._stack.enter_async_context(open_it()))
-            self._opened[key].add_done_callback(lambda done: self._forget_failure(key, done))
-        opened: T = await asyncio.shield(self._opened[key])  # a cancelled caller must not break the others
-        return opened
-
-    async def close(self) -> None:
-        """Close everything, last opened first."""
-        self._closing.set()
-        await self._holder
+        self.stack = AsyncExitStack()
+        self.opened: dict[Hashable, asyncio.Future[Any]] = {}
+        self.closing = asyncio.Event()
+        self.holder = asyncio.create_task(self._keep(), name="loop scope")
 
     async def _keep(self) -> None:
         # `asyncio.run` and its kin cancel the tasks that are left, and wait for them, before they close the loop.
         try:
-            await self._closing.wait()
+            await self.closing.wait()
         finally:
             _SCOPES.pop(asyncio.get_running_loop(), None)
-            self._opened.clear()
-            await self._stack.aclose()
+            self.opened.clear()
+            await self.stack.aclose()
 
-    def _forget_failure(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+    def forget_failure(self, key: Hashable, done: asyncio.Future[Any]) -> None:
         if done.cancelled() or done.exception() is not None:
-            self._opened.pop(key, None)
+            self.opened.pop(key, None)
 
 
-_SCOPES: dict[asyncio.AbstractEventLoop, LoopScope] = {}  # a loop's entry goes when the loop ends
+_SCOPES: dict[asyncio.AbstractEventLoop, _LoopScope] = {}  # a loop's entry goes when the loop ends
 
 
-async def loop_scope() -> LoopScope:
-    """The running loop's scope."""
+async def opened_once(key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+    """What `open_it` enters to, opened by the running loop's first caller of this key; a failure to open is not
+    remembered."""
     loop = asyncio.get_running_loop()
     if loop not in _SCOPES:
-        _SCOPES[loop] = LoopScope()
-    return _SCOPES[loop]
+        _SCOPES[loop] = _LoopScope()
+    scope = _SCOPES[loop]
+    if key not in scope.opened:
+        scope.opened[key] = asyncio.ensure_future(scope.stack.enter_async_context(open_it()))
+        scope.opened[key].add_done_callback(lambda done: scope.forget_failure(key, done))
+    opened: T = await asyncio.shield(scope.opened[key])  # a cancelled caller must not break the others
+    return opened
 
 
 async def close_loop_scope() -> None:
-    """Close what the running loop has opened, before the loop ends; it may be opened again."""
+    """Close what the running loop has opened, last opened first, before the loop ends; it may be opened again."""
     scope = _SCOPES.get(asyncio.get_running_loop())
     if scope is not None:
-        await scope.close()
+        scope.closing.set()
+        await scope.holder
+
+
+async def agent_for(settings: RolloutSettings) -> Agent:
+    """The running loop's agent for these settings."""
+    return await opened_once(("agent", settings), lambda: agent_class(settings.agent).open(settings))
+
+
+async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
+    """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
+    key = (settings.sandbox, settings.sandbox_concurrency)
+    return await opened_once(("sandboxes", *key), lambda: SandboxPool(key[0], concurrency=key[1]))
+
+
+def require_room_for(agent: str, sandbox: str) -> None:
+    """Raises `UserError` where there is no such agent, or it is a program and these sandboxes can't hold one."""
+    if agent_class(agent).is_program and not make_backend(sandbox).takes_layers:
+        raise UserError(
+            f"{agent} is a program of its own, which {sandbox} sandboxes can't hold: set rollout.sandbox to one of "
+            f"{', '.join(names_that('takes_layers'))}"
+        )

@@ -9,9 +9,9 @@ from typing import Any
 from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode
+from slime_swe.rollout.loop_scope import agent_for, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
-from slime_swe.rollout.resources import agent_for, sandboxes_for
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.settings import RolloutSettings

@@ -80,7 +80,7 @@ def check_args(args: Namespace) -> None:
     from slime_swe.embedded.hooks import Hooks
     from slime_swe.embedded.loss import LossConfig
     from slime_swe.rewards.grade import GradingSettings
-    from slime_swe.rollout.resources import require_room_for
+    from slime_swe.rollout.loop_scope import require_room_for
     from slime_swe.rollout.sandbox.pool import make_backend
     from slime_swe.rollout.settings import RolloutSettings
 

@@ -27,7 +27,7 @@ from slime_swe.patches import header_paths, make_patch, paths_of
 from slime_swe.rewards.grade import image_limits
 from slime_swe.rewards.swebench.apply import Applied, apply_in
 from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
-from slime_swe.rollout.loop_scope import loop_scope
+from slime_swe.rollout.loop_scope import opened_once
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
 Files = Mapping[str, bytes]
@@ -47,6 +47,7 @@ class RestoredTests:
 
 
 NO_TESTS = RestoredTests({}, {})
+_KnownTests = OrderedDict[tuple[str, str, tuple[str, ...]], asyncio.Future[RestoredTests]]  # of the last tasks
 
 
 @dataclass(frozen=True)
@@ -127,31 +128,20 @@ class Evaluation:
 
 async def restored_tests(evaluation: Evaluation) -> RestoredTests:
     """`Evaluation.restored_tests`, read once for all patches of a task: the first caller's sandbox serves all."""
-    scope = await loop_scope()
-    known = await scope.get("restored tests", lambda: contextlib.nullcontext(_KnownTests()))
-    return await known.of(evaluation)
-
-
-class _KnownTests:
-    """The restored tests of the last tasks."""
-
-    def __init__(self) -> None:
-        self._by_task: OrderedDict[tuple[str, str, tuple[str, ...]], asyncio.Future[RestoredTests]] = OrderedDict()
-
-    async def of(self, evaluation: Evaluation) -> RestoredTests:
-        key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
-        if key not in self._by_task:
-            self._by_task[key] = asyncio.ensure_future(evaluation.restored_tests())
-            while len(self._by_task) > KEPT_TASKS:
-                self._by_task.popitem(last=False)
-        self._by_task.move_to_end(key)
-        try:
-            return await asyncio.shield(self._by_task[key])  # a cancelled caller must not break the others
-        except BaseException:
-            failed = self._by_task.get(key)
-            if failed is not None and failed.done():
-                del self._by_task[key]  # a failure is not remembered
-            raise
+    known = await opened_once("restored tests", lambda: contextlib.nullcontext(_KnownTests()))
+    key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
+    if key not in known:
+        known[key] = asyncio.ensure_future(evaluation.restored_tests())
+        while len(known) > KEPT_TASKS:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    try:
+        return await asyncio.shield(known[key])  # a cancelled caller must not break the others
+    except BaseException:
+        failed = known.get(key)
+        if failed is not None and failed.done():
+            del known[key]  # a failure is not remembered
+        raise
 
 
 def before_the_tests(script: str) -> str:

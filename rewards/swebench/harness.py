@@ -22,7 +22,7 @@ import orjson
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rewards.grade import GraderError
-from slime_swe.rollout.loop_scope import loop_scope
+from slime_swe.rollout.loop_scope import opened_once
 
 ANSWER_SECONDS = 120.0  # for a log to be parsed; a log that takes longer is an attack on a regular expression
 RUN_SECONDS = 600.0  # for the official harness, beyond the time that the tests may take
@@ -66,8 +66,7 @@ def instance_of(task: Task) -> dict[str, Any]:
 
 async def harness_for(python: str = "") -> Harness:
     """The running loop's harness in this interpreter's, or in another's environment."""
-    scope = await loop_scope()
-    return await scope.get(("harness", python), lambda: Harness(python))
+    return await opened_once(("harness", python), lambda: Harness(python))
 
 
 class Harness:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from slime_swe.rollout.loop_scope import close_loop_scope, loop_scope
+from slime_swe.rollout.loop_scope import close_loop_scope, opened_once
 
 
 def test_what_a_loop_opened_is_closed_with_it():
@@ -19,13 +19,11 @@ def test_what_a_loop_opened_is_closed_with_it():
         log.append("close")
 
     async def use():
-        scope = await loop_scope()
-        assert await asyncio.gather(*(scope.get("key", thing) for _ in range(3))) == ["thing"] * 3
-        return scope
+        assert await asyncio.gather(*(opened_once("key", thing) for _ in range(3))) == ["thing"] * 3
 
-    first = asyncio.run(use())
+    asyncio.run(use())
     assert log == ["open", "close"]
-    assert asyncio.run(use()) is not first
+    asyncio.run(use())
     assert log == ["open", "close"] * 2
 
 
@@ -40,11 +38,11 @@ async def test_a_failed_opening_is_not_remembered_and_closing_can_be_early():
         yield len(attempts)
         attempts.clear()
 
-    scope = await loop_scope()
     with pytest.raises(ValueError, match="not yet"):
-        await scope.get("k", thing)
+        await opened_once("k", thing)
     await asyncio.sleep(0)
-    assert await scope.get("k", thing) == 2
+    assert await opened_once("k", thing) == 2
     await close_loop_scope()
     assert attempts == []
-    assert await loop_scope() is not scope
+    with pytest.raises(ValueError, match="not yet"):
+        await opened_once("k", thing)

@@ -12,7 +12,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import agent_class
-from slime_swe.rollout.resources import require_room_for
+from slime_swe.rollout.loop_scope import require_room_for
 
 AGENT = Path(__file__).with_name("tiny_agent.py")
 

@@ -15,7 +15,7 @@ from slime_swe.launch.doctor.sandbox import check_sandbox
 from slime_swe.launch.plan.memory import holds_images
 from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.honeypot import leaky_image
-from slime_swe.rollout.resources import require_room_for
+from slime_swe.rollout.loop_scope import require_room_for
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 NAME = "backend_from_outside.Outside"

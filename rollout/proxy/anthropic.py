@@ -26,6 +26,7 @@ UNPARSED = "__unparsedToolInput"  # where Claude Code keeps the text of argument
 _ACCOUNTING = "x-anthropic-billing-header:"
 _NUMBERS = ("temperature", "top_p", "top_k")
 _OTHERS = ("stop_sequences", "thinking", "tool_choice", "output_config", "output_format")
+_THOUGHTS = ("thinking", "redacted_thinking")
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS: Mapping[Kind, str] = {
     "invalid_request": "invalid_request_error",
@@ -118,10 +119,10 @@ def _error(error: ProxyError) -> Object:
 def _system(asked: Object) -> list[str]:
     """The system prompt, if there is one, without the client's line of accounting."""
     if type(asked.get("system")) is list:
-        blocks = [reading.part(block, at, ("text",)) for at, block in reading.objects(asked, "system")]
+        blocks = [reading.part(block, at) for at, block in reading.objects(asked, "system")]
         kept = [text for text in blocks if text and not text.startswith(_ACCOUNTING)]
         return ["\n".join(kept)] if kept else []
-    text = reading.joined(asked, "system", "", ("text",))
+    text = reading.joined(asked, "system", "")
     return [text] if text else []
 
 
@@ -132,13 +133,13 @@ def _messages(given: Object, where: str, deferred: Mapping[str, str]) -> list[Me
     if role == "assistant":
         return [_assistant(given, where)]
     if role == "system":
-        return [Message("system", reading.joined(given, "content", where, ("text",)))]
+        return [Message("system", reading.joined(given, "content", where))]
     raise reading.wrong(f"{where}.role", role, reading.one_of(("user", "assistant", "system")))
 
 
 def _user(given: Object, where: str, deferred: Mapping[str, str]) -> list[Message]:
     if type(given.get("content")) is not list:
-        return [Message("user", reading.joined(given, "content", where, ("text",)))]
+        return [Message("user", reading.joined(given, "content", where))]
     messages, texts = [], []
     for at, block in reading.objects(given, "content", where):
         if block.get("type") == "tool_result":
@@ -155,14 +156,14 @@ def _user(given: Object, where: str, deferred: Mapping[str, str]) -> list[Messag
 def _result(block: Object, where: str, deferred: Mapping[str, str]) -> str:
     content = block.get("content")
     if type(content) is not list:
-        return reading.joined(block, "content", where, ("text",))
+        return reading.joined(block, "content", where)
     texts, found = [], []
     for at, part in reading.objects(block, "content", where):
         tool = part.get("tool_name") if part.get("type") == "tool_reference" else None
         if type(tool) is str and tool in deferred:
             found.append(deferred[tool])
         else:
-            texts.append(reading.part(part, at, ("text",), stand_ins=True))
+            texts.append(reading.part(part, at, stand_ins=True))
     if found:
         texts.append("\n".join(("<functions>", *found, "</functions>")))
     return "\n".join(filter(None, texts))
@@ -170,20 +171,17 @@ def _result(block: Object, where: str, deferred: Mapping[str, str]) -> str:
 
 def _assistant(given: Object, where: str) -> Message:
     if type(given.get("content")) is not list:
-        return Message("assistant", reading.joined(given, "content", where, ("text",)))
-    texts, calls, thoughts = [], [], []
+        return Message("assistant", reading.joined(given, "content", where))
+    texts, calls = [], []
     for at, block in reading.objects(given, "content", where):
         kind = block.get("type")
         if kind == "text":
             texts.append(reading.string(block, "text", at))
         elif kind == "tool_use":
             calls.append(_call(block, at))
-        elif kind == "thinking":
-            thoughts.append(reading.text(block, "thinking", at))
-        elif kind != "redacted_thinking":
-            kinds = ("text", "tool_use", "thinking", "redacted_thinking")
-            raise reading.wrong(f"{at}.type", kind, reading.one_of(kinds))
-    return Message("assistant", "".join(texts), tuple(calls), reasoning="\n".join(thoughts))
+        elif kind not in _THOUGHTS:
+            raise reading.wrong(f"{at}.type", kind, reading.one_of(("text", "tool_use", *_THOUGHTS)))
+    return Message("assistant", "".join(texts), tuple(calls))
 
 
 def _call(block: Object, where: str) -> MessageCall:

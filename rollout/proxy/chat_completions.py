@@ -45,9 +45,9 @@ _ERRORS: Mapping[Kind, tuple[str, str | None]] = {
 class ChatCompletions:
     """A `Wire`.
 
-    `content` is a string, null, absent or a list of text parts; `developer` is a system's role; reasoning comes back as
-    `reasoning_content` or `reasoning`. What clients ask of the choice of tools or the reply's format is put in
-    `Request.sampling`, and nothing enforces it. A call's arguments are given as the policy wrote them.
+    `content` is a string, null, absent or a list of text parts; `developer` is a system's role. What clients ask of the
+    choice of tools or the reply's format is put in `Request.sampling`, and nothing enforces it. A call's arguments are
+    given as the policy wrote them.
     """
 
     head = b'{"model":"-","messages":['
@@ -130,23 +130,20 @@ def _message(given: Object, where: str) -> Message:
     if role == "assistant":
         return _assistant(given, where)
     if role == "tool":
-        result = reading.joined(given, "content", where, ("text",), stand_ins=True)
+        result = reading.joined(given, "content", where, stand_ins=True)
         return Message("tool", result, call_id=reading.text(given, "tool_call_id", where))
     if role == "user":
-        return Message("user", reading.joined(given, "content", where, ("text",)))
+        return Message("user", reading.joined(given, "content", where))
     if role == "system" or role == "developer":
-        return Message("system", reading.joined(given, "content", where, ("text",)))
+        return Message("system", reading.joined(given, "content", where))
     raise reading.wrong(f"{where}.role", role, reading.one_of(("system", "developer", "user", "assistant", "tool")))
 
 
 def _assistant(given: Object, where: str) -> Message:
     reading.allow(given, "function_call", (), 'nothing (give calls as "tool_calls")', where)
-    key = "reasoning_content" if given.get("reasoning_content") is not None else "reasoning"
+    text = reading.joined(given, "content", where, between="")
     return Message(
-        "assistant",
-        reading.joined(given, "content", where, ("text",), between=""),
-        tuple(_call(call, at) for at, call in reading.objects(given, "tool_calls", where)),
-        reasoning=reading.text(given, key, where),
+        "assistant", text, tuple(_call(call, at) for at, call in reading.objects(given, "tool_calls", where))
     )
 
 

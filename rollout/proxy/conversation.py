@@ -25,16 +25,15 @@ class MessageCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a client's history, its parts joined.
+    """One message of a client's history, its parts joined. Reasoning is not read: a recorded turn has its own.
 
-    `calls` and `reasoning` are an assistant's; `call_id` says which call a tool's message answers.
+    `calls` are an assistant's; `call_id` says which call a tool's message answers.
     """
 
     role: Role
     text: str
     calls: tuple[MessageCall, ...] = ()
     call_id: str = ""
-    reasoning: str = ""
 
 
 @dataclass(frozen=True)

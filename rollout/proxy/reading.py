@@ -168,7 +168,7 @@ def joined(
     given: Mapping[str, Any],
     key: str,
     where: str,
-    kinds: Sequence[str],
+    kinds: Sequence[str] = ("text",),
     *,
     between: str = "\n",
     stand_ins: bool = False,
@@ -189,7 +189,7 @@ def joined(
     return between.join(filter(None, texts))
 
 
-def part(given: Any, where: str, kinds: Sequence[str], *, stand_ins: bool = False) -> str:
+def part(given: Any, where: str, kinds: Sequence[str] = ("text",), *, stand_ins: bool = False) -> str:
     """The text of one part of content."""
     if type(given) is not dict:
         raise wrong(where, given, "an object")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -17,9 +17,8 @@ from slime_swe.rollout.proxy.reading import Object
 _NUMBERS = ("temperature", "top_p")
 _OTHERS = ("reasoning", "text", "tool_choice", "parallel_tool_calls")
 _TEXTS = ("input_text", "output_text", "text")
-_THOUGHTS = ("reasoning_text", "summary_text", "text")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_ITEMS = ("message", "reasoning", "function_call", "custom_tool_call", "local_shell_call", *_OUTPUTS)
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _PLAIN_NAMESPACE = "functions"  # Codex's name for tools that are in none
 _NEXT = 2  # the sequence number after the opening's
 
@@ -36,7 +35,7 @@ class Tool:
 class Responses:
     """A `Wire`.
 
-    Items that one reply was given as (reasoning, message, calls, in this order) are one assistant's message again.
+    Items that one reply was given as (message, calls) are messages that follow each other, which are one turn.
     A `custom` tool is offered to the policy as a function of one string, `input`, and called back as such a tool. The
     functions of a `namespace` are offered as `namespace__function`. Tools of other types are left out: OpenAI's server
     runs them, or its models alone know how to call them. Nothing is stored: a request holds its whole history.
@@ -101,48 +100,29 @@ def _refuse(asked: Object) -> None:
     reading.allow(asked, "top_logprobs", (0,), "0 (the proxy gives out no log-probabilities)")
 
 
-@dataclass
-class _Turn:
-    """An assistant's message that is being put together from its items."""
-
-    reasoning: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    calls: list[MessageCall] = field(default_factory=list)
-
-    def close(self) -> list[Message]:
-        """The message, if there is one; the next turn begins."""
-        reasoning, texts, calls = self.reasoning, self.texts, self.calls
-        if not (reasoning or texts or calls):
-            return []
-        self.reasoning, self.texts, self.calls = [], [], []
-        return [Message("assistant", "".join(texts), tuple(calls), reasoning="\n".join(filter(None, reasoning)))]
-
-
-def _input(asked: Object) -> list[Message]:
+def _input(asked: Object) -> Iterator[Message]:
     given = asked.get("input")
     if type(given) is str:
-        return [Message("user", given)]
-    messages: list[Message] = []
-    turn = _Turn()
+        yield Message("user", given)
+        return
     for at, item in reading.objects(asked, "input"):
         kind = item.get("type", "message")
-        if kind == "function_call" or kind == "custom_tool_call" or kind == "local_shell_call":
-            turn.calls.append(_CALLS[kind](item, at))
-        elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
-            if turn.texts or turn.calls:
-                messages += turn.close()
-            if kind == "reasoning":
-                turn.reasoning.append(_thoughts(item, at))
-            else:
-                turn.texts.append(reading.joined(item, "content", at, _TEXTS, between=""))
-        else:
-            messages += turn.close()
-            messages.append(_message(item, at) if kind == "message" else _output(item, at))
-    return messages + turn.close()
+        if kind == "message":
+            yield _message(item, at)
+        elif kind in _CALLS:
+            yield Message("assistant", "", (_call(item, at),))
+        elif kind in _OUTPUTS:
+            result = reading.joined(item, "output", at, _TEXTS, stand_ins=True)
+            yield Message("tool", result, call_id=_call_id(item, at))
+        elif kind != "reasoning":
+            kinds = ("message", "reasoning", *_CALLS, *_OUTPUTS)
+            raise reading.wrong(f"{at}.type", kind, reading.one_of(kinds))
 
 
 def _message(item: Object, where: str) -> Message:
     role = item.get("role")
+    if role == "assistant":
+        return Message("assistant", reading.joined(item, "content", where, _TEXTS, between=""))
     if role == "user":
         return Message("user", reading.joined(item, "content", where, _TEXTS))
     if role == "system" or role == "developer":
@@ -150,42 +130,22 @@ def _message(item: Object, where: str) -> Message:
     raise reading.wrong(f"{where}.role", role, reading.one_of(("system", "developer", "user", "assistant")))
 
 
-def _output(item: Object, where: str) -> Message:
-    kind = item.get("type")
-    if kind not in _OUTPUTS:
-        raise reading.wrong(f"{where}.type", kind, reading.one_of(_ITEMS))
-    result = reading.joined(item, "output", where, _TEXTS, stand_ins=True)
-    return Message("tool", result, call_id=_call_id(item, where))
-
-
-def _thoughts(item: Object, where: str) -> str:
-    """The reasoning, or its summary; what only OpenAI's server can decrypt is left out."""
-    return reading.joined(item, "content", where, _THOUGHTS) or reading.joined(item, "summary", where, _THOUGHTS)
-
-
 def _call_id(item: Object, where: str) -> str:
     return reading.text(item, "call_id", where) or reading.text(item, "id", where)
 
 
-def _function_call(item: Object, where: str) -> MessageCall:
-    name = reading.string(item, "name", where)
-    flat = _flat(reading.text(item, "namespace", where), name)
-    return MessageCall(_call_id(item, where), flat, reading.text(item, "arguments", where))
-
-
-def _custom_call(item: Object, where: str) -> MessageCall:
-    flat = _flat(reading.text(item, "namespace", where), reading.string(item, "name", where))
-    arguments = reading.dump({"input": reading.text(item, "input", where)}, where)
-    return MessageCall(_call_id(item, where), flat, arguments)
-
-
-def _shell_call(item: Object, where: str) -> MessageCall:
-    action = reading.object_(item, "action", where)
-    arguments = {key: value for key, value in action.items() if key != "type" and value is not None}
-    return MessageCall(_call_id(item, where), "local_shell", reading.dump(arguments, f"{where}.action"))
-
-
-_CALLS = {"function_call": _function_call, "custom_tool_call": _custom_call, "local_shell_call": _shell_call}
+def _call(item: Object, where: str) -> MessageCall:
+    if item["type"] == "local_shell_call":
+        name, action = "local_shell", reading.object_(item, "action", where)
+        given = {key: value for key, value in action.items() if key != "type" and value is not None}
+        arguments = reading.dump(given, f"{where}.action")
+    else:
+        name = _flat(reading.text(item, "namespace", where), reading.string(item, "name", where))
+        if item["type"] == "function_call":
+            arguments = reading.text(item, "arguments", where)
+        else:
+            arguments = reading.dump({"input": reading.text(item, "input", where)}, where)
+    return MessageCall(_call_id(item, where), name, arguments)
 
 
 def _flat(namespace: str, name: str) -> str:

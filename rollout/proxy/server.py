@@ -18,7 +18,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,9 +28,9 @@ from aiohttp import web
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
-from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.conversation import ProxyError, Reply, Request, Wire
 from slime_swe.rollout.proxy.responses import Responses
-from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Answer, ProxySession
+from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, ProxySession
 from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
 from slime_swe.rollout.session import Session
 
@@ -77,22 +77,59 @@ class Proxy:
             for server in servers:
                 server.close()
 
-    def find(self, request: web.Request) -> ProxySession:
-        """The session of an agent's request. Raises `ProxyError` where there is none, or the key is not its own."""
-        session = self._named(request)
-        _require_key(request, session.key, "this session's")
-        return session
+    def routes(self) -> Iterator[web.RouteDef]:
+        messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
+        for path, wire in WIRES.items():
+            yield web.post(f"/s/{{session}}{path}", _guarded(wire, partial(self._speak, wire)))
+        yield web.post("/s/{session}/v1/messages/count_tokens", _guarded(messages, partial(self._count, messages)))
+        yield web.get("/s/{session}/v1/models", _guarded(chat, self._models))
+        yield web.get("/sessions/{session}", _guarded(chat, self._history))
+        yield web.delete("/sessions/{session}", _guarded(chat, self._history))
+        yield web.route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
-    def find_record(self, request: web.Request) -> ProxySession:
-        """The session that is asked about. Raises `ProxyError` where there is none, or the key is not the proxy's."""
-        _require_key(request, self.key, "the proxy's")
-        return self._named(request)
-
-    def _named(self, request: web.Request) -> ProxySession:
-        session = self._sessions.get(request.match_info["session"])
+    def _find(self, http: web.Request, key: str = "") -> ProxySession:
+        """The session that a request names. Raises `ProxyError` where there is none, or the request does not bear
+        `key`, that of the session itself where nothing else is given."""
+        if key:
+            _require_key(http, key, "the proxy's")
+        session = self._sessions.get(http.match_info["session"])
         if session is None:
             raise ProxyError("not_found", "there is no such session, or it has ended")
+        if not key:
+            _require_key(http, session.key, "this session's")
         return session
+
+    async def _speak(self, wire: Wire, http: web.Request) -> web.StreamResponse:
+        session = self._find(http)
+        request = session.read(wire, await _body(http))
+        prompt = session.place(request)
+        if request.stream:
+            return await _stream(session, wire, http, request, prompt)
+        reply = await session.answer(request, prompt)
+        response = web.Response(body=wire.reply(request, reply), content_type=_JSON)
+        await response.prepare(http)
+        await response.write_eof()
+        session.delivered(prompt)
+        return response
+
+    async def _count(self, wire: Wire, http: web.Request) -> web.Response:
+        session = self._find(http)
+        request = wire.parse(await _body(http))
+        scratch = ConversationTree(Session(), session.policy.templates)
+        return web.json_response({"input_tokens": scratch.place(request).node.end})
+
+    async def _models(self, http: web.Request) -> web.Response:
+        name = self._find(http).policy.model
+        model = {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0,
+                 "owned_by": "policy"}  # fmt: skip
+        return web.json_response({"object": "list", "data": [model], "has_more": False})
+
+    async def _history(self, http: web.Request) -> web.Response:
+        session = self._find(http, self.key)
+        recorded = orjson.dumps(session.history())
+        if http.method == "DELETE":
+            session.forget()
+        return web.Response(body=recorded, content_type=_JSON)
 
 
 class _ConnectionLimiter:
@@ -132,7 +169,7 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     proxy = Proxy(runner)
-    _add_routes(app, proxy)
+    app.add_routes(proxy.routes())
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -141,17 +178,6 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
         yield proxy
     finally:
         await runner.cleanup()
-
-
-def _add_routes(app: web.Application, proxy: Proxy) -> None:
-    messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
-    for path, wire in WIRES.items():
-        app.router.add_post(f"/s/{{session}}{path}", _guarded(wire, partial(_speak, proxy, wire)))
-    app.router.add_post("/s/{session}/v1/messages/count_tokens", _guarded(messages, partial(_count, proxy, messages)))
-    app.router.add_get("/s/{session}/v1/models", _guarded(chat, partial(_models, proxy)))
-    app.router.add_get("/sessions/{session}", _guarded(chat, partial(_history, proxy)))
-    app.router.add_delete("/sessions/{session}", _guarded(chat, partial(_forget, proxy)))
-    app.router.add_route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
 
 def _guarded(wire: Wire, handler: Handler) -> Handler:
@@ -166,20 +192,6 @@ def _guarded(wire: Wire, handler: Handler) -> Handler:
     return handle
 
 
-async def _speak(proxy: Proxy, wire: Wire, http: web.Request) -> web.StreamResponse:
-    session = proxy.find(http)
-    request = session.read(wire, await _body(http))
-    prompt = session.place(request)
-    if request.stream:
-        return await _stream(session, wire, http, request, prompt)
-    answer = await session.answer(request, prompt)
-    response = web.Response(body=wire.reply(request, answer.reply), content_type=_JSON)
-    await response.prepare(http)
-    await response.write_eof()
-    session.delivered(prompt)
-    return response
-
-
 async def _stream(
     session: ProxySession, wire: Wire, http: web.Request, request: Request, prompt: Prompt
 ) -> web.StreamResponse:
@@ -190,11 +202,11 @@ async def _stream(
     try:
         await response.write(wire.opening(request, *stamp))
         try:
-            answer = await _waiting(session.answer(request, prompt), response, wire.keep_alive(request, *stamp))
+            reply = await _waiting(session.answer(request, prompt), response, wire.keep_alive(request, *stamp))
         except ProxyError as error:
             await response.write(wire.failed(error, stamp[0]))
         else:
-            for event in wire.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
+            for event in wire.events(request, replace(reply, id=stamp[0], created=stamp[1])):
                 await response.write(event)
         await response.write_eof()
     except ConnectionError:  # the client has gone: it may come again for the same
@@ -203,37 +215,14 @@ async def _stream(
     return response
 
 
-async def _waiting(answer: Awaitable[Answer], response: web.StreamResponse, sign: bytes) -> Answer:
-    task = asyncio.ensure_future(answer)
+async def _waiting(reply: Awaitable[Reply], response: web.StreamResponse, sign: bytes) -> Reply:
+    task = asyncio.ensure_future(reply)
     try:
         while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
             await response.write(sign)
         return task.result()
     finally:
         task.cancel()
-
-
-async def _count(proxy: Proxy, wire: Wire, http: web.Request) -> web.Response:
-    session = proxy.find(http)
-    request = wire.parse(await _body(http))
-    scratch = ConversationTree(Session(), session.policy.templates)
-    return web.json_response({"input_tokens": scratch.place(request).node.end})
-
-
-async def _models(proxy: Proxy, http: web.Request) -> web.Response:
-    name = proxy.find(http).policy.model
-    model = {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0, "owned_by": "policy"}
-    return web.json_response({"object": "list", "data": [model], "has_more": False})
-
-
-async def _history(proxy: Proxy, http: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(proxy.find_record(http).history()), content_type=_JSON)
-
-
-async def _forget(proxy: Proxy, http: web.Request) -> web.Response:
-    recorded = await _history(proxy, http)
-    proxy.find_record(http).forget()
-    return recorded
 
 
 async def _nowhere(http: web.Request) -> web.StreamResponse:
@@ -249,10 +238,7 @@ async def _body(http: web.Request) -> bytes:
 
 
 def _require_key(http: web.Request, key: str, whose: str) -> None:
-    if not hmac.compare_digest(_key_of(http).encode("utf-8", "replace"), key.encode()):
-        raise ProxyError("authentication", f"the key is not {whose}: send it as a Bearer token or as x-api-key")
-
-
-def _key_of(http: web.Request) -> str:
     bearer = http.headers.get("Authorization", "")
-    return bearer[len("Bearer ") :].strip() if bearer.startswith("Bearer ") else http.headers.get("x-api-key", "")
+    given = bearer[7:].strip() if bearer.startswith("Bearer ") else http.headers.get("x-api-key", "")
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
+        raise ProxyError("authentication", f"the key is not {whose}: send it as a Bearer token or as x-api-key")

@@ -19,7 +19,7 @@ from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
 from slime_swe.rollout.proxy.growing import GrowingReader
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.proxy.tree import ConversationTree, Prompt, Turn
+from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
 from slime_swe.rollout.session import Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
@@ -41,10 +41,6 @@ class Policy:
     routing_replay: bool = False
 
 
-def _never(request: Request) -> bool:
-    return False
-
-
 @dataclass(eq=False)
 class ProxySession:
     """The record goes to `session`, the counts to `statistics`; `side_call` says which requests are not trained on.
@@ -57,7 +53,7 @@ class ProxySession:
     session: Session
     sampling: Sampling
     statistics: EpisodeStatistics
-    side_call: Callable[[Request], bool] = _never
+    side_call: Callable[[Request], bool] = lambda request: False
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(KEY_BYTES))
     ended: StopReason | None = None
@@ -71,7 +67,7 @@ class ProxySession:
         self.tree = ConversationTree(self.session, self.policy.templates)
         self._readers: dict[Wire, GrowingReader] = {}
         self._in_flight: dict[Prompt, _InFlight] = {}
-        self._undelivered: dict[Prompt, Answer] = {}
+        self._undelivered: dict[Prompt, Reply] = {}
         self._begun = 0
         self._closed = False
         self._too_long = 0
@@ -93,7 +89,7 @@ class ProxySession:
         self._note_results(request)
         return prompt
 
-    async def answer(self, request: Request, prompt: Prompt) -> Answer:
+    async def answer(self, request: Request, prompt: Prompt) -> Reply:
         """What the policy says at a prompt. Raises `ProxyError` where the engine fails.
 
         A request that comes again while it is being answered, or after an answer that did not reach the client, is a
@@ -174,11 +170,11 @@ class ProxySession:
                 self.ended = StopReason.CONTEXT_FULL
             raise ProxyError("context_length", f"prompt is too long: {prompt.node.end} tokens > {most} maximum")
 
-    async def _speak(self, request: Request, prompt: Prompt) -> Answer:
+    async def _speak(self, request: Request, prompt: Prompt) -> Reply:
         generation = await self._sample(request, prompt)
         said, finish = self._parse(request, generation)
-        turn = self.tree.record(prompt, said, generation, train=not self.side_call(request))
-        reply = Reply(
+        self.tree.record(prompt, said, generation, train=not self.side_call(request))
+        self._undelivered[prompt] = Reply(
             id=secrets.token_hex(ID_BYTES),
             model=self.policy.model,
             text=said.text,
@@ -189,7 +185,6 @@ class ProxySession:
             cached_tokens=generation.cached_tokens,
             created=int(time.time()),
         )
-        self._undelivered[prompt] = Answer(reply, turn)
         return self._undelivered[prompt]
 
     async def _sample(self, request: Request, prompt: Prompt) -> Generation:
@@ -229,17 +224,11 @@ class ProxySession:
         return Message("assistant", parsed.text_before.strip(), calls), "tool_calls"
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    reply: Reply
-    turn: Turn
-
-
 @dataclass(eq=False)
 class _InFlight:
     """A reply being sampled, and how many wait for it."""
 
-    task: asyncio.Task[Answer]
+    task: asyncio.Task[Reply]
     waiters: int = 0
 
 

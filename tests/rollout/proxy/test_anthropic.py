@@ -84,7 +84,7 @@ def test_a_turn_is_its_text_calls_and_thoughts() -> None:
         text("look."),
         {"type": "tool_use", "id": "call_1", "name": "view", "input": {"path": "a.py"}, **CACHED},
     )
-    assert turn == Message("assistant", "I look.", (VIEW,), reasoning="Hm.")
+    assert turn == Message("assistant", "I look.", (VIEW,))
 
 
 @pytest.mark.parametrize("kept", [{"raw": "{broken", "len": 7}, "{broken"])

@@ -67,12 +67,6 @@ def test_arguments_are_kept_as_they_were_written() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_reasoning_has_two_names(key) -> None:
-    assert parse_turn(content="Done.", **{key: "I think."}).reasoning == "I think."
-    assert parse_turn(content="Done.", reasoning_content=None, reasoning="I think.").reasoning == "I think."
-
-
 def test_an_image_is_refused_from_a_user_and_noted_in_a_result() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     with pytest.raises(ProxyError) as caught:
@@ -182,7 +176,6 @@ DEEP = orjson.loads(b'{"a":' * 300 + b"1" + b"}" * 300)
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function: nothing was"),
         ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls: an object was given"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call: an object was given"),
-        ({"messages": [{"role": "assistant", "reasoning": {}}]}, "messages[0].reasoning: an object was given"),
         ({"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages: the last message is the assistant's"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type: 'custom' was given, only 'function'"),
         ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters: a list of 0 was"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -155,8 +156,11 @@ async def assert_round_trip(kind: Any, stage: Stage, client: Any, stream: bool) 
     reply = stage.answer
     await client.say(stream)
     await client.say(stream)
-    opening, said, *after = stage.requests[-1].messages
+    opening, *rest = stage.requests[-1].messages
     assert opening == Message("user", "Fix it.")
+    turn = [*takewhile(lambda message: message.role == "assistant", rest)]
+    after = rest[len(turn) :]
+    said = Message("assistant", "".join(one.text for one in turn), tuple(call for one in turn for call in one.calls))
     assert_echoed(said, reply, verbatim=kind is not Claude)
     results = [Message("tool", f"of {call.id}", call_id=call.id) for call in reply.calls]
     assert after == [*results, Message("user", "Go on.")]

@@ -59,30 +59,16 @@ def test_messages_have_four_roles_and_need_no_type() -> None:
     assert messages == (Message("system", "a"), Message("system", "b"), ASKED)
 
 
-def test_the_items_of_one_reply_are_one_message() -> None:
+def test_the_items_of_one_reply_follow_each_other_and_reasoning_is_left_out() -> None:
     summary = [{"type": "summary_text", "text": "Hm."}]
     items = [thought(summary=summary), said("Both."), called(VIEW), called(RUN), answered("call_2"), answered("call_1")]
     assert parse(USER, *items).messages == (
         ASKED,
-        Message("assistant", "Both.", (VIEW, RUN), reasoning="Hm."),
+        Message("assistant", "Both."),
+        Message("assistant", "", (VIEW,)),
+        Message("assistant", "", (RUN,)),
         Message("tool", "text", call_id="call_2"),
         Message("tool", "text", call_id="call_1"),
-    )
-
-
-def test_replies_that_follow_each_other_stay_apart() -> None:
-    other = thought(summary=[], content=[{"type": "reasoning_text", "text": "Hm."}])
-    messages = parse(USER, said("One."), said("Two."), called(VIEW), other, said("Three."), USER).messages
-    assert messages[1:-1] == (
-        Message("assistant", "One."),
-        Message("assistant", "Two.", (VIEW,)),
-        Message("assistant", "Three.", reasoning="Hm."),
-    )
-
-
-def test_reasoning_that_is_encrypted_is_left_out() -> None:
-    assert parse(USER, thought(summary=[], encrypted_content="AAAA"), said("Done."), USER).messages[1] == (
-        Message("assistant", "Done.")
     )
 
 

@@ -58,7 +58,7 @@ async def ask(session: ProxySession, request: Request = ASKED, *, delivered: boo
     answer = await session.answer(request, prompt)
     if delivered:
         session.delivered(prompt)
-    return answer.reply
+    return answer
 
 
 def sampled(session: ProxySession) -> int:

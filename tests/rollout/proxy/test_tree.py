@@ -122,7 +122,6 @@ ECHOES: dict[str, Any] = {
     "without ids": replace(LOOK, calls=(MessageCall("", "bash", LOOK.calls[0].arguments),)),
     "ids of its own": replace(LOOK, calls=(MessageCall("toolu_9", "bash", LOOK.calls[0].arguments),)),
     "a default added": replace(LOOK, calls=(MessageCall("c1", "bash", '{"command":"ls","n":1,"replace_all":false}'),)),
-    "reasoning moved out": replace(LOOK, reasoning="hm"),
     "repaired arguments": replace(LOOK, calls=(MessageCall("c1", "bash", '{"command": "ls -a"}'),)),
 }
 

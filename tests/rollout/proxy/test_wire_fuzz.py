@@ -186,7 +186,7 @@ def check(wire: Wire, body: bytes) -> bool:
     else:
         assert isinstance(request, Request)
         orjson.dumps([request.tools, request.sampling, request.model])
-        "".join(message.text + message.reasoning + message.call_id for message in request.messages).encode()
+        "".join(message.text + message.call_id for message in request.messages).encode()
         "".join(call.id + call.name + call.arguments for one in request.messages for call in one.calls).encode()
         taken = True
     assert process_time() - started < 1

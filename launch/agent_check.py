@@ -70,7 +70,9 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
 
     Raises `UserError` where the agent or the sandbox is not to be had here.
     """
-    made = _program(name)
+    made = agent_class(name)
+    if not issubclass(made, CliAgent):
+        raise UserError(f"{name} is no program that runs in a sandbox: there is nothing to check against the proxy")
     turns = [f"{turn}{END}" for turn in script or made.check_script]
     if not turns:
         raise UserError(f"{name} states no check_script: give one by --script")
@@ -85,13 +87,6 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
         score = await grade(task, episode.patch, pool)
         calls_expected = any("<tool_call>" in turn for turn in turns)
         return _report(agent, episode, score.value, engine.sampled, sessions, calls_expected)
-
-
-def _program(name: str) -> type[CliAgent]:
-    found = agent_class(name)
-    if not issubclass(found, CliAgent):
-        raise UserError(f"{name} is no program that runs in a sandbox: there is nothing to check against the proxy")
-    return found
 
 
 def _settings(agent: str, checkpoint: str, sandbox: str, url: str) -> RolloutSettings:

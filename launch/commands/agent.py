@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from slime_swe.errors import UserError
 from slime_swe.launch.agent_check import Report, check_agent
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_path
 from slime_swe.launch.output import print_json
 from slime_swe.rollout.agents.base import AGENTS
 
-SEED = Path(str(files("slime_swe.embedded"))) / "seed" / "checkpoint"
+Script = Annotated[list[str], msgspec.Meta(min_length=1)]  # what the policy says, turn by turn
+SEED = checkpoint_path(EMBEDDED_SEED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,37 +56,23 @@ def run(options: argparse.Namespace) -> int:
 async def _check(options: argparse.Namespace) -> Report:
     if not options.checkpoint.is_dir():
         raise UserError(f"--checkpoint: there is no folder {options.checkpoint}")
-    script = _read_script(options.script) if options.script else None
+    script = None
+    if options.script:
+        try:
+            script = msgspec.json.decode(
+                options.script.read_bytes(), type=Annotated[list[str], msgspec.Meta(min_length=1)]
+            )
+        except msgspec.DecodeError as error:
+            raise UserError(f"{options.script} must hold a JSON list of turns, each a text: {error}") from error
     return await check_agent(options.name, str(options.checkpoint), options.sandbox, script)
-
-
-def _read_script(file: Path) -> list[str]:
-    try:
-        turns = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from error
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise UserError(f"{file} must hold a list of turns, each a text")
-    return turns
 
 
 def _show(report: Report) -> None:
     console = Console()
     table = Table("", f"{report.agent} {report.version}", title="agent check", title_justify="left")
-    calls = ", ".join(f"{name} {count}" for name, count in report.tool_calls.items()) or "none"
-    for label, value in (
-        ("reward", f"{report.reward:+.0f} ({report.stop_reason})"),
-        ("model calls", str(report.turns)),
-        ("sampled tokens", f"{report.tokens_sampled}, {report.tokens_retained:.1%} retained"),
-        ("training sequences", f"{report.forks + 1} ({report.forks} forks)"),
-        ("tool calls", f"{report.tool_calls_parsed} parsed, {report.tool_calls_executed} executed: {calls}"),
-        ("first prompt", f"{report.first_prompt_tokens} tokens"),
-        ("prefix cache", f"at most {report.prefix_cache_ceiling:.1%} of prompt tokens"),
-        ("edited, unmatched", f"{len(report.edited)}, {len(report.unmatched)} messages"),
-        ("sampling overridden", ", ".join(report.overridden) or "nothing"),
-        ("seconds", f"{report.seconds:.1f}"),
-    ):
-        table.add_row(label, value)
+    for name, value in asdict(report).items():
+        if name not in ("agent", "version", "problems"):
+            table.add_row(name.replace("_", " "), str(len(value) if isinstance(value, list) else value))
     console.print(table)
     for kind, differences in (("edited", report.edited), ("unmatched", report.unmatched)):
         for one in differences:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
+
+import msgspec
 
 from slime_swe.errors import UserError
 
+_SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
+_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "json": json.loads}
 
-@dataclass(frozen=True)
-class Flag:
+
+class Flag(msgspec.Struct, frozen=True):
     """One flag of SLiME's.
 
-    name: as it is written, `--lr`.
     owner: whose parser has it, `slime`, `megatron` or `sglang`.
     dest: the attribute of `args` that it sets.
     action: argparse's, `store`, `store_true` ..., or the name of a class of theirs.
@@ -26,7 +29,6 @@ class Flag:
     nargs: argparse's: how many values; None is one, or none for an action that takes none.
     """
 
-    name: str
     owner: str
     dest: str
     action: str = "store"
@@ -37,134 +39,94 @@ class Flag:
     default: Any = None
     required: bool = False
 
+    def stands_for(self, name: str) -> Any:
+        """The value of the attribute where the flag stands alone; None where it takes one."""
+        return not name.startswith("--no-") if self.action == "BooleanOptionalAction" else self.const
+
     @property
     def switch(self) -> bool:
-        """It stands alone, and its value is `const`."""
-        return self.action in ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
-
-    def check(self, values: Sequence[str]) -> None:
-        """Raise `UserError` where these can't follow the flag."""
-        self._check_count(len(values))
-        for value in values:
-            self._check_value(value)
-
-    def _check_count(self, count: int) -> None:
-        if self.switch and count:
-            raise UserError(f"{self.name} takes no value")
-        wanted = self.nargs if isinstance(self.nargs, int) else None
-        if self.nargs is None and not self.switch and self.action != "BooleanOptionalAction":
-            wanted = 1
-        missing = count == 0 and self.nargs == "+"
-        if missing or (wanted is not None and count != wanted):
-            raise UserError(f"{self.name} takes {wanted or 'at least one'} value(s), and {count} follow(s)")
-
-    def _check_value(self, text: str) -> None:
-        try:
-            value = _READERS.get(self.type or "str", str)(text)
-        except ValueError as error:
-            raise UserError(f"{self.name} {text}: it must be {_TYPE_NAMES[self.type or 'str']}") from error
-        if self.choices is not None and value not in self.choices:
-            raise UserError(f"{self.name} {text}: it must be one of {', '.join(map(str, self.choices))}")
+        return self.action in (*_SWITCHES, "BooleanOptionalAction")
 
 
-_READERS: dict[str, Any] = {"int": int, "float": float, "json": json.loads}
-_TYPE_NAMES = {"int": "a whole number", "float": "a number", "json": "JSON", "str": "text"}
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"SLiME does not take this: {message}")
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """made_from: SLiME's and Megatron's commits, SGLang's and its router's versions. flags: by name."""
+class Manifest(msgspec.Struct, frozen=True, dict=True):
+    """made_from: SLiME's and Megatron's commits, SGLang's and its router's versions. flags: by name, as `--lr`."""
 
     made_from: Mapping[str, str]
     flags: Mapping[str, Flag]
 
-    def of_dest(self, dest: str) -> list[Flag]:
-        """The flags that set an attribute, the first that was declared first."""
-        return self._by_dest.get(dest, [])
-
     def check(self, argv: Sequence[str]) -> None:
-        """Raise `UserError` for the first flag of a command line that SLiME does not know, or not so."""
-        for name, values in split(argv):
-            self.require(name).check(values)
+        """Raise `UserError` for what SLiME's own parsers would refuse of a command line, but for what it leaves out."""
+        self._parser.parse_args(argv)
 
-    def require(self, name: str) -> Flag:
-        """The flag. Raises `UserError` with the nearest names where there is none."""
-        if name not in self.flags:
-            nearest = difflib.get_close_matches(name, self.flags, n=3, cutoff=0.6)
+    def of_dest(self, dest: str) -> dict[str, Flag]:
+        """The flags that set an attribute. Raises `UserError` with the nearest names where there is none."""
+        found = self._by_dest.get(dest)
+        if found is None:
+            nearest = difflib.get_close_matches("--" + dest.replace("_", "-"), self.flags, n=3, cutoff=0.6)
             hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-            raise UserError(f"SLiME {self.made_from['slime'][:9]} has no flag {name}{hint}")
-        return self.flags[name]
+            raise UserError(f"SLiME {self.made_from['slime'][:9]} has no flag that sets args.{dest}{hint}")
+        return found
 
     @cached_property
-    def _by_dest(self) -> dict[str, list[Flag]]:
-        found: dict[str, list[Flag]] = {}
-        for flag in self.flags.values():
-            found.setdefault(flag.dest, []).append(flag)
+    def _by_dest(self) -> dict[str, dict[str, Flag]]:
+        found: dict[str, dict[str, Flag]] = {}
+        for name, flag in self.flags.items():
+            found.setdefault(flag.dest, {})[name] = flag
         return found
+
+    @cached_property
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = _Parser(add_help=False, allow_abbrev=False)
+        for name, flag in self.flags.items():
+            if flag.switch:
+                parser.add_argument(name, dest=flag.dest, action="store_true")
+            else:
+                kind = _TYPES.get(flag.type or "", str)
+                parser.add_argument(name, dest=flag.dest, type=kind, nargs=flag.nargs, choices=flag.choices)
+        return parser
 
 
 def split(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the argv up to the next. Raises `UserError` for values before the first."""
-    if argv and not argv[0].startswith("--"):
-        raise UserError(f"{argv[0]!r} follows no flag")
+    """Each flag with the argv up to the next."""
     starts = [index for index, argument in enumerate(argv) if argument.startswith("--")]
     for start, end in pairwise([*starts, len(argv)]):
-        name, equals, value = argv[start].partition("=")
-        yield name, [*([value] if equals else []), *argv[start + 1 : end]]
+        yield argv[start], list(argv[start + 1 : end])
 
 
 @cache
 def load_manifest() -> Manifest:
     """The manifest that comes with this package."""
-    content = json.loads((files("slime_swe.launch.slime") / "flags.json").read_text(encoding="utf-8"))
-    return Manifest(content["made_from"], {name: _flag(name, stated) for name, stated in content["flags"].items()})
+    return msgspec.json.decode((files("slime_swe.launch.slime") / "flags.json").read_bytes(), type=Manifest)
 
 
-def _flag(name: str, stated: Mapping[str, Any]) -> Flag:
-    choices = stated.get("choices")
-    return Flag(name, **{**stated, "choices": None if choices is None else tuple(choices)})
-
-
-def to_argv(attributes: Mapping[str, Any], manifest: Manifest | None = None) -> tuple[str, ...]:
+def to_argv(attributes: Mapping[str, Any]) -> tuple[str, ...]:
     """A command line that sets every attribute as given. None leaves out a flag that has no default.
 
     Raises `UserError` where SLiME has no flag for an attribute, or none that gives it this value.
     """
-    known = manifest or load_manifest()
-    argv = [argument for dest, value in attributes.items() for argument in _argv_of(dest, value, known)]
+    known = load_manifest()
+    argv = [argument for dest, value in attributes.items() for argument in _argv_of(dest, value, known.of_dest(dest))]
     known.check(argv)
     return tuple(argv)
 
 
-def _argv_of(dest: str, value: Any, manifest: Manifest) -> list[str]:
-    flags = manifest.of_dest(dest)
-    if not flags:
-        manifest.require("--" + dest.replace("_", "-"))
-        raise UserError(f"SLiME has no flag that sets args.{dest}")
-    for flag in flags:
-        if flag.switch and flag.const == value:
-            return [flag.name]
-    if _is_default(flags, value):
-        return []
-    takers = [flag for flag in flags if not flag.switch]
+def _argv_of(dest: str, value: Any, flags: Mapping[str, Flag]) -> list[str]:
+    alone = {name: flag.stands_for(name) for name, flag in flags.items() if flag.switch}
+    for name, stated in alone.items():
+        if stated == value:
+            return [name]
+    default = next(iter(flags.values())).default
+    if bool(value) == bool(default) if len(alone) == len(flags) else value is None and default is None:
+        return []  # of a switch no default is as good as False
+    takers = [name for name in flags if name not in alone]
     if not takers or value is None:
-        raise UserError(f"no flag of SLiME sets args.{dest} to {value!r}: {', '.join(flag.name for flag in flags)}")
-    if takers[0].action == "BooleanOptionalAction":
-        return [_either(flags, value)]
-    return [takers[0].name, *_values(value)]
-
-
-def _is_default(flags: list[Flag], value: Any) -> bool:
-    """Whether leaving the flags out sets the value. Of a switch no default is as good as False."""
-    default = flags[0].default
-    if all(flag.switch for flag in flags):
-        return bool(value) == bool(default)
-    return value is None and default is None
-
-
-def _either(flags: list[Flag], value: bool) -> str:
-    names = [flag.name for flag in flags]
-    return next(name for name in names if name.startswith("--no-") != value)
+        raise UserError(f"no flag of SLiME sets args.{dest} to {value!r}: {', '.join(flags)}")
+    return [takers[0], *_values(value)]
 
 
 def _values(value: Any) -> list[str]:

@@ -35,18 +35,17 @@ def test_flags_that_slime_dropped_are_not_in_it(gone):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--rollout-batchsize", "8"], "has no flag --rollout-batchsize; did you mean --rollout-batch-size"),
-        (["--zzz"], "has no flag --zzz"),
-        (["--rollout-batch-size", "many"], "--rollout-batch-size many: it must be a whole number"),
-        (["--rollout-batch-size", "8.0"], "it must be a whole number"),
-        (["--lr", "fast"], "--lr fast: it must be a number"),
-        (["--train-env-vars", "{A"], "it must be JSON"),
-        (["--advantage-estimator", "dpo"], "it must be one of grpo, gspo"),
-        (["--colocate", "yes"], "--colocate takes no value"),
-        (["--lr"], "--lr takes 1 value"),
-        (["--lr", "1", "2"], "--lr takes 1 value"),
-        (["--rollout-stop"], "--rollout-stop takes at least one value"),
-        (["8", "--lr", "1"], "'8' follows no flag"),
+        (["--rollout-batchsize", "8"], "unrecognized arguments: --rollout-batchsize 8"),
+        (["--rollout-batch-size", "many"], "argument --rollout-batch-size: invalid int value: 'many'"),
+        (["--rollout-batch-size", "8.0"], "invalid int value"),
+        (["--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+        (["--train-env-vars", "{A"], "argument --train-env-vars: invalid"),
+        (["--advantage-estimator", "dpo"], "invalid choice: 'dpo' (choose from"),
+        (["--colocate", "yes"], "unrecognized arguments: yes"),
+        (["--lr"], "argument --lr: expected one argument"),
+        (["--lr", "1", "2"], "unrecognized arguments: 2"),
+        (["--rollout-stop"], "argument --rollout-stop: expected at least one argument"),
+        (["8", "--lr", "1"], "unrecognized arguments: 8"),
     ],
 )
 def test_a_wrong_command_line_is_refused(words, said):
@@ -59,5 +58,5 @@ def test_a_right_command_line_passes():
 
 
 def test_words_are_split_at_flags():
-    assert list(split(["--a", "1", "--b", "--c=2"])) == [("--a", ["1"]), ("--b", []), ("--c", ["2"])]
+    assert list(split(["--a", "1", "--b", "--c", "2", "3"])) == [("--a", ["1"]), ("--b", []), ("--c", ["2", "3"])]
     assert list(split([])) == []

@@ -46,7 +46,7 @@ def test_every_shipped_recipe_is_a_command_line_that_slime_takes(name):
     load_manifest().check(job.argv[2:])
     said = dict(split(job.argv[2:]))
     assert len(said) == sum(word.startswith("--") for word in job.argv[2:]), "a flag is said twice"
-    required = {flag.name for flag in load_manifest().flags.values() if flag.required and flag.owner == "slime"}
+    required = {name for name, flag in load_manifest().flags.items() if flag.required and flag.owner == "slime"}
     assert required <= set(said)
 
 

@@ -23,7 +23,7 @@ from slime_swe.launch.overrides import (
     key_types,
     require_known,
     spelled_out,
-    split_model,
+    taken,
     value_of,
 )
 from slime_swe.recipes.base import Recipe
@@ -32,7 +32,8 @@ from slime_swe.recipes.violation import refuse
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied.
+    """The validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied, of which
+    `recipe=` names another one.
 
     Raises `UserError` for an unknown recipe or key, a value of the wrong type, a recipe that can't run, and one whose
     checkpoint is there and is of another shape.
@@ -44,8 +45,10 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """The same recipe, whose rules nobody has checked yet: for what lists everything that is wrong with it."""
+    given, overrides = taken("recipe", overrides)
+    name = given or name
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
-    model, overrides = split_model([spelled_out(override) for override in overrides])
+    model, overrides = taken("model", [spelled_out(override) for override in overrides])
     if model:
         recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
     return _overridden(recipe, overrides) if overrides else recipe

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import field_types
 
 DEFAULT_RECIPE = "tiny_cpu"
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
@@ -36,19 +35,10 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def split_recipe(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The recipe that the command line names, the last one if several, and the other overrides."""
-    return _split("recipe=", overrides)
-
-
-def split_model(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The model that is named in place of the recipe's, and the other overrides."""
-    return _split("model=", overrides)
-
-
-def _split(start: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    values = [text.removeprefix(start) for text in overrides if text.startswith(start)]
-    return (values[-1] if values else None), [text for text in overrides if not text.startswith(start)]
+def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides."""
+    values = [text.removeprefix(f"{key}=") for text in overrides if text.startswith(f"{key}=")]
+    return (values[-1] if values else None), [text for text in overrides if not text.startswith(f"{key}=")]
 
 
 def value_of(key: str, overrides: Sequence[str], default: str) -> str:
@@ -64,15 +54,9 @@ def spelled_out(override: str) -> str:
 
 
 @cache
-def key_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> type, of every leaf field of a dataclass."""
-    types: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            types |= key_types(hint, f"{prefix}{name}.")
-        else:
-            types[f"{prefix}{name}"] = hint
-    return types
+def key_types() -> dict[str, Any]:
+    """Dotted key -> type, of every leaf field of a recipe."""
+    return {key: get_args(hint)[0] if get_origin(hint) is Annotated else hint for key, hint in field_types().items()}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from slime_swe.launch.config import assemble
 from slime_swe.launch.doctor.finding import Finding, show
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    name, overrides = split_recipe(options.overrides)
-    recipe = assemble(name or DEFAULT_RECIPE, overrides)
+    recipe = assemble(DEFAULT_RECIPE, options.overrides)
     from slime_swe.launch.doctor.runner import (  # imports plug-ins, engines and sandboxes: for this command only
         examine,
         passes,

@@ -26,7 +26,7 @@ from slime_swe.launch.config import resolve, save_recipe
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.output import print_json, rate
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import RECIPE_FILE, find_run
@@ -66,15 +66,14 @@ def run(options: argparse.Namespace) -> int:
 
 def recipe_for(target: str, given: list[str]) -> Recipe:
     """The run's own recipe with these weights or its newest; or the named one with the model at `target`."""
-    name, overrides = split_recipe(given)
     model = model_folder(Path(target))
     if model is None:
-        folder = find_run(target, value_of("run.dir", overrides, "runs"))
-        return _with_weights(resolve(name or str(folder / RECIPE_FILE), overrides), newest_weights(folder))
+        folder = find_run(target, value_of("run.dir", given, "runs"))
+        return _with_weights(resolve(str(folder / RECIPE_FILE), given), newest_weights(folder))
     run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
-    if run is not None and name is None:
-        return _with_weights(resolve(str(run / RECIPE_FILE), overrides), model)
-    return resolve(name or DEFAULT_RECIPE, [*overrides, f"model={model}"])
+    if run is not None and not value_of("recipe", given, ""):
+        return _with_weights(resolve(str(run / RECIPE_FILE), given), model)
+    return resolve(DEFAULT_RECIPE, [*given, f"model={model}"])
 
 
 def model_folder(target: Path) -> Path | None:

@@ -11,7 +11,7 @@ import argparse
 
 from slime_swe.launch.config import assemble
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments
 from slime_swe.launch.plan.assumptions import assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.launch.plan.show import document, show
@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 where the recipe can run, 1 where it can't."""
-    name, overrides = split_recipe(options.overrides)
-    recipe, assumed = assemble(name or DEFAULT_RECIPE, overrides), assume(options.assume)
+    recipe, assumed = assemble(DEFAULT_RECIPE, options.overrides), assume(options.assume)
     plan, proposals = make_plan(recipe, assumed), propose(recipe, assumed)
     if options.json:
         print_json(document(plan, proposals))

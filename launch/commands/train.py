@@ -16,7 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, split_recipe, value_of
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of
 from slime_swe.launch.preflight import check_integrity, check_overlap, record_overlap, require_plug_ins
 from slime_swe.launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
 from slime_swe.launch.slime.show import document, readable, script
@@ -57,12 +57,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
     """The recipe, and the folder of its run: of a fresh one it is not there yet."""
-    name, overrides = split_recipe(given)
     if not resume:
-        recipe = with_name(resolve(name or DEFAULT_RECIPE, overrides))
+        recipe = with_name(resolve(DEFAULT_RECIPE, given))
         return recipe, Path(recipe.run.dir) / recipe.run.name
-    folder = find_run(value_of("run.name", overrides, ""), value_of("run.dir", overrides, "runs"))
-    recipe = resolve(name or str(folder / RECIPE_FILE), overrides)
+    folder = find_run(value_of("run.name", given, ""), value_of("run.dir", given, "runs"))
+    recipe = resolve(str(folder / RECIPE_FILE), given)
     require_same(recipe, folder)
     return recipe, folder
 

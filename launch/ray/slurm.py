@@ -26,7 +26,7 @@ from slime_swe.files import replace_file
 from slime_swe.launch.config import resolve
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import CLUSTER, require
-from slime_swe.launch.overrides import DEFAULT_RECIPE, split_recipe, value_of
+from slime_swe.launch.overrides import DEFAULT_RECIPE, value_of
 from slime_swe.launch.ray.dashboard import POLL_SECONDS, reaching, wait_until
 from slime_swe.launch.ray.jobs import INTERRUPTED, STOP_SECONDS, RayJob
 from slime_swe.launch.ray.node import Head, Node, wait_for_nodes
@@ -85,9 +85,9 @@ def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
 
 def recipe_of(argv: Sequence[str]) -> Recipe:
     """The recipe that `slime-swe train ...` asks for. Raises `UserError` where there is none such."""
-    name, overrides = split_recipe([text for text in argv if "=" in text])
+    overrides = [text for text in argv if "=" in text]
     saved = Path(value_of("run.dir", overrides, "runs"), value_of("run.name", overrides, ""), RECIPE_FILE)
-    return resolve(name or (str(saved) if "--resume" in argv else DEFAULT_RECIPE), overrides)
+    return resolve(str(saved) if "--resume" in argv else DEFAULT_RECIPE, overrides)
 
 
 def _find_head(folder: Path, srun: int | None = None) -> Head:

@@ -13,13 +13,11 @@ from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.engines import Engine, engine_of
+from slime_swe.launch.plan.formulae import GIB, WEIGHT_BYTES, checkpoint_bytes
 from slime_swe.recipes.base import Recipe
 
-GIB = 1 << 30
 LEAST_SHARED = GIB  # Docker's own default of 64 MiB breaks NCCL and Ray
 USUAL_SHARED = 16 * GIB  # what SLiME runs its own containers with
-STATE_BYTES = 14  # of one weight in a training checkpoint: bf16 weight, fp32 master copy, two fp32 moments
-WEIGHT_BYTES = 2  # of one weight in bf16
 SMALLEST = 64 << 20  # logs, trajectories and metrics of any run
 _NEARLY = 0.95  # a machine of 64 GiB shows a little less
 
@@ -32,12 +30,9 @@ def check_capacity(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if cores >= cluster.cpus_per_node and memory >= _NEARLY * cluster.memory_per_node:
         yield ok("machine", found)
     else:
-        yield warning(
-            "machine",
-            f"{found}; the recipe counts on {cluster.cpus_per_node} and {cluster.memory_per_node}",
-            "expect slower rollouts; set cluster.cpus_per_node and cluster.memory_per_node to what is here to plan "
-            "with it",
-        )
+        found += f"; the recipe counts on {cluster.cpus_per_node} and {cluster.memory_per_node}"
+        fix = "expect slower rollouts; to plan with it, set cluster.cpus_per_node and cluster.memory_per_node"
+        yield warning("machine", found, fix)
 
 
 def memory_bytes() -> int:
@@ -60,13 +55,14 @@ def check_limits(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield skipped("locked memory", f"engine={recipe.engine} locks none")
         return
     yield _locked_memory(recipe.cluster.nodes)
-    yield _shared_memory(Path("/dev/shm"))
+    yield _shared_memory()
 
 
 def _open_files(engine: Engine) -> Finding:
     """Ray raises the soft limit to the hard one, up to 65,536."""
     least, usual = engine.open_files
-    soft, hard = (_number(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in limits)
     effective = max(soft, min(hard, 65536)) if engine.raises_open_files else soft
     found = f"{effective:g} at most"
     fix = f"ulimit -n {usual}; where that is refused, --ulimit nofile={usual} for Docker or /etc/security/limits.conf"
@@ -84,18 +80,13 @@ def _locked_memory(nodes: int) -> Finding:
     found = f"at most {soft / (1 << 20):g} MiB"
     if nodes == 1:
         return ok("locked memory", f"{found}, which one machine can do with")
-    return warning(
-        "locked memory",
-        f"{found}: InfiniBand registers the buffers of NCCL as locked memory",
-        "ulimit -l unlimited; --ulimit memlock=-1 for Docker",
-    )
+    found += ": InfiniBand registers the buffers of NCCL as locked memory"
+    return warning("locked memory", found, "ulimit -l unlimited; --ulimit memlock=-1 for Docker")
 
 
-def _shared_memory(folder: Path) -> Finding:
-    if not folder.is_dir():
-        return failure("shared memory", f"there is no {folder}", "mount a tmpfs there")
-    free = shutil.disk_usage(folder).free
-    found = f"{free / GIB:.1f} GiB free in {folder}"
+def _shared_memory() -> Finding:
+    free = free_bytes(Path("/dev/shm"))
+    found = f"{free / GIB:.1f} GiB free in /dev/shm"
     fix = "--shm-size=64g or --ipc=host for Docker; else mount -o remount,size=64G /dev/shm"
     if free < LEAST_SHARED:
         return failure("shared memory", f"{found}: NCCL and Ray need it", fix)
@@ -104,17 +95,12 @@ def _shared_memory(folder: Path) -> Finding:
     return ok("shared memory", found)
 
 
-def _number(limit: int) -> float:
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
-
-
 def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """A checkpoint is written before the one before it can go, so two must fit."""
     folder = Path(recipe.run.dir)
-    one = recipe.model.architecture.parameters * (STATE_BYTES + WEIGHT_BYTES)  # training state, and Hugging Face format
-    engine = engine_of(recipe)
-    count = engine.checkpoints(recipe)
-    refusal = unwritable(folder)
+    shape, engine = recipe.model.architecture, engine_of(recipe)
+    one = checkpoint_bytes(shape) + WEIGHT_BYTES * shape.parameters  # the second in Hugging Face format
+    count, refusal = engine.checkpoints(recipe), unwritable(folder)
     if refusal:
         yield failure("run folder", refusal, "give another run.dir")
         return
@@ -123,11 +109,8 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if free < min(2, count) * one + SMALLEST:
         yield failure("run folder", f"{found}, and two must fit", "make room there, or give another run.dir")
     elif free < count * one + SMALLEST:
-        yield warning(
-            "run folder",
-            f"{found}: not all {count} fit",
-            f"{engine.fewer_checkpoints}, remove old checkpoints as the run goes, or give another run.dir",
-        )
+        fix = f"{engine.fewer_checkpoints}, remove old checkpoints as the run goes, or give another run.dir"
+        yield warning("run folder", f"{found}: not all {count} fit", fix)
     else:
         yield ok("run folder", found)
 
@@ -170,10 +153,7 @@ def check_model_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     needed = len(missing) * WEIGHT_BYTES * recipe.model.architecture.parameters
     free = free_bytes(folder)
     if free < needed:
-        yield failure(
-            "model folder",
-            f"{size(free)} free in {folder}; {' and '.join(map(str, missing))} will take {size(needed)}",
-            "make room there, or give another model.folder",
-        )
+        found = f"{size(free)} free in {folder}; {' and '.join(map(str, missing))} will take {size(needed)}"
+        yield failure("model folder", found, "make room there, or give another model.folder")
     else:
         yield ok("model folder", f"{size(free)} free in {folder}")

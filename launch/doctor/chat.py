@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from slime_swe.errors import UserError
@@ -33,11 +33,8 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     try:
         load_template(folder)
     except TemplateError as error:
-        yield failure(
-            "chat template",
-            str(error),
-            "use the checkpoint's own template, or one that keeps earlier turns byte for byte",
-        )
+        fix = "use the checkpoint's own template, or one that keeps earlier turns byte for byte"
+        yield failure("chat template", str(error), fix)
     else:
         yield ok("chat template", "each turn's increment is proven exact")
     yield _tool_calls(load_tokenizer(folder), tool_format_of(recipe.model))
@@ -45,11 +42,8 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def _tool_calls(tokenizer: Any, written: str) -> Finding:
     """The policy was taught to write calls as its template renders them; the parser must read these back."""
-    fits = [
-        name
-        for name in dict.fromkeys((*TOOL_FORMATS, written))
-        if all(_reads_back(tokenizer, call, name) for call in PROBES)
-    ]
+    formats = dict.fromkeys((*TOOL_FORMATS, written))
+    fits = [name for name in formats if all(_reads_back(tokenizer, call, name) for call in PROBES)]
     if written in fits:
         return ok("tool calls", f"what the template writes, model.tool_format={written} reads back")
     if not any(_rendered(tokenizer, call) for call in PROBES):
@@ -69,8 +63,9 @@ def _rendered(tokenizer: Any, call: ToolCall) -> str:
     """The assistant's turn that makes this call, as the template writes it; empty where it writes none."""
     from jinja2 import TemplateError as JinjaError
 
-    user = {"role": "user", "content": "Repair it."}
-    reply = {"role": "assistant", "content": _BEFORE, "tool_calls": [_as_openai(call)]}
+    user, function = {"role": "user", "content": "Repair it."}, {"name": call.name, "arguments": call.arguments}
+    calls = [{"type": "function", "function": function}]
+    reply = {"role": "assistant", "content": _BEFORE, "tool_calls": calls}
     schemas = [tool.spec.schema() for tool in TOOLS]
     try:
         text: str = tokenizer.apply_chat_template([user, reply], tools=schemas, tokenize=False)
@@ -78,7 +73,3 @@ def _rendered(tokenizer: Any, call: ToolCall) -> str:
         return ""
     said = text.rpartition(_BEFORE)[2]
     return said if call.name in said else ""
-
-
-def _as_openai(call: ToolCall) -> Mapping[str, Any]:
-    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

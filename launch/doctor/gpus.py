@@ -35,82 +35,61 @@ class Gpu:
 
 def check_gpus(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Count, kind, driver and what already occupies them."""
-    wanted = recipe.cluster.gpus_per_node
+    wanted, address = recipe.cluster.gpus_per_node, recipe.cluster.ray_address
+    if address and not machine.has("nvidia-smi"):
+        yield skipped("gpus", f"none here; the job goes to the cluster at {address}: run this on its nodes too")
+        return
     try:
         gpus, strange = parse(machine.ask(*COMMAND))
     except MachineError as error:
-        yield _unseen(recipe, machine, str(error))
+        yield failure("gpus", str(error), _BROKEN if machine.has("nvidia-smi") else _ELSEWHERE)
         return
     if strange:
-        yield _strange(strange, any_gpu=bool(gpus))
-    if not gpus:
-        if not strange:
-            yield failure("gpus", f"nvidia-smi lists no GPU; the recipe wants {wanted}", _ELSEWHERE)
-        return
-    yield _counted(gpus, wanted)
-    yield from _hidden(wanted)
-    yield from _of_kind(gpus, recipe.cluster.gpu)
-    yield from _undivided(gpus)
-    yield _driven(gpus)
-    yield from _occupied(gpus[:wanted], recipe)
+        found = f"nvidia-smi says {strange[0][:120]!r}" + f" and {len(strange) - 1} lines more" * (len(strange) > 1)
+        yield (warning if gpus else failure)("gpus", found, _BROKEN)
+    if gpus:
+        yield from _counted(gpus, wanted)
+        yield from _of_kind(gpus, recipe.cluster.gpu)
+        yield _driven(gpus[0].driver)
+        yield from _occupied(gpus[:wanted], recipe)
+    elif not strange:
+        yield failure("gpus", f"nvidia-smi lists no GPU; the recipe wants {wanted}", _ELSEWHERE)
 
 
 def parse(text: str) -> tuple[list[Gpu], list[str]]:
     """The GPUs in the answer to `COMMAND`, and its lines that tell of none."""
-    gpus, strange = [], []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        match = _ROW.fullmatch(line)
-        if match is None:
-            strange.append(line)
-            continue
-        index, name, version, memory, used, partitioned = match.groups()
-        gpus.append(Gpu(int(index), name, version, int(memory), int(used), partitioned == "Enabled"))
-    return gpus, strange
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    rows = [match.groups() for line in lines if (match := _ROW.fullmatch(line))]
+    gpus = [Gpu(int(index), name, version, int(memory), int(used), mig == "Enabled")
+            for index, name, version, memory, used, mig in rows]  # fmt: skip
+    return gpus, [line for line in lines if not _ROW.fullmatch(line)]
 
 
 _ROW = re.compile(r"(\d+), ([^,]+), (\d+(?:\.\d+)+), (\d+), (\d+), (Enabled|Disabled|\[N/A\]|N/A)")
 _ELSEWHERE = "run this on a machine of the cluster, or take a recipe without GPUs (`slime-swe recipes` lists them)"
+_BROKEN = "run `nvidia-smi` yourself: where it fails too, the driver must be put right, or the machine rebooted"
 
 
-def _unseen(recipe: Recipe, machine: Machine, why: str) -> Finding:
-    address = recipe.cluster.ray_address
-    if address and not machine.has("nvidia-smi"):
-        return skipped("gpus", f"none here; the job goes to the cluster at {address}: run this on its nodes too")
-    if not machine.has("nvidia-smi"):
-        return failure("gpus", f"{why}: no NVIDIA GPU can be seen", _ELSEWHERE)
-    return failure("gpus", why, "run `nvidia-smi` yourself: where it fails too, the driver must be put right first")
-
-
-def _strange(lines: Sequence[str], *, any_gpu: bool) -> Finding:
-    found = f"nvidia-smi says {lines[0][:120]!r}" + (f" and {len(lines) - 1} lines more" if len(lines) > 1 else "")
-    fix = "run `nvidia-smi` yourself: a GPU that it can't query needs a reset, or the machine a reboot"
-    return warning("gpus", found, fix) if any_gpu else failure("gpus", found, fix)
-
-
-def _counted(gpus: Sequence[Gpu], wanted: int) -> Finding:
+def _counted(gpus: Sequence[Gpu], wanted: int) -> Iterator[Finding]:
+    """How many there are, may be seen, and are whole."""
     kinds = sorted({gpu.name for gpu in gpus})
     found = f"{len(gpus)} × {' and '.join(kinds)}, {gpus[0].memory / 1024:.1f} GiB each"
     if len(gpus) < wanted:
-        return failure(
+        yield failure(
             "gpus",
             f"{found}; the recipe wants {wanted} on each machine",
             f"take a machine with {wanted}, or set cluster.gpus_per_node={len(gpus)} and ask `slime-swe plan` "
             "whether that fits",
         )
-    return ok("gpus", found + (f"; {wanted} of them are used" if len(gpus) > wanted else ""))
-
-
-def _hidden(wanted: int) -> Iterator[Finding]:
+    else:
+        yield ok("gpus", found + (f"; {wanted} of them are used" if len(gpus) > wanted else ""))
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return
-    count = len([name for name in listed.split(",") if name.strip() not in ("", "-1")])
-    if count < wanted:
-        yield failure(
-            "gpus",
-            f"CUDA_VISIBLE_DEVICES={listed!r} shows {count} of the {wanted} GPUs that the recipe wants",
-            "unset CUDA_VISIBLE_DEVICES, or list as many",
-        )
+    if listed is not None and (count := sum(name.strip() not in ("", "-1") for name in listed.split(","))) < wanted:
+        found = f"CUDA_VISIBLE_DEVICES={listed!r} shows {count} of the {wanted} GPUs that the recipe wants"
+        yield failure("gpus", found, "unset CUDA_VISIBLE_DEVICES, or list as many")
+    if split := [str(gpu.index) for gpu in gpus if gpu.partitioned]:
+        found = f"GPU {', '.join(split)}: divided into instances (MIG), between which NCCL does not talk"
+        yield failure("gpus", found, "take other GPUs, or have an administrator turn MIG off")
 
 
 def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
@@ -123,37 +102,19 @@ def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
         return
     chip, nominal = named[1], int(named[2]) * 1e9 / (1 << 20)
     least = min(gpus, key=lambda gpu: gpu.memory)
+    fix = "set cluster.gpu to what is here and ask `slime-swe plan` whether, and how fast, that runs"
     if least.memory < _TOLERANCE * nominal:
-        yield failure(
-            "gpus",
-            f"{least.name} has {least.memory / 1024:.1f} GiB; cluster.gpu={kind} has {nominal / 1024:.1f}",
-            "set cluster.gpu to what is here and ask `slime-swe plan` whether that fits",
-        )
+        found = f"{least.name} has {least.memory / 1024:.1f} GiB; cluster.gpu={kind} has {nominal / 1024:.1f}"
+        yield failure("gpus", found, fix)
     elif others := sorted({gpu.name for gpu in gpus if chip not in gpu.name}):
-        yield warning(
-            "gpus",
-            f"{' and '.join(others)} here, cluster.gpu={kind} in the recipe",
-            "set cluster.gpu to what is here: the plan's times are those of the other GPU",
-        )
+        yield warning("gpus", f"{' and '.join(others)} here, cluster.gpu={kind} in the recipe", fix)
 
 
-def _undivided(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    if split := [str(gpu.index) for gpu in gpus if gpu.partitioned]:
-        yield failure(
-            "gpus",
-            f"GPU {', '.join(split)}: divided into instances (MIG), between which NCCL does not talk",
-            "take other GPUs, or have an administrator turn MIG off",
-        )
-
-
-def _driven(gpus: Sequence[Gpu]) -> Finding:
-    support, version = driver(), gpus[0].driver
+def _driven(version: str) -> Finding:
+    support = driver()
     if not support.allows(version):
-        return failure(
-            "driver",
-            f"{version}; CUDA 12 needs {support.required}",
-            f"have an administrator install a driver {support.tested}",
-        )
+        fix = f"have an administrator install a driver {support.tested}"
+        return failure("driver", f"{version}; CUDA 12 needs {support.required}", fix)
     if not support.knows(version):
         return warning(
             "driver",
@@ -176,6 +137,9 @@ def _occupied(gpus: Sequence[Gpu], recipe: Recipe) -> Iterator[Finding]:
         yield warning("gpus", found, fix)
 
 
+_NO_MATRIX = "run `nvidia-smi topo -m` yourself: it should draw a matrix, where there are two GPUs or more"
+
+
 def check_links(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Tensor-parallel groups exchange activations in every layer: without NVLink they crawl, but they run."""
     wanted = recipe.cluster.gpus_per_node
@@ -185,7 +149,7 @@ def check_links(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     try:
         links, networks = parse_links(machine.ask(*LINKS_COMMAND))
     except MachineError as error:
-        yield warning("nvlink", str(error), "run `nvidia-smi topo -m` yourself: it should draw a matrix of links")
+        yield warning("nvlink", str(error), _NO_MATRIX)
         return
     yield _joined(links, wanted)
     if recipe.cluster.nodes > 1:
@@ -207,15 +171,11 @@ def parse_links(text: str) -> tuple[dict[tuple[int, int], str], list[str]]:
 
 
 def _joined(links: dict[tuple[int, int], str], wanted: int) -> Finding:
-    pairs = {pair: link for pair, link in links.items() if max(pair) < wanted}
     if wanted < 2:
         return skipped("nvlink", "one GPU has nothing to be joined to")
+    pairs = {pair: link for pair, link in links.items() if max(pair) < wanted}
     if not pairs:
-        return warning(
-            "nvlink",
-            "`nvidia-smi topo -m` draws no matrix of links",
-            "run it yourself: it should, where there are two GPUs or more",
-        )
+        return warning("nvlink", "`nvidia-smi topo -m` draws no matrix of links", _NO_MATRIX)
     apart = {pair: link for pair, link in pairs.items() if not link.startswith("NV")}
     if apart:
         (one, other), link = min(apart.items())

@@ -61,11 +61,9 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 def _without_image(key: str, tasks: Sequence[Task], sandbox: str) -> Iterator[Finding]:
     needing = sum(task.workspace.image is not None for task in tasks)
     if needing and not make_backend(sandbox).takes_images:
-        yield failure(
-            "tasks",
-            f"{key}: {needing} of {len(tasks)} tasks bring a container image, and rollout.sandbox={sandbox} takes none",
-            f"set rollout.sandbox to one of {', '.join(names_that('takes_images'))}",
-        )
+        found = f"{needing} of {len(tasks)} tasks bring a container image, and rollout.sandbox={sandbox} takes none"
+        fix = f"set rollout.sandbox to one of {', '.join(names_that('takes_images'))}"
+        yield failure("tasks", f"{key}: {found}", fix)
 
 
 def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -84,22 +82,16 @@ def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 def check_plug_ins(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Import every function that is named by a dotted path, and what opens the agent."""
     paths = {key: path for key in PLUG_INS.values() if (path := lookup(recipe, key))}
-    wrong = [finding for key, path in paths.items() if (finding := _importable(key, path))]
-    try:
-        agent_class(recipe.rollout.agent)
-    except UserError as error:
-        wrong.append(failure("plug-ins", str(error), "change rollout.agent"))
-    yield from wrong
+    wrong = False
+    for key, path in {**paths, "rollout.agent": recipe.rollout.agent}.items():
+        try:
+            agent_class(path) if key == "rollout.agent" else load_object(path, key)
+        except (UserError, ImportError, SyntaxError) as error:
+            wrong = True
+            fix = f"change {key}, or start slime-swe in the folder that holds the module"
+            yield failure("plug-ins", str(error), fix)
     if not wrong:
         yield ok("plug-ins", f"{len(paths)} functions and the agent {recipe.rollout.agent} import")
-
-
-def _importable(key: str, path: str) -> Finding | None:
-    try:
-        load_object(path, key)
-    except (UserError, ImportError, SyntaxError) as error:
-        return failure("plug-ins", str(error), f"change {key}, or start slime-swe in the folder that holds the module")
-    return None
 
 
 def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

@@ -18,17 +18,12 @@ from slime_swe.rollout.sandbox.pool import make_backend
 def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Only what this recipe's sandbox needs."""
     name = recipe.rollout.sandbox
-    try:
-        backend = make_backend(name)
-    except UserError as error:
-        yield failure("sandbox", str(error), "choose one of these")
-        return
+    backend = make_backend(name)
     for requirement in backend.requirements:
         yield _checked(requirement, machine)
     if backend.isolates == "never":
-        yield warning(
-            "isolation", f"rollout.sandbox={name} has none: {backend.unprotected}", "set rollout.sandbox=local"
-        )
+        found = f"rollout.sandbox={name} has none: {backend.unprotected}"
+        yield warning("isolation", found, "set rollout.sandbox=local")
     yield _opened(name)
 
 

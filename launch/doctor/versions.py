@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
@@ -27,14 +28,8 @@ from slime_swe.recipes.base import Recipe
 IMAGE = "run this inside the training image (docker/, launch/apptainer/), which holds the whole stack"
 _EXTRA = "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does"
 _SCRIPT = """
-import json, sys
-from importlib.metadata import PackageNotFoundError, version
-def of(name):
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-print(json.dumps({name: of(name) for name in sys.argv[1:]}))
+import json, importlib.metadata as m
+print(json.dumps({d.metadata["Name"]: d.version for d in reversed([*m.distributions()])}))
 """
 
 
@@ -54,16 +49,17 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         return
     supported = packages()
     try:
-        found: dict[str, str | None] = json.loads(machine.ask(PYTHON, "-c", _SCRIPT, *supported))
+        listed: dict[str, str] = json.loads(machine.ask(PYTHON, "-c", _SCRIPT))
     except (MachineError, ValueError) as error:
         yield failure("versions", f"{PYTHON} does not list its packages: {error}", IMAGE)
         return
-    missing = [name for name in supported if not found.get(name)]
+    found = {canonicalize_name(name): version for name, version in listed.items()}
+    missing = [name for name in supported if canonicalize_name(name) not in found]
     if missing:
         yield failure("versions", f"{', '.join(missing)} not installed in {PYTHON}", IMAGE)
-    for name, version in found.items():
-        if version:
-            yield _package(name, version, supported[name])
+    for name, support in supported.items():
+        if name not in missing:
+            yield _package(name, found[canonicalize_name(name)], support)
 
 
 def check_packages(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

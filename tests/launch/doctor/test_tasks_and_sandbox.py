@@ -14,6 +14,7 @@ from tests.recipes.changes import variant
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.recipe import check_plug_ins, check_tasks
+from slime_swe.launch.doctor.runner import guarded
 from slime_swe.launch.doctor.sandbox import check_sandbox
 
 
@@ -84,7 +85,7 @@ def test_without_bubblewrap_what_is_unprotected_is_said(tmp_path, monkeypatch):
 
 
 def test_an_unknown_sandbox_is_a_failure():
-    found = statuses(check_sandbox(variant("tiny_cpu", rollout__sandbox="dokcer"), Machine()))
+    found = statuses(guarded("sandbox", variant("tiny_cpu", rollout__sandbox="dokcer"), Machine()))
     assert found == {"sandbox": "failure"}
 
 

@@ -1,4 +1,4 @@
-"""What the recipes for GPUs share: the machine, GRPO as it is changed here, the optimizer, the task and its prompt.
+"""What the recipes for GPUs share: machine, usual sizes, GRPO as it is changed here, optimizer, tasks and their prompt.
 
 What is changed from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
 
@@ -16,14 +16,54 @@ generated one-bug repositories, which say whether everything works and little ab
 
 from __future__ import annotations
 
-from slime_swe.recipes.base import Algorithm, Cluster, Data, Optimizer, Run
+from typing import Any
+
+from slime_swe.recipes.base import (
+    Algorithm,
+    Architecture,
+    Cluster,
+    Data,
+    Model,
+    Optimizer,
+    Parallel,
+    Recipe,
+    Rollout,
+    Run,
+    Serving,
+)
 
 H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
+PARALLEL = Parallel(tp=2, cp=2, max_tokens_per_gpu=16384, recompute="full")
+SERVING = Serving(gpus_per_engine=2, concurrency=64, deterministic=False, mem_fraction=0.7)
+ROLLOUT = Rollout(
+    batch_size=32,
+    samples_per_task=8,
+    max_turns=50,
+    max_response=4096,
+    max_context=32768,
+    time_budget=900.0,
+    sandbox_concurrency=64,
+    system_prompt="You are a software engineer. Repair the repository in the working directory: look at its files, "
+    "change them, run its tests, and submit when they pass.",
+)
 GRPO = Algorithm(clip_low=0.2, clip_high=0.28, tis=True, tis_clip=2.0, std_normalization=False)
 ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
 SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
 RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)
-SYSTEM_PROMPT = (
-    "You are a software engineer. Repair the repository in the working directory: look at its files, "
-    "change them, run its tests, and submit when they pass."
-)
+
+
+def gpu_recipe(checkpoint: str, architecture: Architecture, tool_format: str = "", **parts: Any) -> Recipe:
+    """A recipe for SLiME: `parts` of `Recipe`, and those above for all that they leave out."""
+    shared = {
+        "engine": "slime",
+        "hardware": "1 node of 8 x H100-80GB",
+        "cluster": H100_NODE,
+        "parallel": PARALLEL,
+        "serving": SERVING,
+        "rollout": ROLLOUT,
+        "data": SYNTHETIC,
+        "algorithm": GRPO,
+        "optimizer": ADAMW,
+        "run": RUN,
+    }
+    return Recipe(model=Model(checkpoint, architecture, tool_format), **{**shared, **parts})

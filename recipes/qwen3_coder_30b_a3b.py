@@ -18,54 +18,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Architecture, Model, Parallel, Recipe, Rollout, Serving
-from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, H100_NODE, RUN, SYNTHETIC, SYSTEM_PROMPT
+from slime_swe.recipes.base import Architecture, Parallel, Recipe
+from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, ROLLOUT, SERVING, gpu_recipe
 
 
 def recipe() -> Recipe:
-    return Recipe(
+    return gpu_recipe(
         name="qwen3_coder_30b_a3b",
         description="Qwen3-Coder-30B-A3B-Instruct, 64k context, GSPO with routing replay",
-        hardware="1 node of 8 x H100-80GB",
-        engine="slime",
-        model=Model(
-            checkpoint="Qwen/Qwen3-Coder-30B-A3B-Instruct",
-            architecture=Architecture(
-                family="qwen3_moe",
-                layers=48,
-                hidden=2048,
-                ffn=5472,
-                heads=32,
-                kv_heads=4,
-                head_dim=128,
-                vocab=151936,
-                tied=False,
-                rope_theta=1e7,
-                rms_eps=1e-6,
-                qkv_bias=False,
-                qk_norm=True,
-                max_context=262144,
-                experts=128,
-                experts_per_token=8,
-                expert_ffn=768,
-            ),
-            tool_format="qwen3_coder",
+        checkpoint="Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        architecture=Architecture(
+            family="qwen3_moe",
+            layers=48,
+            hidden=2048,
+            ffn=5472,
+            heads=32,
+            kv_heads=4,
+            head_dim=128,
+            vocab=151936,
+            tied=False,
+            rope_theta=1e7,
+            rms_eps=1e-6,
+            qkv_bias=False,
+            qk_norm=True,
+            max_context=262144,
+            experts=128,
+            experts_per_token=8,
+            expert_ffn=768,
         ),
-        cluster=H100_NODE,
+        tool_format="qwen3_coder",
         parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
-        serving=Serving(gpus_per_engine=4, ep=4, concurrency=128, deterministic=False, mem_fraction=0.7),
-        rollout=Rollout(
-            batch_size=32,
-            samples_per_task=8,
-            max_turns=100,
-            max_response=8192,
-            max_context=65536,
-            time_budget=1800.0,
-            sandbox_concurrency=64,
-            system_prompt=SYSTEM_PROMPT,
-        ),
-        data=SYNTHETIC,
+        serving=replace(SERVING, gpus_per_engine=4, ep=4, concurrency=128),
+        rollout=replace(ROLLOUT, max_turns=100, max_response=8192, max_context=65536, time_budget=1800.0),
         algorithm=replace(GRPO, estimator="gspo", clip_low=3e-4, clip_high=4e-4, routing_replay="rollout"),
         optimizer=replace(ADAMW, cpu_offload=True),
-        run=RUN,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
 TRAINED_CLASSES = (
     "operator",
@@ -25,6 +27,9 @@ _BOUNDARIES = {ast.Gt: ">=", ast.Lt: "<=", ast.GtE: ">", ast.LtE: "<"}
 _CALLS = {"max": "min", "min": "max", "sum": "len", "len": "sum", "upper": "lower", "sorted": "list"}
 _SWAPPABLE = (ast.Sub, ast.FloorDiv, ast.Mod)
 
+Edit = tuple[int, int, str]  # what `source[start:end]` becomes
+Slip = tuple[str, Edit]  # of a bug class
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -36,36 +41,50 @@ class Mutation:
 
 def mutations(source: str) -> list[Mutation]:
     """Every mutation of one function, in source order, without repeats."""
-    editor = _Editor(source)
-    function = ast.parse(source).body[0]
-    assert isinstance(function, ast.FunctionDef), source
-    found: dict[str, Mutation] = {}
-    for bug_class, mutant in _mutants(function, editor):
-        if mutant != source and _parses(mutant):
-            found.setdefault(mutant, Mutation(bug_class, mutant))
-    return list(found.values())
+    function = _function(source)
+    found = _programs(source, _slips(function, _Editor(source)))
+    return [Mutation(bug_class, mutant) for mutant, (bug_class, _) in found.items()]
 
 
-def corruptions(source: str) -> list[Mutation]:
-    """Every exchange of one name, number or operator for another of its kind, likely slip or not.
+def corruptions(source: str) -> dict[str, Edit]:
+    """Every exchange of one name, number or operator for another of its kind, likely slip or not: program → edit.
 
     A superset of most trained classes, for demonstrations: who has repaired a place in many ways knows what is right
     there, and not only the slips that were shown.
     """
-    editor = _Editor(source)
+    function, editor = _function(source), _Editor(source)
+    variables, fixed = _variables(function), _loop_names(function)
+    nodes = (node for statement in function.body[1:] for node in ast.walk(statement))
+    edits = (("corruption", edit) for node in nodes for edit in _exchanges(node, editor, variables, fixed))
+    return {mutant: edit for mutant, (_, edit) in _programs(source, edits).items()}
+
+
+def edited(source: str, edits: Iterable[Edit]) -> str:
+    """The source with edits that don't overlap."""
+    for start, end, text in sorted(edits, reverse=True):
+        source = source[:start] + text + source[end:]
+    return source
+
+
+def _function(source: str) -> ast.FunctionDef:
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef), source
-    variables, fixed = _variables(function), _loop_names(function)
-    found: dict[str, Mutation] = {}
-    for statement in function.body[1:]:
-        for node in ast.walk(statement):
-            for mutant in _exchanges(node, editor, variables, fixed):
-                if mutant != source and _parses(mutant):
-                    found.setdefault(mutant, Mutation("corruption", mutant))
-    return list(found.values())
+    return function
 
 
-def _exchanges(node: ast.AST, editor: _Editor, variables: list[str], fixed: set[int]) -> Iterator[str]:
+def _programs(source: str, slips: Iterable[Slip]) -> dict[str, Slip]:
+    """The programs that single slips make of a source, without repeats; to drop a block's only statement makes none."""
+    found: dict[str, Slip] = {}
+    for slip in slips:
+        mutant = edited(source, [slip[1]])
+        with suppress(SyntaxError):
+            ast.parse(mutant)
+            found.setdefault(mutant, slip)
+    found.pop(source, None)
+    return found
+
+
+def _exchanges(node: ast.AST, editor: _Editor, variables: list[str], fixed: set[int]) -> Iterator[Edit]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in variables and id(node) not in fixed:
         yield from (editor.put(node, other) for other in variables)
     elif isinstance(node, ast.Constant) and type(node.value) is int:
@@ -77,24 +96,12 @@ def _exchanges(node: ast.AST, editor: _Editor, variables: list[str], fixed: set[
         yield from (editor.between(node.left, right, sign) for sign in ("<", ">", "<=", ">=", "==", "!="))
 
 
-def _parses(source: str) -> bool:
-    """Dropping the only statement of a block leaves no program."""
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
-
-
 class _Editor:
-    """Replaces the text of a syntax node, keeping everything around it as it is."""
+    """Edits of a source that replace the text of a syntax node and keep everything around it as it is."""
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.lines = source.splitlines(keepends=True)
-        self._starts = [0]
-        for line in self.lines:
-            self._starts.append(self._starts[-1] + len(line))
+        self._starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         start = self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
@@ -102,27 +109,25 @@ class _Editor:
         return start, end
 
     def text(self, node: ast.AST) -> str:
-        start, end = self.span(node)
-        return self.source[start:end]
+        return self.source[slice(*self.span(node))]
 
-    def put(self, node: ast.AST, text: str) -> str:
-        start, end = self.span(node)
-        return self.source[:start] + text + self.source[end:]
+    def put(self, node: ast.AST, text: str) -> Edit:
+        return *self.span(node), text
 
-    def between(self, left: ast.AST, right: ast.AST, text: str) -> str:
+    def between(self, left: ast.AST, right: ast.AST, text: str) -> Edit:
         """Replace what stands between two nodes: an operator."""
-        return self.source[: self.span(left)[1]] + f" {text} " + self.source[self.span(right)[0] :]
+        return self.span(left)[1], self.span(right)[0], f" {text} "
 
-    def swap(self, left: ast.AST, right: ast.AST) -> str:
-        (a, b), (c, d) = self.span(left), self.span(right)
-        return self.source[:a] + self.source[c:d] + self.source[b:c] + self.source[a:b] + self.source[d:]
+    def swap(self, left: ast.AST, right: ast.AST) -> Edit:
+        (start, middle), (other, end) = self.span(left), self.span(right)
+        return start, end, self.source[other:end] + self.source[middle:other] + self.source[start:middle]
 
-    def without_lines(self, node: ast.stmt) -> str:
+    def without_lines(self, node: ast.stmt) -> Edit:
         assert node.end_lineno is not None
-        return "".join(self.lines[: node.lineno - 1] + self.lines[node.end_lineno :])
+        return self._starts[node.lineno - 1], self._starts[node.end_lineno], ""
 
 
-def _mutants(function: ast.FunctionDef, editor: _Editor) -> Iterator[tuple[str, str]]:
+def _slips(function: ast.FunctionDef, editor: _Editor) -> Iterator[Slip]:
     variables = _variables(function)
     for default in function.args.defaults:
         yield from _constant(default, editor, "wrong_default", "wrong_default")
@@ -151,7 +156,7 @@ def _variables(function: ast.FunctionDef) -> list[str]:
     return list(dict.fromkeys(names + [n.id for n in sorted(stores, key=lambda n: (n.lineno, n.col_offset))]))
 
 
-def _operator(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
+def _operator(node: ast.AST, editor: _Editor) -> Iterator[Slip]:
     if isinstance(node, ast.BinOp):
         if type(node.op) in _OPERATORS:
             yield "operator", editor.between(node.left, node.right, _OPERATORS[type(node.op)])
@@ -164,7 +169,7 @@ def _operator(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
         if operator in _BOUNDARIES:
             yield "off_by_one", editor.between(node.left, right, _BOUNDARIES[operator])
         if isinstance(node.ops[0], ast.In | ast.NotIn):
-            yield "negated_condition", editor.between(node.left, right, _negated_membership(node.ops[0]))
+            yield "negated_condition", editor.between(node.left, right, "not in" if operator is ast.In else "in")
     elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
         left, right = node.values
         yield "operator", editor.between(left, right, "or" if isinstance(node.op, ast.And) else "and")
@@ -172,11 +177,7 @@ def _operator(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
         yield "negated_condition", editor.put(node, editor.text(node.operand))
 
 
-def _negated_membership(operator: ast.cmpop) -> str:
-    return "not in" if isinstance(operator, ast.In) else "in"
-
-
-def _constant(node: ast.AST, editor: _Editor, far: str, near: str) -> Iterator[tuple[str, str]]:
+def _constant(node: ast.AST, editor: _Editor, far: str, near: str) -> Iterator[Slip]:
     if not isinstance(node, ast.Constant) or type(node.value) is not int:
         return
     value = node.value
@@ -188,7 +189,7 @@ def _constant(node: ast.AST, editor: _Editor, far: str, near: str) -> Iterator[t
         yield far, editor.put(node, str(value // 10))
 
 
-def _statement(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
+def _statement(node: ast.AST, editor: _Editor) -> Iterator[Slip]:
     if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Return | ast.Continue):
         yield "dropped_guard", editor.without_lines(node)
     elif isinstance(node, ast.Return) and node.value is not None:
@@ -202,7 +203,7 @@ def _statement(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
             yield "operator", editor.put(node, f"{target} {_UPDATES[type(node.op)]} {value}")
 
 
-def _call(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
+def _call(node: ast.AST, editor: _Editor) -> Iterator[Slip]:
     if not isinstance(node, ast.Call):
         return
     if isinstance(node.func, ast.Name) and node.func.id in _CALLS:
@@ -213,7 +214,7 @@ def _call(node: ast.AST, editor: _Editor) -> Iterator[tuple[str, str]]:
         yield "swapped_arguments", editor.swap(node.args[0], node.args[1])
 
 
-def _variable(node: ast.Name, editor: _Editor, variables: list[str]) -> Iterator[tuple[str, str]]:
+def _variable(node: ast.Name, editor: _Editor, variables: list[str]) -> Iterator[Slip]:
     """The names that stand next to the right one in order of binding: the slips that people make."""
     if node.id in variables:
         at = variables.index(node.id)

@@ -7,22 +7,47 @@ import hashlib
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from itertools import takewhile
 from types import FrameType
 from typing import Any
 
-from slime_swe.data_sources.synthetic.arguments import draw
-from slime_swe.data_sources.synthetic.bugs import Mutation, corruptions, mutations
+from slime_swe.data_sources.synthetic.bugs import Edit, Mutation, corruptions, edited, mutations
 
 PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
 LARGEST = 4096  # bits of a number, items of a text or a list: what no call with an answer comes near
 _FILE = "<template>"
 _CALLS = 48  # calls tried per template; those that tell the most mutants apart become tests
+
+
+def _word(rng: random.Random) -> str:
+    return "".join(rng.choice("abc") for _ in range(rng.randint(1, 5)))
+
+
+def _ints(rng: random.Random) -> list[int]:
+    return [rng.randint(0, 6) for _ in range(rng.randint(0, 5))]
+
+
+# Argument values, by kind. Small ranges on purpose: boundaries are hit often.
+KINDS: dict[str, Callable[[random.Random], Any]] = {
+    "int": lambda rng: rng.randint(0, 6),
+    "pos": lambda rng: rng.randint(1, 5),
+    "small": lambda rng: rng.randint(0, 3),
+    "optint": lambda rng: rng.choice([None, None, rng.randint(2, 9)]),
+    "big": lambda rng: rng.randint(3, 12),
+    "hundred": lambda rng: rng.choice([50, 100, 120, 200, 250, rng.randint(40, 300)]),
+    "year": lambda rng: rng.choice([1900, 2000, 2024, 2023, 2100, 1996]),
+    "ints": _ints,
+    "lists": lambda rng: [_ints(rng)[:3] for _ in range(rng.randint(0, 3))],
+    "word": _word,
+    "letter": lambda rng: rng.choice("abc"),
+    "words": lambda rng: [_word(rng) for _ in range(rng.randint(0, 4))],
+    "dict": lambda rng: {rng.choice("abcd"): rng.randint(0, 6) for _ in range(rng.randint(0, 3))},
+    "pairs": lambda rng: [(rng.randint(0, 4), rng.randint(1, 9)) for _ in range(rng.randint(0, 3))],
+}
 
 
 class RunawayError(Exception):
@@ -89,7 +114,7 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef)
     rng = random.Random(f"calls of {name}")
-    arguments = {repr(draw(kinds, rng, len(function.args.defaults))): None for _ in range(_CALLS)}
+    arguments = {repr(_draw(kinds, rng, len(function.args.defaults))): None for _ in range(_CALLS)}
     drawn = [ast.literal_eval(text) for text in arguments]
     gold = compile_function(source)
     expected = [run_call(gold, values) for values in drawn]
@@ -98,14 +123,25 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
     return FunctionTemplate(name, source, calls, tuple(mutants))
 
 
+def _draw(kinds: tuple[str, ...], rng: random.Random, defaults: int) -> tuple[Any, ...]:
+    """One call's arguments; now and then the last `defaults` of them are left to their default values.
+
+    An `optint` that comes out as None is left to its default, like everything after it.
+    """
+    values = tuple(KINDS[kind](rng) for kind in kinds)
+    if defaults and rng.random() < 0.4:
+        values = values[: len(values) - defaults]
+    return values[: values.index(None)] if None in values else values
+
+
 def _killed(
-    name: str, candidates: Sequence[Mutation], drawn: Sequence[tuple[Any, ...]], expected: Sequence[str]
+    name: str, wrong: Iterable[Mutation], drawn: Sequence[tuple[Any, ...]], expected: Sequence[str]
 ) -> list[Mutant]:
-    """Those of the candidates that a call tells from the right version."""
+    """Those that a call tells from the right version."""
     mutants = []
-    for mutation in candidates:
-        wrong = compile_function(mutation.source)
-        answers = [run_call(wrong, values) for values in drawn]
+    for mutation in wrong:
+        function = compile_function(mutation.source)
+        answers = [run_call(function, values) for values in drawn]
         killed_by = frozenset(i for i, answer in enumerate(answers) if answer != expected[i])
         if killed_by:
             mutants.append(Mutant(mutation, f"{name}\n{mutation.source}", killed_by))
@@ -116,45 +152,25 @@ def scrambled(rng: random.Random, template: FunctionTemplate, sites: int) -> Mut
     """A template with up to `sites` of its corruptions at once, and not one of its mutants; it must have some."""
     single, known = corrupted(template), {mutant.mutation.source for mutant in template.mutants}
     while True:
-        chosen = rng.sample(single, min(sites, len(single)))
-        source = _merged(template.source, [mutant.mutation.source for mutant in chosen])
+        edits: list[Edit] = []
+        for start, end, text in rng.sample(single, min(sites, len(single))):
+            if all(end <= other or start >= other_end for other, other_end, _ in edits):
+                edits.append((start, end, text))
+        source = edited(template.source, edits)
         with suppress(RunawayError), watched():
             found = _killed(template.name, [Mutation("corruption", source)], *_answers(template))
             if found and source not in known:
                 return found[0]
 
 
-def _merged(source: str, versions: Sequence[str]) -> str:
-    """`source` with what each version changes in it; of changes to one place, the first."""
-    changes: dict[tuple[int, int], str] = {}
-    for version in versions:
-        start, end, text = _change(source, version)
-        if all(end <= other_start or start >= other_end for other_start, other_end in changes):
-            changes[start, end] = text
-    for (start, end), text in sorted(changes.items(), reverse=True):
-        source = source[:start] + text + source[end:]
-    return source
-
-
-def _change(before: str, after: str) -> tuple[int, int, str]:
-    """(start, end, text): `after` has `text` instead of the words `before[start:end]`."""
-    pieces, others = (re.findall(r"\w+|\W", text) for text in (before, after))
-    same = _equal_heads(pieces, others)
-    rest = _equal_heads(pieces[same:][::-1], others[same:][::-1])
-    start, end = (len("".join(part)) for part in (pieces[:same], pieces[: len(pieces) - rest]))
-    return start, end, "".join(others[same : len(others) - rest])
-
-
-def _equal_heads(a: Sequence[str], b: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
 @cache
-def corrupted(template: FunctionTemplate) -> tuple[Mutant, ...]:
+def corrupted(template: FunctionTemplate) -> tuple[Edit, ...]:
     """Corruptions of a template, without its mutants: none of them is a task's bug, held out or not."""
-    known = {mutant.mutation.source for mutant in template.mutants}
-    candidates = [mutation for mutation in corruptions(template.source) if mutation.source not in known]
-    return tuple(_killed(template.name, candidates, *_answers(template)))
+    found = corruptions(template.source)
+    for mutant in template.mutants:
+        found.pop(mutant.mutation.source, None)
+    candidates = (Mutation("corruption", source) for source in found)
+    return tuple(found[mutant.mutation.source] for mutant in _killed(template.name, candidates, *_answers(template)))
 
 
 @cache

@@ -63,12 +63,6 @@ class Module:
         ]
         return "\n\n".join([f"from {self.dotted} import {names}\n", *tests])
 
-    def with_source_of(self, index: int, source: str) -> Module:
-        """This module with another version of its function number `index`."""
-        functions = list(self.functions)
-        functions[index] = replace(functions[index], source=source)
-        return replace(self, functions=tuple(functions))
-
 
 @dataclass(frozen=True)
 class Bug:
@@ -89,9 +83,11 @@ class Repository:
     @property
     def buggy_module(self) -> Module:
         """The module that holds the bug, with the bug in it."""
-        module = self.modules[self.bug.module]
-        function = module.functions[self.bug.function]
-        return module.with_source_of(self.bug.function, function.render(self.bug.mutant.mutation.source))
+        module, number = self.modules[self.bug.module], self.bug.function
+        functions = list(module.functions)
+        wrong = functions[number].render(self.bug.mutant.mutation.source)
+        functions[number] = replace(functions[number], source=wrong)
+        return replace(module, functions=tuple(functions))
 
     @property
     def held_out_tests(self) -> str:
@@ -103,14 +99,11 @@ class Repository:
         test = _test_source(f"test_{function.name}_held_out", function.name, others)
         return f"from {module.dotted} import {function.name}\n\n\n{test}" if others else ""
 
-    def files(self, *, buggy: bool) -> dict[str, str]:
-        """Every source and test file, by path."""
-        files = {}
-        for number, module in enumerate(self.modules):
-            shown = self.buggy_module if buggy and number == self.bug.module else module
-            files[module.path] = shown.source
-            files[module.test_path] = module.test_source
-        return files
+    def files(self) -> dict[str, str]:
+        """Every source and test file, by path, with the bug."""
+        sources = {module.path: module.source for module in self.modules}
+        tests = {module.test_path: module.test_source for module in self.modules}
+        return sources | tests | {self.buggy_module.path: self.buggy_module.source}
 
 
 def _test_source(test: str, function: str, calls: Sequence[Call]) -> str:

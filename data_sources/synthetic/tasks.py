@@ -11,9 +11,9 @@ import hashlib
 import random
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 
 from slime_swe.data_sources.synthetic.bugs import UNSEEN_CLASSES
-from slime_swe.data_sources.synthetic.edits import as_replacement
 from slime_swe.data_sources.synthetic.functions import FunctionTemplate, Mutant, corrupted, scrambled, templates
 from slime_swe.data_sources.synthetic.repository import Repository, make_repository
 from slime_swe.data_sources.task import CallsOracle, Task, Workspace
@@ -36,7 +36,7 @@ def load(split: str) -> list[Task]:
         rng = random.Random(f"embedded {split} {attempt}")  # the text fixes which tasks there are
         repository = draw_repository(rng, split)
         attempt += 1
-        if fix(repository) is not None:
+        if _is_unique(repository.buggy_module.source, repository.modules[repository.bug.module].source):
             tasks.append(_make_task(f"synthetic-{split}-{len(tasks):04d}", split, repository, rng))
     return tasks
 
@@ -59,10 +59,19 @@ def draw_scrambled(rng: random.Random) -> Repository:
     return make_repository(rng, template, mutant, templates(), held_out=False)
 
 
-def fix(repository: Repository) -> tuple[str, str] | None:
-    """The gold fix as one `str_replace` in the buggy module; None where the line to replace is not unique."""
-    right = repository.modules[repository.bug.module].source
-    return as_replacement(repository.buggy_module.source, right)
+def _is_unique(before: str, after: str) -> bool:
+    """Whether the lines that differ, without the first one's indentation, are found once in `before`; where lines were
+    only added or removed, with the line that follows or else precedes."""
+    old, new = before.splitlines(), after.splitlines()
+    start = _equal_heads(old, new)
+    end = _equal_heads(old[start:][::-1], new[start:][::-1])
+    if start in (len(old) - end, len(new) - end):
+        start, end = (start, end - 1) if end else (start - 1, end)
+    return before.count("\n".join(old[start : len(old) - end]).lstrip(" ")) == 1
+
+
+def _equal_heads(first: list[str], second: list[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def statement(rng: random.Random, repository: Repository, failing: list[str]) -> str:
@@ -88,7 +97,7 @@ def failing_tests(repository: Repository) -> tuple[list[str], list[str]]:
 
 def _make_task(task_id: str, split: str, repository: Repository, rng: random.Random) -> Task:
     failing, passing = failing_tests(repository)
-    files = repository.files(buggy=True) | {RUNNER_PATH: runner_source()}
+    files = repository.files() | {RUNNER_PATH: runner_source()}
     module, right = repository.buggy_module, repository.modules[repository.bug.module].source
     oracle = CallsOracle(
         fail_to_pass=tuple(failing),

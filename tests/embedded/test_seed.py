@@ -106,7 +106,7 @@ async def test_demonstrations_show_what_the_real_tools_show() -> None:
         for _ in range(25):
             script = Script.draw(rng)
             play(rng, script)
-            files = script.repository.files(buggy=True) | {RUNNER_PATH: runner_source()}
+            files = script.repository.files() | {RUNNER_PATH: runner_source()}
             oracle = TestsOracle(("x",), (), (), TEST_COMMAND, "")
             task = Task("replay", "", Workspace(files), oracle, "synthetic", "train")
             async with sandboxes.open(files) as sandbox:

@@ -12,16 +12,18 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from slime_swe.embedded.exact_forward import ExactModel
 from slime_swe.embedded.logprobs import action_log_probs
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.packing import pack
 from slime_swe.embedded.prefix_tree import PrefixTree
 from slime_swe.embedded.train_data import TrainData
-from slime_swe.embedded.tree_forward import hidden_states
+from slime_swe.embedded.tree_forward import exact_hidden_states, hidden_states
 from slime_swe.embedded.workers import ordered_map
 
 # Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
 CPU_MICRO_BATCHES = 8
+ROWS = 256  # whose logits are held at once
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,28 @@ def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor
 
 
 def recompute_log_probs(
-    model: Qwen2, data: TrainData, temperature: float, max_tokens: int, workers: int = 1
+    model: Qwen2, data: TrainData, samples: Sequence[int], temperature: float, max_tokens: int, workers: int = 1
 ) -> list[list[float]]:
-    """The model's own log-probability of every trained token, in the layout of `data.rollout_log_probs`, else 0.0."""
+    """The model's log-probability of every trained token of `samples`, laid out as `data.rollout_log_probs`, else 0.0.
 
-    @torch.no_grad()
+    To the last bits those that the server gives: the same exact forward pass, over trees instead of a cache.
+    """
+    exact = ExactModel(model)
+
+    @torch.inference_mode()
     def work(batch: MicroBatch) -> list[float]:
-        values: list[float] = forward(model, batch, temperature)[0].tolist()
-        return values
+        hidden_NxH = exact_hidden_states(exact, batch.tree, batch.tokens_T, batch.positions_T)[batch.row_N]
+        parts = zip(*(torch.split(part, ROWS) for part in (hidden_NxH, batch.target_N)), strict=True)
+        return [value for rows, target in parts for value in _log_probs(exact.logits(rows) / temperature, target)]
 
     result = [[0.0] * len(mask) for mask in data.loss_masks]
-    batches = micro_batches(data, range(len(data)), max_tokens, model.head_weight.device)
+    batches = micro_batches(data, samples, max_tokens, model.head_weight.device)
     for batch, log_probs_N in zip(batches, ordered_map(work, batches, workers), strict=True):
         for (sample, place), value in zip(batch.source_N, log_probs_N, strict=True):
             result[sample][place] = value
     return result
+
+
+def _log_probs(logits_NxV: Tensor, target_N: Tensor) -> list[float]:
+    chosen: list[float] = torch.log_softmax(logits_NxV, 1).gather(1, target_N[:, None])[:, 0].tolist()
+    return chosen

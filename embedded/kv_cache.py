@@ -41,17 +41,10 @@ class KVCache:
         self.tokens[slot, start:end] = tokens
         self.lengths[slot] = end
 
-    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where in a layer's keys and values, as rows of one head's numbers, some tokens' go: [tokens × heads]."""
-        heads, length = self.keys.shape[2:4]
-        head = torch.arange(heads, device=slots.device)
-        return ((slots[:, None] * heads + head) * length + positions[:, None]).flatten()
-
-    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keep some tokens' keys and values [tokens, heads, dimension] at `rows`."""
-        for kept, new in ((self.keys, keys), (self.values, values)):
-            dim = new.shape[-1]
-            kept[layer].view(-1, dim).index_copy_(0, rows, new.reshape(-1, dim))
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep the keys and values [tokens, heads, dimension] of some tokens."""
+        self.keys[layer][slots, :, positions] = keys
+        self.values[layer][slots, :, positions] = values
 
     def prefixes(self, tokens: np.ndarray) -> np.ndarray:
         """For every slot, how long a prefix of `tokens` it holds."""

@@ -164,7 +164,7 @@ def sample(logits_RxV: Tensor, params: Sequence[SamplingParams], draws: np.ndarr
     logits = logits_RxV[: len(params)]
     temperature = [1.0 if p.temperature < GREEDY_BELOW else p.temperature for p in params]
     if any(t != 1.0 for t in temperature):
-        logits = logits / torch.tensor(temperature, device=logits.device)[:, None]
+        logits = logits / torch.tensor(temperature, dtype=logits.dtype, device=logits.device)[:, None]
     probs = torch.softmax(logits, dim=-1)
     chosen = _invert(_truncate(probs, params), torch.from_numpy(draws).to(logits.device))
     greedy = [row for row, p in enumerate(params) if p.greedy]

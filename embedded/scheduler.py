@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from torch import Tensor
 
-from slime_swe.embedded.attention import Span
-from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.decoder import Decoder, Span
 from slime_swe.embedded.drafts import Drafter
 from slime_swe.embedded.requests import Decode, Request, abort_reason
 from slime_swe.embedded.sampling import sample, uniforms

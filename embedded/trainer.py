@@ -60,23 +60,27 @@ class Trainer:
     def train(self, data: TrainData) -> dict[str, float]:
         """Take the rollout's optimizer steps; returns metrics, each the mean over the steps that had tokens to train.
 
-        `logprob_diff_max` and `_mean` compare with the server's log-probabilities in the first step, where both have
-        the same weights; they are absent where that one had none. Raises `TrainingError` where a gradient is not
-        finite; that step is then not taken, and those before it stand.
+        The first step has the weights that sampled, and takes its log-probabilities in the server's arithmetic; they
+        are what `logprob_diff_max` and `_mean` compare with the server's (absent without trained tokens). Raises
+        `TrainingError` where a gradient is not finite; that step is then not taken, and those before it stand.
         """
-        old = data.rollout_log_probs if self.use_rollout_log_probs else self.recompute(data, self.model)
-        reference = self.recompute(data, self.reference) if self.reference is not None else None
-        steps = [self._step(data, samples, old, reference) for samples in split_steps(data.rollout_ids, self.steps)]
+        everything, batches = range(len(data)), split_steps(data.rollout_ids, self.steps)
+        first = [sample for sample in batches[0] if self._contributes(data, sample)]
+        own = self.recompute(data, self.model, first if self.use_rollout_log_probs else everything)
+        old = data.rollout_log_probs if self.use_rollout_log_probs else own
+        reference = self.recompute(data, self.reference, everything) if self.reference is not None else None
+        gaps = _gaps(data, first, own)
+        steps = [
+            self._step(data, samples, old, reference, None if step else own) for step, samples in enumerate(batches)
+        ]
         trained = [step for step in steps if step["trained_tokens"]] or steps[:1]
-        names = [name for name in trained[0] if not name.startswith("logprob_diff")]
-        means = {name: sum(step[name] for step in trained) / len(trained) for name in names}
-        first = {name: value for name, value in steps[0].items() if name.startswith("logprob_diff")}
+        means = {name: sum(step[name] for step in trained) / len(trained) for name in trained[0]}
         totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
-        return means | first | totals | {"lr": self.optimizer.learning_rate()}
+        return means | gaps | totals | {"lr": self.optimizer.learning_rate()}
 
-    def recompute(self, data: TrainData, model: Qwen2) -> list[list[float]]:
-        """Log-probabilities of the trained tokens under `model`, in the layout of the server's."""
-        return recompute_log_probs(model, data, self.temperature, self.max_tokens, self.workers)
+    def recompute(self, data: TrainData, model: Qwen2, samples: Sequence[int]) -> list[list[float]]:
+        """Log-probabilities of the samples' trained tokens under `model`, in the layout of the server's."""
+        return recompute_log_probs(model, data, samples, self.temperature, self.max_tokens, self.workers)
 
     def save_state(self) -> bytes:
         """Everything but the weights that the next step depends on."""
@@ -93,13 +97,14 @@ class Trainer:
         samples: Sequence[int],
         old: list[list[float]],
         reference: list[list[float]] | None,
+        own: list[list[float]] | None,
     ) -> dict[str, float]:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         parameters = list(self.model.parameters())
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference))
+            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, own))
             return parts, torch.autograd.grad(loss, parameters)
 
         batches = micro_batches(data, contributing, self.max_tokens, self.device)
@@ -115,13 +120,12 @@ class Trainer:
     def _loss(self, batch: MicroBatch, actions: Actions) -> tuple[dict[str, Tensor], Tensor]:
         log_probs_N, entropy_N = forward(self.model, batch, self.temperature)
         loss, parts = policy_loss(log_probs_N, entropy_N, actions, self.config)
-        gap = (log_probs_N.detach() - actions.rollout).abs()
         counts = {
             "weight": actions.weight.sum(),
-            "trained_tokens": torch.tensor(len(gap)),
+            "trained_tokens": torch.tensor(len(log_probs_N)),
             "input_tokens": torch.tensor(len(batch.tokens_T)),
         }
-        return parts | counts | {"logprob_diff_max": gap.max(), "logprob_diff_sum": gap.sum()}, loss
+        return parts | counts, loss
 
     def _actions(
         self,
@@ -130,6 +134,7 @@ class Trainer:
         rollouts: int,
         old: list[list[float]],
         reference: list[list[float]] | None,
+        own: list[list[float]] | None,
     ) -> Actions:
         def gather(values: list[list[float]]) -> Tensor:
             return torch.tensor([values[s][place] for s, place in batch.source_N], device=self.device)
@@ -142,6 +147,7 @@ class Trainer:
             advantage=torch.tensor(advantage, device=self.device),
             weight=torch.tensor(weight, device=self.device),
             reference=gather(reference) if reference is not None else None,
+            own=gather(own) if own is not None else None,
         )
 
     def _clip_gradients(self) -> float:
@@ -189,11 +195,19 @@ def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
     weight, tokens = _total(sums, "weight"), int(_total(sums, "trained_tokens"))
     means = {name: _total(sums, name) / weight for name in ("entropy", "clip_fraction", "ratio", "kl_to_old")}
     counts = {"trained_tokens": tokens, "input_tokens": int(_total(sums, "input_tokens"))}
-    gaps = {
-        "logprob_diff_max": max(float(part["logprob_diff_max"]) for part in sums),
-        "logprob_diff_mean": _total(sums, "logprob_diff_sum") / tokens,
-    }
-    return totals | means | gaps | counts
+    return totals | means | counts
+
+
+def _gaps(data: TrainData, samples: Sequence[int], own: list[list[float]]) -> dict[str, float]:
+    gaps = [
+        abs(ours - theirs)
+        for sample in samples
+        for ours, theirs, trained in zip(
+            own[sample], data.rollout_log_probs[sample], data.loss_masks[sample], strict=True
+        )
+        if trained
+    ]
+    return {"logprob_diff_max": max(gaps), "logprob_diff_mean": sum(gaps) / len(gaps)} if gaps else {}
 
 
 def _total(sums: list[dict[str, Tensor]], name: str) -> float:

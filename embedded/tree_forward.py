@@ -13,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slime_swe.embedded.exact_forward import ExactModel, attend
 from slime_swe.embedded.fused import interleaved, rms_norm, rotate, swiglu
 from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
 from slime_swe.embedded.prefix_tree import PrefixTree
+
+PIECE = 64  # tokens of one exact attention
 
 
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
@@ -29,6 +32,35 @@ def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T:
         normed = rms_norm(x_TxH, layer.post_attention_layernorm.weight, layer.post_attention_layernorm.eps)
         x_TxH = x_TxH + _mlp(layer.mlp, normed)
     return rms_norm(x_TxH, model.model.norm.weight, model.model.norm.eps)
+
+
+def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
+    """What `exact` gives [T, H] before the final norm; without gradients."""
+    turns, lengths = exact.turns(positions_T), [span.length for span in tree.spans]
+    paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
+    x_TxH = exact.embedding[tokens_T]
+    for layer in exact.layers:
+        projected = exact.project(layer, x_TxH, turns)
+        queries, keys, values = (torch.split(part.transpose(0, 1), lengths, 1) for part in projected)
+        outputs = [
+            _attend_exactly(query, *(torch.cat([part[i] for i in path], dim=1) for part in (keys, values)))
+            for query, path in zip(queries, paths, strict=True)
+        ]
+        x_TxH = exact.finish(layer, x_TxH, torch.cat(outputs, dim=1).transpose(0, 1).flatten(1))
+    return x_TxH
+
+
+def _attend_exactly(query_QxTxD: Tensor, keys_KxLxD: Tensor, values_KxLxD: Tensor) -> Tensor:
+    """Attention of a sequence's last T tokens, piece by piece, so that the scores of one stay in a core's cache."""
+    (heads, tokens, dim), kv_heads, length = query_QxTxD.shape, *keys_KxLxD.shape[:2]
+    grouped = query_QxTxD.view(kv_heads, -1, tokens, dim).transpose(1, 2)
+    parts = []
+    for start in range(0, tokens, PIECE):
+        rows = grouped[:, start : start + PIECE]
+        seen = length - tokens + start + rows.shape[1]
+        out = attend(rows.flatten(1, 2), keys_KxLxD[:, :seen], values_KxLxD[:, :seen], heads // kv_heads)
+        parts.append(out.view(rows.shape))
+    return torch.cat(parts, dim=1).transpose(1, 2).reshape(heads, tokens, dim)
 
 
 class TreeAttention:

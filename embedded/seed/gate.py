@@ -55,7 +55,8 @@ def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = TASK
         script.edit(gold_edit(script))
     transcripts = [script.parts[:4] for script in scripts]
     data = pack(tokenizer, transcripts).data
-    taken = recompute_log_probs(model, data, 1.0, MICRO_BATCH, worker_count(torch.device("cpu")))
+    workers = worker_count(torch.device("cpu"))
+    taken = recompute_log_probs(model, data, range(len(data)), 1.0, MICRO_BATCH, workers)
     encode = tokenizer.backend_tokenizer.encode
     totals = {"view": 0.0, "fix": 0.0}
     for transcript, of_tokens in zip(transcripts, taken, strict=True):

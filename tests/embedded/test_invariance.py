@@ -11,9 +11,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from slime_swe.embedded.attention import Attention, Span
-from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.decoder import Decoder, Span
 from slime_swe.embedded.exact import grid, snap, snap_to
+from slime_swe.embedded.exact_forward import attend
 from slime_swe.embedded.invariance import check_operations
 from slime_swe.embedded.kv_cache import KVCache
 from slime_swe.embedded.model import ModelConfig, Qwen2
@@ -122,28 +122,24 @@ def test_the_alarm_names_the_operation_whose_bits_depend_on_the_rows(tiny_checkp
     assert failed == ["product over 16", "product over 64", "product over 96"]
 
 
-def test_attention_gives_a_query_the_same_bits_whatever_run_it_is_in(tiny_checkpoint):
-    cache = KVCache(ModelConfig.load(tiny_checkpoint), 2, 400, CPU)
+def test_attention_gives_a_query_the_same_bits_whatever_run_it_is_in():
     generator = torch.Generator().manual_seed(0)
-    cache.keys.copy_(snap(cache.keys.normal_(generator=generator)))
-    cache.values.copy_(snap_to(cache.values.normal_(generator=generator), grid(torch.full((1,), 8.0).double())))
-    query = snap(torch.randn(390, 2, 2, 16, generator=generator, dtype=torch.float64))
-    whole = Attention(cache, [Span(1, 0, [1] * 390)], groups=2)(0, query)
+    keys, values = (torch.randn(2, 390, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+    keys, values = snap(keys), snap_to(values, grid(torch.full((1,), 8.0).double()))
+    query = snap(torch.randn(2, 390 * 2, 16, generator=generator, dtype=torch.float64))
+    whole = attend(query, keys, values, groups=2)
     for size in (1, 2, 3, 6, 50):
         for end in (97, 260, 390):
-            part = Attention(cache, [Span(1, end - size, [1] * size)], groups=2)(0, query[end - size : end])
-            assert torch.equal(part, whole[end - size : end])
+            rows = slice((end - size) * 2, end * 2)
+            assert torch.equal(attend(query[:, rows], keys[:, :end], values[:, :end], groups=2), whole[:, rows])
 
 
-def test_attention_is_causal_softmax_attention(tiny_checkpoint):
-    cache = KVCache(ModelConfig.load(tiny_checkpoint), 3, 128, CPU)
-    cache.keys.normal_(generator=torch.Generator().manual_seed(0))
-    cache.values.normal_(generator=torch.Generator().manual_seed(1))
-    spans = [Span(0, 4, [1]), Span(1, 0, [1] * 100), Span(2, 30, [1, 2, 3])]
-    query = torch.randn(104, 2, 2, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    out = Attention(cache, spans, groups=2)(1, query).view(104, 2, 2, 16)
-    places = [(span.slot, place) for span in spans for place in range(span.start, span.end)]
-    for row, (slot, place) in enumerate(places):
-        keys, values = (kept[1, slot, :, : place + 1] for kept in (cache.keys, cache.values))
-        weights = torch.softmax(torch.einsum("kgd,kld->kgl", query[row], keys), -1)
-        torch.testing.assert_close(out[row], torch.einsum("kgl,kld->kgd", weights, values), atol=1e-6, rtol=0)
+def test_attention_is_causal_softmax_attention():
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(2, 130, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+    query = torch.randn(2, 100 * 3, 16, generator=generator, dtype=torch.float64)
+    out = attend(query, keys, values, groups=3)
+    for token in range(100):
+        seen, rows = slice(31 + token), slice(token * 3, token * 3 + 3)
+        expected = torch.softmax(query[:, rows] @ keys[:, seen].transpose(1, 2), -1) @ values[:, seen]
+        torch.testing.assert_close(out[:, rows], expected, atol=1e-6, rtol=0)

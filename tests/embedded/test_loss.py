@@ -120,6 +120,16 @@ def test_a_token_of_zero_advantage_has_no_gradient_in_the_pure_policy_gradient()
     assert torch.autograd.grad(loss, hidden)[0].abs().max() == 0
 
 
+def test_the_policy_s_own_log_probabilities_replace_values_and_leave_gradients():
+    old, advantage, weight = torch.zeros(3), torch.tensor([1.0, -1.0, 2.0]), torch.ones(3)
+    own = torch.tensor([0.1, -0.1, 0.05])
+    rounded = (own + torch.tensor([1e-3, -2e-3, 3e-3])).requires_grad_()
+    loss, metrics = policy_loss(rounded, old, Actions(old, old, advantage, weight, own=own), LossConfig())
+    torch.testing.assert_close(metrics["ratio"], own.exp().sum())
+    (grad,) = torch.autograd.grad(loss, rounded)
+    torch.testing.assert_close(grad, -own.exp() * advantage)
+
+
 def test_clip_higher_stops_the_gradient_only_beyond_its_own_side():
     config = LossConfig(clip_low=0.2, clip_high=0.28)
     old = torch.zeros(4)

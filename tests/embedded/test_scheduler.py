@@ -301,7 +301,7 @@ def test_after_broken_weights_good_ones_give_every_request_its_bits(tiny_checkpo
 
 def test_broken_weights_end_requests_with_an_error(tiny_checkpoint):
     scheduler = make(tiny_checkpoint)
-    scheduler.decoder.head = scheduler.decoder.head * float("nan")
+    scheduler.decoder.exact.head.mul_(float("nan"))
     results: dict = {}
     submit(scheduler, Job((5, 6), 0, SamplingParams()), results, 0)
     drain(scheduler)

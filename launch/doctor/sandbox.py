@@ -22,8 +22,8 @@ def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     for requirement in backend.requirements:
         yield _checked(requirement, machine)
     if backend.isolates == "never":
-        found = f"rollout.sandbox={name} has none: {backend.unprotected}"
-        yield warning("isolation", found, "set rollout.sandbox=local")
+        found = f"rollout.sandbox={name} has none of ours: {backend.unprotected}"
+        yield warning("isolation", found, "docs/sandboxes.md compares them")
     yield _opened(name)
 
 

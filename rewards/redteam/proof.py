@@ -101,8 +101,8 @@ def refusal(result: Result) -> str:
     """What got past the gate, for the person whose run is refused."""
     shown = "\n".join(f"  {row.name}: {row.verdict} ({row.outcome})" for row in result.failures[:_SHOWN])
     more = f"\n  and {len(result.failures) - _SHOWN} more" if len(result.failures) > _SHOWN else ""
-    isolates = make_backend(result.sandbox).isolates == "always"
-    hint = "choose another sandbox" if isolates else "install bubblewrap, and allow user namespaces"
+    improvable = make_backend(result.sandbox).isolates == "if possible"
+    hint = "install bubblewrap, and allow user namespaces" if improvable else "choose another sandbox"
     return (
         f"the integrity gate of sandbox {result.sandbox} and grader {result.grader} does not hold, so that a policy "
         f"could learn to cheat:\n{shown}{more}\n`slime-swe integrity {result.sandbox} --grader {result.grader}` shows "

@@ -1,195 +1,177 @@
-"""The `remote` backend: each sandbox a deployment of SWE-ReX, or a folder on a SWE-ReX server that is there already.
+"""The `remote` backend: each sandbox a deployment of SWE-ReX, whose container is all that isolates it.
 
-SWE-ReX brings up the machine, uploads and runs programs; a request of ours is one run of `guest.remote` by its
-`execute`. Its deployments block while they start, so each starts and stops in a thread, with an event loop of its own.
-Its log is off unless SWE_REX_LOG_STREAM_LEVEL says otherwise: it would show the servers' tokens.
+SWE-ReX's server runs one program at a time and answers nobody meanwhile. So each command runs in the background of
+`remote.sh`, which is asked how it goes. SWE-ReX's log is off unless SWE_REX_LOG_STREAM_LEVEL says otherwise: it would
+show the servers' tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import dataclasses
-import errno
 import importlib
 import os
+import re
 import secrets
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.patches import OVERSIZED
-from slime_swe.rollout.sandbox import common
-from slime_swe.rollout.sandbox.base import Backend, ExecResult, SandboxError, SandboxSpec
-from slime_swe.rollout.sandbox.guest import wire
-from slime_swe.rollout.sandbox.image.container import HISTORY
+from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED
+from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
+from slime_swe.rollout.sandbox.guest.wire import CappedOutput
+from slime_swe.rollout.sandbox.image.container import HISTORY, NO_HISTORY, limit_flags
+from slime_swe.rollout.sandbox.image.driver import Kind
+from slime_swe.rollout.sandbox.image.sandbox import FILE_SECONDS, KILLED, SETUP_SECONDS, ShellSandbox
 
-VERSION = "1.4.0"
-TOKEN = "SWEREX_AUTH_TOKEN"
 KINDS = ("modal", "daytona", "fargate", "docker")
-START_SECONDS = 900.0  # for a deployment, its image pulled or built
-ALIVE_SECONDS = 30.0  # for a server that is there already to say so
-PREPARE_SECONDS = 300.0  # for the image's history, and for its setup
-FILE_SECONDS = 60.0
 ANSWER_SECONDS = 60.0  # for one request of SWE-ReX, which waits for no command
-GRACE_SECONDS = 30.0  # beyond its limit, for a command to be killed by what runs it
-KILLED = 137
-_MOST_STARTING = 64
-_WAIT_SECONDS = 0.1  # in the sandbox, for an answer: the server answers nobody else meanwhile
-_FIRST_WAIT_SECONDS = 0.3  # where the request has just begun: most have ended by then
-_PAUSES = (0.02, 1.0)  # between two looks at a command, the more the longer it has run
+_LIVES_SECONDS = 3600.0  # of a deployment whose host has died
 _ATTEMPTS = 3
-_ARGUMENT_BYTES = 90_000  # the kernel takes 128 KiB
-_GUEST = Path(__file__).with_name("guest")
-_RUN = "import sys; sys.path.insert(0, sys.argv[1]); from slime_swe_guest.remote import main; main()"
-_FORGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)  # what a command may have written
-_EXTRAS = ("modal", "daytona", "fargate")  # of swe-rex
-_DEFAULTS: dict[str, dict[str, Any]] = {kind: {"container_timeout": 3600.0} for kind in ("daytona", "fargate")}
+_ARGUMENT_BYTES = 120_000  # the kernel takes 128 KiB
+_RUN = Path(__file__).with_suffix(".sh")
+_CACHES = " -o ".join(f"-name {name}" for name in sorted(CACHE_FOLDERS))
+# The tracked files as a tree of a repository of our own. Modes are in no patch: where one is in the way, it is widened.
+_TREE = f"""mkdir -p FOLDER; chmod u+rwx FOLDER; cd FOLDER || exit
+set -o pipefail
+export GIT_DIR=STATE/git GIT_WORK_TREE=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null
+git() {{
+  command git -c core.fileMode=false -c core.protectNTFS=false -c core.compression=0 -c core.bigFileThreshold=4m "$@"
+}}
+[ -d "$GIT_DIR" ] || git init -q --template= || exit
+mkdir -p "$GIT_DIR/info" && echo '* !text !eol !diff !filter !ident !working-tree-encoding' >"$GIT_DIR/info/attributes"
+rm -f "$GIT_DIR/index"
+find . -type d \\( {_CACHES} \\) -prune -o -type d ! -perm -700 -exec chmod u+rwx {{}} \\; -o -type f ! -name '*.pyc' \\
+  ! -name .git \\( -perm -400 -o -exec chmod u+rw {{}} \\; \\) -print0 | git update-index --add -z --stdin || exit
+tree=$(git write-tree) || exit
+"""
+_DIFF = "git diff-tree -p --no-color --no-ext-diff --no-textconv --no-renames START $tree"
 
 
 class RemoteBackend(Backend):
-    """`where`: one of `KINDS`, which `:IMAGE` may follow, or the URL of a server.
+    """`where`: one of `KINDS`, which `:IMAGE` may follow.
 
     `options` are fields of SWE-ReX's configuration of that kind, such as `deployment_timeout=1800` of Modal's. `deploy`
     in place of `where` makes a `swerex.deployment.abstract.AbstractDeployment` of your own for an image's name.
-    SWE-ReX has no layers and no ports, and limits each process, not the sandbox as a whole.
     """
 
     takes_images = True
     runs_here = False
+    isolates = "never"
+    unprotected = (
+        "the deployment's container is all that holds commands: they have its network, can end SWE-ReX's server or use "
+        "its token, and start any number of processes"
+    )
 
     def __init__(self, where: str = "", *, deploy: Callable[[str], Any] | None = None, **options: Any) -> None:
-        self._kind, _, self._image = where.partition(":")
-        self._url = where if where.startswith(("http://", "https://")) else ""
-        if not self._url and self._kind not in KINDS and deploy is None:
+        kind, _, self._image = where.partition(":")
+        if kind not in KINDS and deploy is None:
             raise UserError(
                 f"sandbox remote:{where}: no such deployment; remote:KIND or remote:KIND:IMAGE with KIND one of "
-                f"{', '.join(KINDS)}; or remote:http(s)://HOST:PORT, a SWE-ReX server's"
+                f"{', '.join(KINDS)}"
             )
-        self._deploy = deploy
-        self._options = options
-        self._token = ""
-        self._threads: ThreadPoolExecutor | None = None
-        self._running: set[Deployed] = set()
+        self._kind = kind if deploy is None else ""
+        self._configure: Callable[[str], Any] = lambda image: configuration(kind, image, options)
+        self._deploy = deploy or (lambda image: self._configure(image).get_deployment())
+        self._threads = ThreadPoolExecutor(64, thread_name_prefix="remote-sandbox")
+        self._running: set[RemoteSandbox] = set()
 
     async def start(self) -> None:
         """See that packages and keys are there. Raises `UserError`."""
-        if self._threads is not None:
-            return
-        if self._url:
-            self._token = server_token(self._url)
-        elif self._deploy is None:
+        if self._kind:
             await asyncio.to_thread(check, self._kind)
-            configuration(self._kind, self._image, self._options)
-        self._threads = ThreadPoolExecutor(_MOST_STARTING, thread_name_prefix="remote-sandbox")
+            self._configure(self._image)
+            self._kind = ""
 
     def open(self, spec: SandboxSpec) -> RemoteSandbox:
-        """A sandbox to be entered. Raises `UserError` where a server is asked for an image."""
-        if self._threads is None:
-            raise SandboxError("the sandbox backend has not been started")
-        if self._url:
-            if spec.image is not None:
-                raise UserError(
-                    f"the server at {self._url} runs its own system, and the task needs the image {spec.image.name}: "
-                    f"rollout.sandbox=remote:KIND, with KIND one of {', '.join(KINDS)}"
-                )
-            return RemoteSandbox(Shared(self._url, self._token), spec)
         image = spec.image or Image(self._image)
-        deployed = Deployed(lambda: self._make(image.name), self._threads, self._running)
-        return RemoteSandbox(deployed, dataclasses.replace(spec, image=image))
+        return RemoteSandbox(lambda: self._deploy(image.name), self._threads, self._running, image, spec)
 
     async def close(self) -> None:
-        """Stop every deployment. Raises `SandboxError` where one could not be stopped."""
-        threads, self._threads = self._threads, None
-        stopped = await asyncio.gather(*(deployed.stop() for deployed in list(self._running)), return_exceptions=True)
-        if threads is not None:
-            threads.shutdown(wait=False)
-        for error in stopped:
-            if isinstance(error, BaseException):
-                raise error
-
-    def _make(self, image: str) -> Any:
-        """A deployment. Its configuration, which may hold keys, is made anew for each and kept by none of ours."""
-        if self._deploy is not None:
-            return self._deploy(image)
-        return configuration(self._kind, image, self._options).get_deployment()
+        """Stop every deployment that is left, one that is starting as soon as it has. Raises `SandboxError`."""
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
 
 
-class Shared:
-    """A server that someone else has started."""
+class RemoteSandbox(ShellSandbox):
+    """Deployments block while they start: each starts and stops in one of `threads`, and is in `running` meanwhile."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url = url
-        self._token = token
-
-    async def start(self) -> Any:
-        """The runtime of SWE-ReX. Raises `SandboxError`."""
-        remote: Any = importlib.import_module("swerex.runtime.remote")
-        runtime = remote.RemoteRuntime(host=self._url.rstrip("/"), auth_token=self._token, timeout=ALIVE_SECONDS)
-        alive = await runtime.is_alive()
-        if not alive:
-            raise SandboxError(f"no SWE-ReX server answers at {self._url}: {alive.message.strip()[-500:]}")
-        return runtime
-
-    async def stop(self) -> None:
-        """It is not ours to stop."""
-
-
-class Deployed:
-    """A deployment of SWE-ReX, made by `make`; it starts and stops in one of `threads`, in `running` meanwhile."""
-
-    def __init__(self, make: Callable[[], Any], threads: ThreadPoolExecutor, running: set[Deployed]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        threads: ThreadPoolExecutor,
+        running: set[RemoteSandbox],
+        image: Image,
+        spec: SandboxSpec,
+    ) -> None:
+        super().__init__(image, spec)
         self._make = make
         self._threads = threads
         self._running = running
         self._deployment: Any = None
         self._starting: asyncio.Future[None] | None = None
         self._stopping: asyncio.Future[None] | None = None
+        self._runtime: Any = None
+        self._state = f"/tmp/slime-swe-{secrets.token_hex(8)}"
+        self._keep = self._prelude = self._start = ""
+        self._deadline = 0.0
+        self._abandoned: asyncio.Task[int | None] | None = None  # a command whose call was cancelled
 
-    async def start(self) -> Any:
-        """The runtime of SWE-ReX. Raises `SandboxError`."""
+    async def _enter(self) -> None:
         self._running.add(self)
-        self._starting = self._in_thread(self._start)
-        if not (await asyncio.wait({self._starting}, timeout=START_SECONDS))[0]:
-            raise SandboxError(f"the remote sandbox's deployment did not start within {START_SECONDS:.0f} s")
-        await self._starting
-        return self._deployment.runtime
+        self._starting = self._in_thread(self._deploy)
+        await asyncio.shield(self._starting)
+        self._runtime = self._deployment.runtime
+        folder, state = shlex.quote(self._image.folder), f"{self._state}/environment"
+        stats = await self._execute("bash", "-c", f"mkdir -p {self._state} {folder}; cat /proc/[0-9]*/stat")
+        self._keep = " ".join({line.rpartition(") ")[2].split()[3] for line in stats.splitlines()})
+        await self._prepare("history, when it was to be cut,", HISTORY.read_text(encoding="utf-8"), (0, NO_HISTORY))
+        if setup := self._image.setup:
+            save = f"\n__code=$?; set +eux; {{ export -p; declare -f; }} >{state}; exit $__code"
+            await self._prepare(f"setup {setup!r}", setup + save)
+            self._prelude = f". {state}; cd {folder} 2>/dev/null || cd /; unset OLDPWD\n"
+        if self._files:
+            await self._write_files()
+        self._start = (await self._prepare("list of files", self._tree("echo $tree"))).strip()
+
+    async def _leave(self) -> None:
+        self._runtime = None
+        await self.stop()
 
     async def stop(self) -> None:
         """May be called at any time. What is starting can't be interrupted, and is stopped when that is over."""
-        if self._starting is not None and self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop_after(self._starting))
-        if self._stopping is not None:
-            await asyncio.shield(self._stopping)
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
 
-    async def _stop_after(self, starting: asyncio.Future[None]) -> None:
-        await asyncio.wait({starting}, timeout=START_SECONDS)
-        _retrieve(starting)
+    async def _stop(self) -> None:
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+        under_way = [task for task in (self._starting, self._abandoned) if task is not None]
+        await asyncio.gather(*under_way, return_exceptions=True)
         try:
             if self._deployment is not None:
-                await self._in_thread(self._stop)
+                await self._in_thread(self._undeploy)
         finally:
             self._running.discard(self)
 
-    async def _start(self) -> None:
+    async def _deploy(self) -> None:
         self._deployment = self._make()
         await self._deployment.start()
 
-    async def _stop(self) -> None:
-        """What SWE-ReX does, and what it leaves undone: its `stop` gives up where the server does not answer, and ends
-        a sandbox of Modal's only where that has ended already."""
-        runtime = getattr(self._deployment, "_runtime", None)
-        if runtime is not None:
-            runtime.close = _close_no_sessions
+    async def _undeploy(self) -> None:
+        """What SWE-ReX does, and what it leaves undone: its `stop` gives up where the server does not answer (to end
+        shells, of which there are none), and ends a sandbox of Modal's only where that has ended already."""
+        if getattr(self._deployment, "_runtime", None) is not None:
+            self._deployment._runtime.close = lambda: asyncio.sleep(0)
         sandbox: Any = getattr(self._deployment, "_sandbox", None)
         if type(sandbox).__module__.startswith("modal."):
             await sandbox.terminate.aio()
@@ -207,275 +189,135 @@ class Deployed:
 
         return asyncio.get_running_loop().run_in_executor(self._threads, run)
 
-
-async def _close_no_sessions() -> None:
-    """In place of `RemoteRuntime.close`, which asks the server to end shells that we have none of."""
-
-
-def _retrieve(ended: asyncio.Future[None]) -> None:
-    """What it raised is raised where it is awaited; that nobody does is no error."""
-    if ended.done() and not ended.cancelled():
-        ended.exception()
-
-
-class Killed(Exception):
-    """What ran the request was killed, or can't be run any more: the message says so to the agent."""
-
-
-class RemoteSandbox(common.BaseSandbox):
-    """One sandbox; entering it starts its deployment. A cancelled call kills its command and leaves it usable.
-
-    A file operation that the agent's own doing makes fail raises the `OSError` that it met inside.
-    """
-
-    def __init__(self, machine: Shared | Deployed, spec: SandboxSpec) -> None:
-        self._machine = machine
-        self._spec = spec
-        self._limits = dataclasses.asdict(spec.limits)
-        self._state = f"/tmp/slime-swe-{secrets.token_hex(8)}"
-        self._folder = spec.image.folder if spec.image else f"{self._state}/testbed"
-        self._runtime: Any = None
-        self._python = ""
-        self._number = 0
-        self._stopping: asyncio.Task[None] | None = None  # a request whose call was cancelled
-        self._lock = asyncio.Lock()
-        self.contained = False  # whether commands have namespaces of their own; known once it is open
-
-    async def _leave(self) -> None:
-        runtime, self._runtime = self._runtime, None
-        try:
-            if runtime is not None and isinstance(self._machine, Shared):
-                with contextlib.suppress(SandboxError, Killed):
-                    if self._lock.locked():
-                        await self._cancel(runtime)
-                    async with self._lock:
-                        await self._settled(runtime)
-                    await self._execute(runtime, ["rm", "-rf", self._state])
-        finally:
-            await self._machine.stop()
-
-    async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
-        """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
-        seconds = self._spec.limits.wall_seconds if timeout is None else timeout
-        try:
-            answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
-        except Killed as error:
-            return ExecResult(KILLED, f"[{error}]\n", 0.0)
-        try:
-            head, tail = blob[: answer["head"]], blob[answer["head"] :]
-            return common.result(answer["exit_code"], answer["seconds"], head, tail, answer["missing"])
-        except _FORGED as error:
-            return ExecResult(KILLED, f"[the answer was forged: {error}]\n", 0.0)
-
-    async def read_file(self, path: str) -> bytes:
-        return (await self._file_call({"op": "read", "path": path}))[1]
-
-    async def write_file(self, path: str, content: bytes) -> None:
-        index, blob = wire.pack_files([(path, content)])
-        await self._file_call({"op": "write", "files": index}, blob)
-
     async def diff(self) -> str:
-        try:
-            answer, blob = await self._file_call({"op": "changes"})
-            size = sum(size for _, size in answer["files"])
-            after, before = (
-                wire.unpack_files(answer["files"], blob[:size]),
-                wire.unpack_files(answer["before"], blob[size:]),
-            )
-            return common.patch(after, answer["oversized"], before, before.get)
-        except (OSError, *_FORGED):  # too many names, or nothing can list them: a patch that changes nothing
-            return OVERSIZED
-
-    async def _enter(self) -> None:
-        try:
-            await self._prepare()
-        except Killed as error:
-            raise SandboxError(f"the remote sandbox did not start: {error}") from error
-
-    async def _prepare(self) -> None:
-        runtime = self._runtime = await self._machine.start()
-        self._python = (await self._execute(runtime, ["sh", "-c", "readlink /proc/$PPID/exe"])).strip()
-        await self._request(runtime, "upload", "UploadRequest", source_path=str(_GUEST),
-                            target_path=f"{self._state}/slime_swe_guest")  # fmt: skip
-        index, blob = wire.pack_files(self._spec.files.items())
-        image = self._spec.image
-        request = {
-            "op": "prepare",
-            "history": HISTORY.read_text(encoding="utf-8") if image else "",
-            "setup": image.setup if image else "",
-            "files": index,
-            "whole": image is not None,
-            "seconds": PREPARE_SECONDS,
-        }
-        answer, _ = await self._call(request, blob, seconds=2 * PREPARE_SECONDS)
-        failed = answer.get("failed") or ("errno" in answer and f"did not start: {answer['error']}: {answer['path']}")
-        if failed:
-            of = f" of {image.name}" if image else ""
-            raise SandboxError(f"the remote sandbox{of} {failed}")
-        self.contained = answer["contained"]
-
-    async def _file_call(self, request: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """Raises `OSError`, `SandboxError`."""
-        try:
-            answer, data = await self._call(request, blob, seconds=FILE_SECONDS)
-        except Killed as error:
-            raise OSError(errno.EIO, "what ran in the sandbox was killed", request.get("path", "")) from error
-        if "errno" in answer:
-            raise OSError(answer["errno"] or errno.EIO, answer["error"], answer["path"])
-        return answer, data
-
-    async def _call(
-        self, request: dict[str, Any], blob: bytes = b"", *, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """The answer to one request at a time. Raises `Killed`, `SandboxError`."""
+        output = CappedOutput(2 * MAX_PATCH_BYTES)
         async with self._lock:
-            runtime = self._runtime
-            if runtime is None:
-                raise SandboxError("the sandbox is not open")
-            await self._settled(runtime)
-            self._number += 1
-            try:
-                given = {**request, "folder": self._folder, "limits": self._limits}
-                answer, data = await self._send(runtime, "run", given, blob)
-                answer, data = await self._finished(runtime, answer, data, seconds + GRACE_SECONDS)
-            except asyncio.CancelledError:
-                self._stopping = asyncio.create_task(self._cancel(runtime))
-                self._stopping.add_done_callback(_retrieve)
-                raise
-        if answer.get("died"):
-            raise Killed("what ran the command was killed")
-        return answer, data
+            code = await self._run(self._tree(_DIFF).replace("START", self._start).encode(), output, FILE_SECONDS)
+        text = output.parts()[0]
+        if code != 0 or len(text) >= MAX_PATCH_BYTES:  # too much, or a command has put something else in git's place
+            return OVERSIZED
+        return "".join(map(_as_text, re.split(rb"(?m)^(?=diff --git )", text)))
 
-    async def _settled(self, runtime: Any) -> None:
-        """Wait until a request whose call was cancelled has ended."""
-        if self._stopping is not None:
-            await asyncio.shield(self._stopping)
-            self._stopping = None
+    def _tree(self, then: str) -> str:
+        return _TREE.replace("STATE", self._state).replace("FOLDER", shlex.quote(self._image.folder)) + then
 
-    async def _cancel(self, runtime: Any) -> None:
-        answer, data = await self._send(runtime, "cancel")
-        await self._finished(runtime, answer, data, GRACE_SECONDS)
+    async def _prepare(self, what: str, script: str, good: tuple[int, ...] = (0,)) -> str:
+        output = CappedOutput(1 << 16)
+        async with self._lock:
+            code = await self._run(script.encode(), output, SETUP_SECONDS, kind="setup")
+        printed = b"".join(output.parts()).decode("utf-8", "replace")
+        if code not in good:
+            ended = "did not end in time" if code is None else f"ended with {code}"
+            raise SandboxError(f"the remote sandbox of {self._image.name} did not start: its {what} {ended}: {printed}")
+        return printed
 
-    async def _finished(
-        self, runtime: Any, answer: dict[str, Any], data: bytes, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        started = time.monotonic()
-        while answer.get("running"):
-            elapsed = time.monotonic() - started
-            await asyncio.sleep(min(max(elapsed / 10, _PAUSES[0]), _PAUSES[1]))
-            if elapsed > seconds + GRACE_SECONDS:
-                raise SandboxError("a command of the remote sandbox can't be killed")
-            answer, data = await self._send(runtime, "kill" if elapsed > seconds else "wait")
-        return answer, data
-
-    async def _send(
-        self, runtime: Any, kind: str, request: Mapping[str, Any] | None = None, blob: bytes = b""
-    ) -> tuple[dict[str, Any], bytes]:
-        """One message about the latest request, and the answer. A lost answer repeats it, which does nothing twice."""
-        wait = _FIRST_WAIT_SECONDS if kind == "run" else _WAIT_SECONDS
-        message = wire.encode({"kind": kind, "number": self._number, "wait": wait, "request": request}, blob)
-        text = base64.b64encode(message).decode()
-        if len(text) > _ARGUMENT_BYTES:
-            text = f"{self._state}/{self._number}.request"
-            with tempfile.NamedTemporaryFile() as file:
-                file.write(message)
-                file.flush()
-                await self._request(runtime, "upload", "UploadRequest", source_path=file.name, target_path=text)
-        argv = [self._python, "-I", "-S", "-X", "utf8", "-c", _RUN, self._state, text]
+    async def _run(
+        self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""
+    ) -> int | None:
+        if self._abandoned is not None:
+            await asyncio.wait({self._abandoned})
+        if self._runtime is None:
+            raise SandboxError("the sandbox is not open")
+        self._deadline = time.monotonic() + seconds
+        task = asyncio.create_task(self._carry_out(self._prelude.encode() + command, output, kind, stdin))
         try:
-            answer, data = wire.decode(base64.b64decode(await self._execute(runtime, argv)))
-            return dict(answer), data
-        except _FORGED as error:
-            raise Killed(f"the answer was forged: {error}") from error
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._deadline, self._abandoned = 0.0, task
+            raise
 
-    async def _execute(self, runtime: Any, argv: list[str]) -> str:
-        """What a program printed. Raises `Killed` where it can't be run, or fails."""
-        problem = ""
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(1.0)  # a fork bomb goes by
-            try:
-                response = await self._request(runtime, "execute", "Command", command=argv, timeout=ANSWER_SECONDS)
-            except Killed as error:
-                problem = str(error)
-                continue
-            if response.exit_code == 0:
-                return str(response.stdout)
-            problem = f"exit code {response.exit_code}: {response.stderr[-2000:]}"
-        raise Killed(f"nothing can be run in the sandbox any more: {problem}")
+    async def _carry_out(self, command: bytes, output: CappedOutput, kind: Kind, stdin: bytes) -> int | None:
+        """Start a command, and see it end; one whose deadline has come is killed."""
+        name = f"run-{secrets.token_hex(8)}"  # which an earlier command can't have known
+        text = base64.b64encode(command).decode()
+        if len(text) > _ARGUMENT_BYTES:
+            await self._upload(f"{name}.command", command)
+            text = base64.b64encode(f". {self._state}/{name}.command".encode()).decode()
+        if stdin:
+            await self._upload(f"{name}.stdin", stdin)
+        caps = str(output.head_limit), str(output.tail_limit)
+        flags = "-c 0" if kind == "setup" else limit_flags(self._limits, memory=True)
+        answer, looks, pause, late = "running", 30, 0.0, False
+        while answer == "running":
+            await asyncio.sleep(pause)
+            late = time.monotonic() > self._deadline
+            what = (self._state, name, "0" if late else str(looks), self._keep, self._image.folder, flags)
+            script = _RUN.read_text(encoding="utf-8")
+            answer = (await self._execute("bash", "-c", script, "bash", *what, *caps, text)).strip()
+            looks, pause = 10, min(1.0, 1.1 * pause + 0.02)
+        try:
+            status, head, tail, *_ = f"{answer}\n\n".split("\n")
+            code, missing = map(int, status.split())
+            output.add(base64.b64decode(head) + base64.b64decode(tail))
+            output.total += missing
+        except ValueError as error:  # nothing runs there any more, or a command has written the answer
+            output.add(f"[it is not known how the command has ended: {error}]\n".encode())
+            return KILLED
+        return None if late else code
 
-    async def _request(self, runtime: Any, method: str, kind: str, **fields: Any) -> Any:
-        """A request of SWE-ReX. Raises `SandboxError` where there is no answer, `Killed` where it is a refusal."""
+    async def _upload(self, name: str, content: bytes) -> None:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            await self._request("upload", "UploadRequest", source_path=file.name, target_path=f"{self._state}/{name}")
+
+    async def _execute(self, *argv: str) -> str:
+        done = await self._request("execute", "Command", command=list(argv), timeout=ANSWER_SECONDS)
+        return str(done.stdout) if done else ""
+
+    async def _request(self, method: str, kind: str, **fields: Any) -> Any:
+        """One that may be repeated; None where it is refused, as without a shell or with too many processes.
+
+        Raises `SandboxError` where there is no answer.
+        """
         requests: Any = importlib.import_module("swerex.runtime.abstract")
-        exceptions: Any = importlib.import_module("swerex.exceptions")
+        swerex: Any = importlib.import_module("swerex.exceptions")
         for attempt in range(_ATTEMPTS):
             try:
                 async with asyncio.timeout(2 * ANSWER_SECONDS):
-                    return await getattr(runtime, method)(getattr(requests, kind)(**fields))
-            except exceptions.SwerexException as error:
-                raise Killed(str(error)) from error
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                if hasattr(error, "extra_info"):  # raised over there, and sent
-                    raise Killed(f"{type(error).__name__}: {error}") from error
-                problem = error
-                if isinstance(error, TimeoutError):
-                    break
+                    return await getattr(self._runtime, method)(getattr(requests, kind)(**fields))
+            except (swerex.SwerexException, aiohttp.ClientError, OSError, ValueError) as error:
+                problem: Exception = error
+            if isinstance(problem, TimeoutError):
+                break
             await asyncio.sleep(0.5 * (attempt + 1))
-        self._runtime = None  # or the end would wait for it once more
+        if hasattr(problem, "extra_info"):
+            return None
         raise SandboxError(f"the remote sandbox does not answer: {problem!r}") from problem
 
 
-def server_token(url: str) -> str:
-    """The token of a server. Raises `UserError` for what is no URL, or without a token."""
-    parts = urlsplit(url)
-    if not parts.hostname or parts.username is not None:
-        raise UserError("remote:URL is http(s)://HOST[:PORT] of a SWE-ReX server, without a user; its token is in "
-                        f"{TOKEN}, or in the file that {TOKEN}_FILE names")  # fmt: skip
-    require("swerex.runtime.remote")
-    token = os.environ.get(TOKEN, "")
-    path = os.environ.get(f"{TOKEN}_FILE", "")
-    if not token and path:
-        try:
-            token = Path(path).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise UserError(f"{TOKEN}_FILE can't be read: {error}") from error
-    if not token:
-        raise UserError(f"remote:URL needs the server's token in {TOKEN}, or in the file that {TOKEN}_FILE names")
-    return token
+def _as_text(change: bytes) -> str:
+    """A file's part of a patch, which only names it where it is not UTF-8."""
+    try:
+        return change.decode()
+    except UnicodeDecodeError:
+        return re.sub(rb"(?s)\n--- (.*?)\n\+\+\+ (.*?)\n.*", rb"\nBinary files \1 and \2 differ\n", change).decode()
 
 
 def check(kind: str) -> None:
     """Raises `UserError` where a deployment of this kind lacks a package, or an account."""
-    require("swerex")
-    require(f"swerex.deployment.{kind}", kind if kind in _EXTRAS else "")
+    os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "CRITICAL")
+    try:
+        importlib.import_module(f"swerex.deployment.{kind}")
+    except ImportError as error:
+        package = (error.name or "swerex").partition(".")[0]
+        also = "" if package == "swerex" else f" 'swe-rex[{kind}]==1.4.0'"
+        raise UserError(f"remote sandboxes need {package}: pip install 'slime-swe[remote]'{also}") from error
     if kind == "modal" and not importlib.import_module("modal.config").config.get("token_id"):
         raise UserError("remote:modal needs an account: `modal setup`, or MODAL_TOKEN_ID and MODAL_TOKEN_SECRET")
 
 
 def configuration(kind: str, image: str, options: Mapping[str, Any]) -> Any:
-    """SWE-ReX's own, for a deployment of one of `KINDS`. Raises `UserError` for an option that it does not have."""
-    require("swerex.deployment.config")
+    """SWE-ReX's own, for a deployment of one of `KINDS`. Raises `UserError` without its key, or for unknown options."""
     module: Any = importlib.import_module("swerex.deployment.config")
-    pydantic: Any = importlib.import_module("pydantic")
-    keys: dict[str, str] = {}  # the others' libraries find their own
+    fields: dict[str, Any] = {"container_timeout": _LIVES_SECONDS} if kind in ("daytona", "fargate") else {}
     if kind == "daytona":
-        keys = {"api_key": os.environ.get("DAYTONA_API_KEY", "")}
-        if not keys["api_key"]:
+        fields["api_key"] = os.environ.get("DAYTONA_API_KEY", "")
+        if not fields["api_key"]:
             raise UserError("remote:daytona needs the key of an account in DAYTONA_API_KEY")
-    fields = {**_DEFAULTS.get(kind, {}), **keys, **({"image": image} if image else {}), **options}
+    fields |= {"image": image} if image else {}
     try:
-        return getattr(module, f"{kind.capitalize()}DeploymentConfig")(**fields)
-    except pydantic.ValidationError as error:
+        return getattr(module, f"{kind.capitalize()}DeploymentConfig")(**fields, **options)
+    except importlib.import_module("pydantic").ValidationError as error:
         wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)]
         raise UserError(f"remote:{kind} does not take these options: {'; '.join(wrong)}") from None
-
-
-def require(module: str, extra: str = "") -> None:
-    """Raises `UserError` where a package is missing, with how to install it."""
-    os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "CRITICAL")
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        also = f" 'swe-rex[{extra}]=={VERSION}'" if extra else ""
-        package = (error.name or module).partition(".")[0]
-        raise UserError(f"remote sandboxes need {package}: pip install 'slime-swe[remote]'{also}") from error

@@ -21,12 +21,11 @@ from slime_swe.rollout.sandbox.docker.changes import as_file
 from slime_swe.rollout.sandbox.docker.client import errors
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
-from slime_swe.rollout.sandbox.image.container import HISTORY
+from slime_swe.rollout.sandbox.image.container import HISTORY, NO_HISTORY
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 
 PREPARED = "slime-swe/prepared"  # images without later history
 _HOST = "slime-swe/host"
-_NO_HISTORY = 3  # what shallow_history.sh ends with
 _SCRIPT_SECONDS = 600
 
 
@@ -127,7 +126,7 @@ class Images:
         try:
             self._client.start(container)
             code = self._client.wait(container, timeout=_SCRIPT_SECONDS)["StatusCode"]
-            if code not in (0, _NO_HISTORY):
+            if code not in (0, NO_HISTORY):
                 said = self._client.logs(container)[-2000:].decode("utf-8", "replace")
                 raise SandboxError(f"the later history of {source}{folder} could not be removed ({code}): {said}")
             if code == 0:

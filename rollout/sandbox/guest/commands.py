@@ -6,24 +6,14 @@ import os
 import select
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from . import kernel, processes, python_fork
 from .shell import Shell
-from .wire import CappedOutput
+from .wire import CappedOutput, Channel
 
 _READ_BYTES = 65536
 _NUL_EXIT_CODE = 126
-
-
-class Cancel(Protocol):
-    """Readable when the command is to be killed."""
-
-    def fileno(self) -> int: ...
-
-    def receive(self) -> object:
-        """Raises `EOFError` where the host has left."""
-        ...
 
 
 class Outcome(NamedTuple):
@@ -38,7 +28,7 @@ class Commands:
     """Keeps the shell between commands. After each command nothing that it started is alive."""
 
     def __init__(
-        self, limits: Mapping[str, Any], contained: bool, interpreter: python_fork.Interpreter | None, channel: Cancel
+        self, limits: Mapping[str, Any], contained: bool, interpreter: python_fork.Interpreter, channel: Channel
     ) -> None:
         self._limits = limits
         self._contained = contained
@@ -61,8 +51,8 @@ class Commands:
         if "\0" in command:
             output.add(b"a command can't hold a NUL byte\n")
             return _NUL_EXIT_CODE
-        simple = python_fork.parse(command) if self._interpreter else None
-        if simple is not None and self._interpreter is not None and self._interpreter.accepts(simple):
+        simple = python_fork.parse(command)
+        if simple is not None and self._interpreter.accepts(simple):
             return self._run_python(simple, deadline, output)
         return self._run_shell(command.encode("utf-8", "replace"), deadline, output)
 
@@ -86,7 +76,6 @@ class Commands:
             os.close(output_fd)
 
     def _become_python(self, command: python_fork.PythonCommand, output_fd: int) -> None:
-        assert self._interpreter is not None
         try:
             os.setsid()
             os.dup2(output_fd, 1)

@@ -16,17 +16,6 @@ def encode(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
     return PREFIX.pack(len(text), len(blob)) + text + blob
 
 
-def decode(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The inverse of `encode`. Raises `ValueError`."""
-    if len(data) < PREFIX.size:
-        raise ValueError(f"{len(data)} bytes are no message")
-    text_size, blob_size = PREFIX.unpack_from(data)
-    start = PREFIX.size
-    if len(data) != start + text_size + blob_size:
-        raise ValueError(f"{len(data)} bytes in place of {start + text_size + blob_size}")
-    return json.loads(data[start : start + text_size]), data[start + text_size :]
-
-
 def pack_files(files: Iterable[tuple[str, bytes]]) -> tuple[list[tuple[str, int]], bytes]:
     """An index of (path, size) for the JSON, and the contents, end to end, for the blob."""
     pairs = list(files)
@@ -84,20 +73,20 @@ class CappedOutput:
     """Keeps the first and the last half of `limit` bytes; `missing` counts those between, which are dropped."""
 
     def __init__(self, limit: int) -> None:
-        self._head_limit = limit - limit // 2
-        self._tail_limit = limit // 2
+        self.head_limit = limit - limit // 2
+        self.tail_limit = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
         self.total = 0
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        room = self._head_limit - len(self._head)
+        room = self.head_limit - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        if len(self._tail) > 2 * self._tail_limit + 65536:  # trimmed rarely, so that a flood costs no quadratic copying
+        if len(self._tail) > 2 * self.tail_limit + 65536:  # trimmed rarely, so that a flood costs no quadratic copying
             self._trim()
 
     def parts(self) -> tuple[bytes, bytes]:
@@ -107,9 +96,9 @@ class CappedOutput:
 
     @property
     def missing(self) -> int:
-        return max(0, self.total - self._head_limit - self._tail_limit)
+        return max(0, self.total - self.head_limit - self.tail_limit)
 
     def _trim(self) -> None:
-        excess = len(self._tail) - self._tail_limit
+        excess = len(self._tail) - self.tail_limit
         if excess > 0:
             del self._tail[:excess]

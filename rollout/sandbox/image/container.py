@@ -12,6 +12,7 @@ from slime_swe.rollout.sandbox.base import Limits
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
 
 HISTORY = Path(__file__).with_name("shallow_history.sh")  # leaves the repository no later history
+NO_HISTORY = 3  # what it ends with where there is none
 READY = b"ready\n"  # what the driver says first
 
 
@@ -79,11 +80,15 @@ def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
     `bounded`: whether the container's memory and processes are. If not, each process's address space is, and the number
     of processes by what the kernel counts for the user: in the container alone since Linux 5.14, and never for root.
     """
-    flags = [f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"]
-    if not bounded:
-        flags.append(f"-v {limits.memory_bytes // 1024} -u {limits.processes + 1}")
+    flags = limit_flags(limits) if bounded else f"{limit_flags(limits, memory=True)} -u {limits.processes + 1}"
     script = Path(__file__).with_name("driver.sh").read_text(encoding="utf-8")
-    return ["bash", "--noprofile", "--norc", "-c", script, "bash", " ".join(flags), folder]
+    return ["bash", "--noprofile", "--norc", "-c", script, "bash", flags, folder]
+
+
+def limit_flags(limits: Limits, *, memory: bool = False) -> str:
+    """Those of bash's `ulimit` for each process of a command; `memory`: its address space too."""
+    flags = f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"
+    return f"{flags} -v {limits.memory_bytes // 1024}" if memory else flags
 
 
 async def await_ready(stream: Stream, seconds: float) -> None:

@@ -8,6 +8,7 @@ policy can't turn its own doing into a `SandboxError`, which is raised where the
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import errno
@@ -53,23 +54,24 @@ head -c SIZE >"$path"
 _UNPACK = "LC_ALL=C LANGUAGE=C exec tar -xf - --no-same-owner"
 
 
-class ImageSandbox(common.BaseSandbox):
-    """One sandbox. Entering it starts it, runs the image's setup and writes the files over the image's.
+class ShellSandbox(common.BaseSandbox):
+    """A sandbox whose files are reached by commands of its own shell.
 
     A file operation that the agent's own doing makes fail raises the `OSError` that it met inside. A cancelled call
     kills its command and leaves the sandbox usable.
     """
 
-    def __init__(self, container: Container, image: Image, spec: SandboxSpec) -> None:
-        self._container = container
+    def __init__(self, image: Image, spec: SandboxSpec) -> None:
         self._image = image
         self._limits = spec.limits
         self._files = spec.files
-        self._start: Start | None = None
-        self._shell: Shell | None = None
-        self._ports: list[socket.socket] = []  # given out
-        self._open = False
         self._lock = asyncio.Lock()
+
+    @abc.abstractmethod
+    async def _run(
+        self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""
+    ) -> int | None:
+        """The exit status of a command without NUL bytes; None where it was killed at its time limit."""
 
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
         """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
@@ -96,6 +98,32 @@ class ImageSandbox(common.BaseSandbox):
     async def write_file(self, path: str, content: bytes) -> None:
         script = _with_path(path, _WRITE.replace("SIZE", str(len(content))))
         await self._feed(script, content, path)
+
+    async def _write_files(self) -> None:
+        """The files that the task starts with; a fresh sandbox that can't hold them is no doing of the policy's."""
+        try:
+            await self._feed(_UNPACK.encode(), await asyncio.to_thread(_as_tar, self._files), "")
+        except OSError as error:
+            raise SandboxError(f"the sandbox could not write its files: {error}") from error
+
+    async def _feed(self, script: bytes, stdin: bytes, path: str) -> None:
+        output = CappedOutput(_LOST)
+        async with self._lock:
+            code = await self._run(script, output, FILE_SECONDS, kind="feed", stdin=stdin)
+        if code != 0:
+            raise _as_os_error(code, b"".join(output.parts()), path)
+
+
+class ImageSandbox(ShellSandbox):
+    """One sandbox. Entering it starts it, runs the image's setup and writes the files over the image's."""
+
+    def __init__(self, container: Container, image: Image, spec: SandboxSpec) -> None:
+        super().__init__(image, spec)
+        self._container = container
+        self._start: Start | None = None
+        self._shell: Shell | None = None
+        self._ports: list[socket.socket] = []  # given out
+        self._open = False
 
     async def diff(self) -> str:
         async with self._lock:
@@ -151,7 +179,8 @@ class ImageSandbox(common.BaseSandbox):
             if self._image.setup:
                 self._start.after_setup(await self._container.find_changes(self._start.size))
             if self._files:
-                await self._write_files(self._start)
+                await self._write_files()
+                self._start.add(self._files)
         except ShellDied as error:
             raise SandboxError(f"the sandbox of {self._image.name} did not start: {error}") from error
 
@@ -175,21 +204,6 @@ class ImageSandbox(common.BaseSandbox):
                 ended = f"did not end within {SETUP_SECONDS:.0f} s" if code is None else f"ended with {code}"
                 said = common.render(*output.parts(), output.missing)
                 raise ShellDied(f"its setup {self._image.setup!r} {ended}: {said}")
-
-    async def _write_files(self, start: Start) -> None:
-        """The files that the task starts with; a fresh sandbox that can't hold them is no doing of the policy's."""
-        try:
-            await self._feed(_UNPACK.encode(), await asyncio.to_thread(_as_tar, self._files), "")
-        except OSError as error:
-            raise SandboxError(f"the sandbox could not write its files: {error}") from error
-        start.add(self._files)
-
-    async def _feed(self, script: bytes, stdin: bytes, path: str) -> None:
-        output = CappedOutput(_LOST)
-        async with self._lock:
-            code = await self._run(script, output, FILE_SECONDS, kind="feed", stdin=stdin)
-        if code != 0:
-            raise _as_os_error(code, b"".join(output.parts()), path)
 
     async def _run(
         self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""

@@ -12,7 +12,6 @@ import pytest_asyncio
 from _pytest.mark import ParameterSet
 from tests.rollout.sandbox.image_support import remove_docker_images
 from tests.rollout.sandbox.nobody import Nobody
-from tests.rollout.sandbox.remote_support import RemoteServer
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
@@ -83,31 +82,11 @@ async def docker_pool(cache: Path) -> AsyncIterator[SandboxPool]:
     remove_docker_images()
 
 
-@contextlib.asynccontextmanager
-async def served_pool(*, confined: bool) -> AsyncIterator[SandboxPool]:
-    """Sandboxes on a SWE-ReX server of the tests' own; `confined` where it can make no namespaces."""
-    pytest.importorskip("swerex", reason="SWE-ReX is not installed: pip install 'slime-swe[remote]'")
-    server = RemoteServer(confined=confined)
-    try:
-        server.wait()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SWEREX_AUTH_TOKEN", server.token)
-            pool = await working_pool(f"remote:{server.url}")
-        async with pool:
-            yield pool
-    finally:
-        server.stop()
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def remote_pool(contained_pool: SandboxPool) -> AsyncIterator[SandboxPool]:
-    async with served_pool(confined=False) as pool:
-        yield pool
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def confined_pool(contained_pool: SandboxPool) -> AsyncIterator[SandboxPool]:
-    async with served_pool(confined=True) as pool:
+    """Each sandbox with a SWE-ReX server of its own, in a bubblewrap."""
+    pytest.importorskip("swerex", reason="SWE-ReX is not installed: pip install 'slime-swe[remote]'")
+    async with await working_pool("tests.rollout.sandbox.remote_support.own_servers") as pool:
         yield pool
 
 
@@ -125,11 +104,10 @@ POOLS = {
     "docker": "docker_pool",
     "apptainer": "apptainer_pool",
     "remote": "remote_pool",
-    "remote-confined": "confined_pool",
 }
-# Each family of executors runs once by default: the fork server, the shell in an image, SWE-ReX. The others of a family
-# are the matrix.
-DEFAULT = ("bubblewrap", "overlay", "remote-confined")
+# Each family of executors runs once by default: the fork server, the shell in an image. The others of a family are the
+# matrix; so is SWE-ReX, as each of its sandboxes starts a server: by default it runs in test_remote alone.
+DEFAULT = ("bubblewrap", "overlay")
 
 
 def of(*names: str) -> list[ParameterSet]:

@@ -24,11 +24,11 @@ _SERVE = "import sys; sys.argv[0] = 'swerex-remote'; from swerex.server import m
 
 
 class RemoteServer:
-    """`confined`: without the capabilities that namespaces take, as on most clouds. `folder` is mounted at /repo."""
+    """`folder` is mounted at /repo."""
 
-    def __init__(self, *, confined: bool, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.token = secrets.token_hex(16)
-        self._bubblewrap = _bubblewrap(confined, folder)
+        self._bubblewrap = _bubblewrap(folder)
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._launch()
 
@@ -79,24 +79,23 @@ def _below(pid: int) -> list[int]:
     return [below for child in map(int, children) for below in (child, *_below(child))]
 
 
-def _bubblewrap(confined: bool, folder: Path | None) -> list[str]:
+def _bubblewrap(folder: Path) -> list[str]:
     flags = [
         "bwrap",
         "--unshare-pid",
         "--unshare-ipc",
         "--die-with-parent",
-        "--cap-drop" if confined else "--cap-add",
-        "ALL",
+        *("--cap-drop", "ALL"),
     ]
     for top in sorted(os.listdir("/")):
         path = f"/{top}"
         if top in ("proc", "dev", "tmp", "sys", "testbed", "repo"):
             continue
         flags += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
-    flags += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/testbed"]
+    flags += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/testbed"]
     for path in {sys.prefix, *filter(os.path.isdir, sys.path)}:
         flags += ["--ro-bind", path, path] if path.startswith("/tmp/") else []
-    return [*flags, "--bind", str(folder), "/repo", "--chdir", "/repo"] if folder else [*flags, "--chdir", "/"]
+    return [*flags, "--bind", str(folder), "/repo", "--chdir", "/"]
 
 
 def server_deployment(image: str) -> Any:
@@ -117,10 +116,11 @@ def server_deployment(image: str) -> Any:
             return await self.runtime.is_alive(timeout=timeout)
 
         async def start(self) -> None:
-            if not Path(image).is_dir():
+            if image and not Path(image).is_dir():
                 raise FileNotFoundError(f"no image {image}")
-            shutil.copytree(image, self._folder / "repo", symlinks=True)
-            self._server = RemoteServer(confined=True, folder=self._folder / "repo")
+            if image:
+                shutil.copytree(image, self._folder, symlinks=True, dirs_exist_ok=True)
+            self._server = RemoteServer(self._folder)
             self._server.wait()
             self._runtime = RemoteRuntime(host=self._server.url, auth_token=self._server.token, timeout=10.0)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 from slime_swe.errors import UserError
+from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import field_types
 
 DEFAULT_RECIPE = "tiny_cpu"
@@ -51,6 +53,12 @@ def spelled_out(override: str) -> str:
     """`key=value` with the whole key, where it is one of `SHORT`."""
     key, equals, value = override.partition("=")
     return f"{SHORT.get(key, key)}{equals}{value}"
+
+
+def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
+    """The recipe with another value at a dotted key of two parts."""
+    section, _, name = key.partition(".")
+    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})})
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file
 from slime_swe.launch.config import dump_recipe, read_recipe, save_recipe
-from slime_swe.launch.overrides import flatten
+from slime_swe.launch.overrides import flatten, with_value
 from slime_swe.recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"
@@ -24,7 +24,7 @@ def with_name(recipe: Recipe) -> Recipe:
     if recipe.run.name:
         return recipe
     name = f"{recipe.name}-seed{recipe.run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, name=name))
+    return with_value(recipe, "run.name", name)
 
 
 def create_run(recipe: Recipe) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import tempfile
 from argparse import Namespace
 from pathlib import Path
@@ -26,7 +25,7 @@ from slime_swe.launch.config import resolve, save_recipe
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.output import print_json, rate
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of
+from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of, with_value
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import RECIPE_FILE, find_run
@@ -69,10 +68,10 @@ def recipe_for(target: str, given: list[str]) -> Recipe:
     model = model_folder(Path(target))
     if model is None:
         folder = find_run(target, value_of("run.dir", given, "runs"))
-        return _with_weights(resolve(str(folder / RECIPE_FILE), given), newest_weights(folder))
+        return with_value(resolve(str(folder / RECIPE_FILE), given), "model.checkpoint", str(newest_weights(folder)))
     run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
     if run is not None and not value_of("recipe", given, ""):
-        return _with_weights(resolve(str(run / RECIPE_FILE), given), model)
+        return with_value(resolve(str(run / RECIPE_FILE), given), "model.checkpoint", str(model))
     return resolve(DEFAULT_RECIPE, [*given, f"model={model}"])
 
 
@@ -105,19 +104,14 @@ def newest_weights(folder: Path) -> Path:
     return max(exported, key=lambda path: int(path.name))
 
 
-def _with_weights(recipe: Recipe, folder: Path) -> Recipe:
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, checkpoint=str(folder)))
-
-
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    data = recipe.data
     if options.tasks:
-        data = dataclasses.replace(data, eval=dict(_named(text) for text in options.tasks))
+        recipe = with_value(recipe, "data.eval", dict(_named(text) for text in options.tasks))
     if options.samples is not None:
-        data = dataclasses.replace(data, eval_samples_per_task=options.samples)
-    if not data.eval:
+        recipe = with_value(recipe, "data.eval_samples_per_task", options.samples)
+    if not recipe.data.eval:
         raise UserError("the recipe names no evaluation set: give --tasks NAME=SET, e.g. heldout=synthetic:heldout")
-    return dataclasses.replace(recipe, data=data)
+    return recipe
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -134,7 +128,7 @@ def _make_output(recipe: Recipe, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         model = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
-        save_recipe(_with_weights(recipe, model), folder / RECIPE_FILE)
+        save_recipe(with_value(recipe, "model.checkpoint", str(model)), folder / RECIPE_FILE)
     except OSError as error:
         raise UserError(f"can't write into --output {folder}: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ from math import ceil, log2
 from typing import Any
 
 from slime_swe.launch.engines import engine_of
+from slime_swe.launch.overrides import with_value
 from slime_swe.launch.plan import serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
@@ -34,6 +35,11 @@ TURN_TO = {
     "one layer's backward pass": "parallel.max_tokens_per_gpu",
 }
 """Largest component of a trainer that does not fit -> the field to look at; of any other it is parallel.tp."""
+OF_A_NODE = {
+    "sandboxes": "lower rollout.sandbox_concurrency",
+    "optimizer states": "take more nodes, which share out the optimizer's states",
+}
+"""The same of a machine -> what to do."""
 
 Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and in words
 
@@ -65,29 +71,44 @@ def _divides(recipe: Recipe) -> bool:
 
 def overruns(recipe: Recipe, budgets: tuple[Budget, ...]) -> Problems:
     """One problem for each budget that does not fit, and one for a cache that can't hold an episode."""
-    describe = {
-        "training": _training,
-        "serving": _serving,
-        "weight synchronisation": _synchronising,
-        "machine": _machine,
-        "disk": _disk,
-    }
     found: Problems = {}
     for budget in budgets:
         name = budget.name.partition(",")[0]
         if not budget.fits:
-            found[name] = (1 + budget.excess / budget.capacity, describe[name](recipe, budget))
+            found[name] = (1 + budget.excess / budget.capacity, _overrun(name, recipe, budget))
         if name == "serving" and (short := 1 - cache_tokens(recipe) / recipe.rollout.max_context) > 0:
             found["cache"] = (1 + short, _cache(recipe, budget))
     return found
 
 
-def _training(recipe: Recipe, budget: Budget) -> Violation:
-    key = TURN_TO.get(budget.largest.name, "parallel.tp")
-    if key == "parallel.recompute" and recipe.parallel.recompute == "full":
-        key = "parallel.max_tokens_per_gpu"
-    what = f"the trainer does not fit a {recipe.cluster.gpu}: {_why(budget)}"
-    return Violation(key, what, "take GPUs with more memory, or more nodes")
+def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
+    cluster, serve, largest = recipe.cluster, recipe.serving, budget.largest.name
+    least = ceil(budget.bytes / GIB / (1 - budget.margin))
+    match name:
+        case "training":
+            key = TURN_TO.get(largest, "parallel.tp")
+            if key == "parallel.recompute" and recipe.parallel.recompute == "full":
+                key = "parallel.max_tokens_per_gpu"
+            what, fix = f"the trainer does not fit a {cluster.gpu}", "take GPUs with more memory, or more nodes"
+        case "serving":
+            key, fix = "serving.mem_fraction", f"use at most {_fraction_that_fits(budget):.2f}"
+            what = f"{key}={serve.mem_fraction:g} leaves the server too little"
+        case "weight synchronisation":
+            key, fix = "serving.gpus_per_engine", "raise it"
+            what = f"{key}={serve.gpus_per_engine} leaves no room for new weights"
+        case "machine":  # what offloaded states and sandboxes take of a node
+            key, what = "cluster.memory_per_node", f"cluster.memory_per_node={cluster.memory_per_node} is too little"
+            fix = f"give at least {least} GiB, or {OF_A_NODE.get(largest, 'take machines with more')}"
+        case _:
+            key, what = "cluster.disk_per_node", f"cluster.disk_per_node={cluster.disk_per_node} is too little"
+            fix = f"give at least {least} GiB, or lower rollout.batch_size"
+    return Violation(key, f"{what}: {_why(budget)}", fix)
+
+
+def _fraction_that_fits(budget: Budget) -> float:
+    """The static share that leaves room for what is neither weights nor cache, rounded down to a hundredth."""
+    rest = sum(part.bytes for part in budget.components if part.name not in ("weights", "KV cache"))
+    return max(int(100 * (1 - budget.margin - rest / budget.capacity)) / 100, 0.0)
 
 
 def _cache(recipe: Recipe, budget: Budget) -> Violation:
@@ -98,49 +119,6 @@ def _cache(recipe: Recipe, budget: Budget) -> Violation:
         f"an episode of rollout.max_context={most} tokens does not fit an engine's KV cache of {held}: "
         f"serving.mem_fraction={fraction:g} of {budget.capacity / GIB:.1f} GiB less {weights:.1f} GiB of weights",
         "lower rollout.max_context",
-    )
-
-
-def _serving(recipe: Recipe, budget: Budget) -> Violation:
-    given = f"serving.mem_fraction={recipe.serving.mem_fraction:g}"
-    return Violation(
-        "serving.mem_fraction",
-        f"{given} leaves the server too little: {_why(budget)}",
-        f"use at most {_fraction_that_fits(budget):.2f}",
-    )
-
-
-def _fraction_that_fits(budget: Budget) -> float:
-    """The static share that leaves room for what is neither weights nor cache, rounded down to a hundredth."""
-    rest = sum(part.bytes for part in budget.components if part.name not in ("weights", "KV cache"))
-    return max(int(100 * (1 - budget.margin - rest / budget.capacity)) / 100, 0.0)
-
-
-def _synchronising(recipe: Recipe, budget: Budget) -> Violation:
-    given = f"serving.gpus_per_engine={recipe.serving.gpus_per_engine}"
-    return Violation("serving.gpus_per_engine", f"{given} leaves no room for new weights: {_why(budget)}", "raise it")
-
-
-def _machine(recipe: Recipe, budget: Budget) -> Violation:
-    """What offloaded states and sandboxes take of a node."""
-    advice = {
-        "sandboxes": "lower rollout.sandbox_concurrency",
-        "optimizer states": "take more nodes, which share out the optimizer's states",
-    }.get(budget.largest.name, "take machines with more")
-    given = f"cluster.memory_per_node={recipe.cluster.memory_per_node}"
-    least = ceil(budget.bytes / GIB / (1 - budget.margin))
-    return Violation(
-        "cluster.memory_per_node",
-        f"{given} is too little: {_why(budget)}",
-        f"give at least {least} GiB, or {advice}",
-    )
-
-
-def _disk(recipe: Recipe, budget: Budget) -> Violation:
-    return Violation(
-        "cluster.disk_per_node",
-        f"cluster.disk_per_node={recipe.cluster.disk_per_node} is too little: {_why(budget)}",
-        f"give at least {ceil(budget.bytes / GIB)} GiB, or lower rollout.batch_size",
     )
 
 
@@ -246,12 +224,6 @@ def _moves(candidate: Candidate) -> Iterator[tuple[str, Any]]:
         if key not in candidate.edits:
             now = lookup(candidate.recipe, key)
             yield from ((key, value) for value in dict.fromkeys(values(candidate.recipe)) if value != now)
-
-
-def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
-    """The recipe with another value at a dotted key of two parts."""
-    section, _, name = key.partition(".")
-    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})})
 
 
 def _text(value: object) -> str:

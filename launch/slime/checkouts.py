@@ -23,37 +23,30 @@ class Checkout:
 
     variable: str
     image: str
-    repository: str
     commit: str
     mark: str
-
-    @property
-    def folder(self) -> str:
-        """Of a clone."""
-        return self.repository.partition("/")[2]
-
-    def command(self) -> str:
-        """Two git commands on one line; the second takes the commit alone."""
-        return (
-            f"git clone --filter=blob:none https://github.com/{self.repository}.git {self.folder} && "
-            f"git -C {self.folder} checkout {self.commit}"
-        )
 
     def find(self, environment: Mapping[str, str]) -> Path:
         """Where the variable says, else where SLiME's image has it."""
         return Path(environment.get(self.variable) or self.image).absolute()
 
 
-SLIME = Checkout("SLIME_HOME", "/root/slime", "THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515", "train.py")
+SLIME = Checkout("SLIME_HOME", "/root/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515", "train.py")
 MEGATRON = Checkout(
     "MEGATRON_HOME",
     "/root/Megatron-LM",
-    "NVIDIA/Megatron-LM",
     "1dcf0dafa884ad52ffb243625717a3471643e087",
     "megatron/training/arguments.py",
 )
-PATCH = "git -C Megatron-LM apply ../slime/docker/patch/latest/megatron.patch"
 PATCHED = ("megatron/core/distributed/distributed_data_parallel.py", "disable_grad_buffers_cpu_backup")
+PATCH = "git -C Megatron-LM apply ../slime/docker/patch/latest/megatron.patch"
+COMMANDS = f"""make them so:
+  git clone --filter=blob:none https://github.com/THUDM/slime.git
+  git -C slime checkout {SLIME.commit}
+  git clone --filter=blob:none https://github.com/NVIDIA/Megatron-LM.git
+  git -C Megatron-LM checkout {MEGATRON.commit}
+  {PATCH}
+  export {SLIME.variable}=$PWD/slime {MEGATRON.variable}=$PWD/Megatron-LM"""
 
 
 @dataclass(frozen=True)
@@ -82,22 +75,12 @@ def require_checkouts(environment: Mapping[str, str]) -> None:
     for checkout in (SLIME, MEGATRON):
         given = environment.get(checkout.variable)
         if not given:
-            raise UserError(f"engine=slime_cpu runs checkouts, and {checkout.variable} is not set: {_all_commands()}")
+            raise UserError(f"engine=slime_cpu runs checkouts, and {checkout.variable} is not set: {COMMANDS}")
         if not (Path(given) / checkout.mark).is_file():
-            raise UserError(f"{checkout.variable}={given} holds no {checkout.mark}: {_all_commands()}")
+            raise UserError(f"{checkout.variable}={given} holds no {checkout.mark}: {COMMANDS}")
     file, mark = PATCHED
-    if mark not in (Path(environment[MEGATRON.variable]) / file).read_text(encoding="utf-8"):
-        raise UserError(
-            f"{MEGATRON.variable}={environment[MEGATRON.variable]} lacks the patch that SLiME's Dockerfile applies: "
-            f"{PATCH}"
-        )
-
-
-def _all_commands() -> str:
-    exports = f"export {SLIME.variable}=$PWD/{SLIME.folder} {MEGATRON.variable}=$PWD/{MEGATRON.folder}"
-    return "\n".join(
-        ["make them so:", *("  " + line for line in (SLIME.command(), MEGATRON.command(), PATCH, exports))]
-    )
+    if mark not in (MEGATRON.find(environment) / file).read_text(encoding="utf-8"):
+        raise UserError(f"{MEGATRON.variable} lacks the patch that SLiME's Dockerfile applies: {PATCH}")
 
 
 if __name__ == "__main__":

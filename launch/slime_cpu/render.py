@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slime_swe.launch.args import Attributes, checkpoint_folder, ours
+from slime_swe.launch.overrides import with_value
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import RunPaths
@@ -34,7 +34,8 @@ IN_FLOAT32 = {"bf16": False}  # SLiME has a flag for half precision alone, and t
 
 def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, resume: bool = False) -> Job:
     """The job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples. Touches no file."""
-    recipe, paths = with_tensorboard(recipe), RunPaths(folder.resolve())
+    recipe = with_value(recipe, "run.tensorboard", True)  # SLiME's figures are read back from these files
+    paths = RunPaths(folder.resolve())
     return Job(
         program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime)),
         flags=render_flags(cpu_sections(recipe, paths, address, resume=resume)),
@@ -43,11 +44,6 @@ def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, 
         prompts=prompt_files(recipe, paths),
         directory=paths.run,
     )
-
-
-def with_tensorboard(recipe: Recipe) -> Recipe:
-    """SLiME's figures are read back from its TensorBoard files."""
-    return replace(recipe, run=replace(recipe.run, tensorboard=True))
 
 
 def cpu_sections(recipe: Recipe, paths: RunPaths, address: str, *, resume: bool) -> dict[str, Attributes]:

@@ -143,6 +143,11 @@ def checkpoint_path(spec: str, models: str = "models") -> Path:
     return (Path(models).expanduser() / spec if named else given).resolve()
 
 
+def converted_folder(recipe: Recipe) -> Path:
+    """Where the same weights lie in Megatron's format: beside those in Hugging Face format."""
+    return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")
+
+
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
     """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere."""
     rollout = recipe.rollout

@@ -11,6 +11,7 @@ CLUSTER = ("ray", "aiohttp_cors")  # the second comes with ray[default], whose j
 _HOW = {
     "embedded": "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does",
     "cluster": "pip install 'slime-swe[cluster]' (SLiME's image has it: there, run the image's own python)",
+    "slime_cpu": "bash launch/run_qwen_swe.sh engine=slime_cpu ... makes an environment that has SLiME's packages",
 }
 
 

@@ -7,11 +7,10 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_type_hints
 
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import field_types
 
 DEFAULT_RECIPE = "tiny_cpu"
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
@@ -62,9 +61,13 @@ def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
 
 
 @cache
-def key_types() -> dict[str, Any]:
-    """Dotted key -> type, of every leaf field of a recipe."""
-    return {key: get_args(hint)[0] if get_origin(hint) is Annotated else hint for key, hint in field_types().items()}
+def key_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> type, of every leaf field of a dataclass."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        section, key = dataclasses.is_dataclass(hint), f"{prefix}{name}"
+        types |= key_types(hint, f"{key}.") if section else {key: hint}
+    return types
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.args import checkpoint_path, converted_folder
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.engines import Engine, engine_of
@@ -145,7 +145,7 @@ def check_model_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Room for what is not there yet: the checkpoint, and its copy in Megatron's format."""
     folder = Path(recipe.model.folder)
     came = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
-    missing = [place for place in (came, Path(f"{came}_torch_dist")) if not place.is_dir()]
+    missing = [place for place in (came, converted_folder(recipe)) if not place.is_dir()]
     refusal = unwritable(folder) if missing else ""
     if refusal:
         yield failure("model folder", refusal, "give another model.folder, or convert the checkpoint elsewhere")

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_folder, checkpoint_path
+from slime_swe.launch.args import checkpoint_folder, checkpoint_path, converted_folder
 from slime_swe.launch.doctor.capacity import size
 from slime_swe.launch.doctor.finding import Finding, failure, ok
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.model import mismatches
-from slime_swe.launch.slime.architecture import model_section
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import split, to_argv
 from slime_swe.launch.slime.paths import TRACKER
+from slime_swe.launch.slime.sections import model_section
 from slime_swe.recipes.base import Recipe
 
 INDEX = "model.safetensors.index.json"
@@ -101,7 +101,7 @@ def conversion(recipe: Recipe) -> str:
         f"torchrun --nproc-per-node={processes} {SCRIPT}",
         *flags,
         shlex.join(["--hf-checkpoint", str(folder)]),
-        shlex.join(["--save", f"{folder}_torch_dist"]),
+        shlex.join(["--save", str(converted_folder(recipe))]),
     )
 
 
@@ -133,8 +133,3 @@ def unfinished(folder: Path) -> str:
     if not (inner / METADATA).is_file():
         return f"{TRACKER} says {name!r}, but {inner.name}/{METADATA} is missing: the conversion did not finish"
     return ""
-
-
-def converted_folder(recipe: Recipe) -> Path:
-    """Beside the one in Hugging Face format."""
-    return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -20,13 +18,12 @@ from packaging.version import InvalidVersion, Version
 
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine, MachineError
-from slime_swe.launch.extras import EMBEDDED
+from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.slime.checkouts import MEGATRON, SLIME, Checkout
 from slime_swe.launch.slime.render import PYTHON
 from slime_swe.recipes.base import Recipe
 
 IMAGE = "run this inside the training image (docker/, launch/apptainer/), which holds the whole stack"
-_EXTRA = "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does"
 _SCRIPT = """
 import json, importlib.metadata as m
 print(json.dumps({d.metadata["Name"]: d.version for d in reversed([*m.distributions()])}))
@@ -64,11 +61,8 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def check_packages(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The packages of the extra that the embedded engine wants."""
-    missing = [name for name in EMBEDDED if find_spec(name) is None]
-    if missing:
-        yield failure("packages", f"{', '.join(missing)} not installed in {sys.prefix}", _EXTRA)
-    else:
-        yield ok("packages", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
+    require(*EMBEDDED)
+    yield ok("packages", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
 
 
 def _elsewhere(recipe: Recipe) -> str:

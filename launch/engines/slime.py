@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_folder
+from slime_swe.launch.args import checkpoint_folder, converted_folder
+from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import Engine, Start
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.journals import cut_back
-from slime_swe.launch.slime.paths import TRACKER, RunPaths
+from slime_swe.launch.slime.paths import RunPaths, cut_back
 from slime_swe.launch.slime.render import render
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Recipe
@@ -72,10 +72,9 @@ def require_fit(recipe: Recipe) -> None:
 
 def require_checkpoints(recipe: Recipe) -> None:
     """Raise `UserError` where the model, or the same weights converted for Megatron, is not there."""
-    folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
-    converted = folder.with_name(f"{folder.name}_torch_dist")
-    if not (converted / TRACKER).is_file():
+    folder, converted = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder), converted_folder(recipe)
+    if missing := unfinished(converted):
         raise UserError(
-            f"{converted} holds no Megatron checkpoint ({TRACKER} is missing): `slime-swe doctor "
+            f"{converted} holds no Megatron checkpoint ({missing}): `slime-swe doctor "
             f"recipe={recipe.name}` prints the command that converts {folder}"
         )

@@ -5,14 +5,13 @@ SLiME's `train.py` runs with the recipe's own plug-ins; the embedded engine's se
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from slime_swe.errors import UserError
 from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.extras import require
 from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime_cpu.render import render
@@ -27,6 +26,7 @@ NO_SERVER = "HOST:PORT"  # stands for the server's address, which is not known b
 
 RULES: tuple[Fixed, ...] = (
     *WITHOUT_GPUS,
+    *only("sync", "this engine samples and trains in turns", "rollout.schedule"),
     *only([], "this engine starts the embedded server and names it to SLiME", "serving.external_engines"),
 )
 
@@ -46,17 +46,7 @@ class SlimeCpu(Engine):
 
     def check(self, recipe: Recipe, start: Start) -> None:
         require_checkouts(os.environ)
-        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            raise UserError(
-                f"engine=slime_cpu needs SLiME's own packages, and {', '.join(missing)} is missing: start it by `bash "
-                "launch/run_qwen_swe.sh engine=slime_cpu ...`, which makes an environment that has them"
-            )
-        if recipe.rollout.schedule != "sync":
-            raise UserError(
-                f"rollout.schedule={recipe.rollout.schedule!r}: engine=slime_cpu samples and trains in turns, so "
-                "rollout.schedule=sync"
-            )
+        require(*PACKAGES, extra="slime_cpu")
         self.job(recipe, Path(recipe.run.dir), resume=start.resume)
 
     def run(self, recipe: Recipe, folder: Path, start: Start) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slime_swe.launch.args import Attributes, checkpoint_path, shared
-from slime_swe.launch.slime.architecture import model_section
+from slime_swe.errors import UserError
+from slime_swe.launch.args import Attributes, checkpoint_path, converted_folder, shared
 from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.recipes.architecture import Architecture
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.families import load_family
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 SYNC = "slime.rollout.sglang_rollout.generate_rollout"
@@ -17,6 +19,7 @@ OFFLOAD: Attributes = {
     "overlap_cpu_optimizer_d2h_h2d": True,
     "use_precision_aware_optimizer": True,  # Megatron offloads no other
 }
+PADDING = 128  # rows of the embedding table that one GPU's share is padded to at most
 RECOMPUTE: Mapping[str, Attributes] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
@@ -31,7 +34,6 @@ def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attr
     whole episodes up to the budget of tokens: not SLiME's FLOP-balanced ones, which exceed it.
     """
     common, run, ways, cluster = shared(recipe, paths.run), recipe.run, recipe.parallel, recipe.cluster
-    checkpoint = str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder))
     own_engines, fully_async = not recipe.serving.external_engines, recipe.rollout.schedule == "fully_async"
     evaluation = {  # before the first rollout, and after each one whose number the interval divides
         "eval_config": str(paths.evaluation),
@@ -47,8 +49,8 @@ def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attr
         },
         "model": model_section(recipe.model.architecture, ways.tp),
         "checkpoints": {
-            "hf_checkpoint": checkpoint,
-            "ref_load": f"{checkpoint}_torch_dist",
+            "hf_checkpoint": str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder)),
+            "ref_load": str(converted_folder(recipe)),
             "load": str(paths.checkpoints) if resume else None,
             "save_hf": f"{paths.exports}/{{rollout_id}}",
         },
@@ -115,3 +117,52 @@ def _logging(recipe: Recipe, paths: RunPaths) -> Attributes:
         **(wandb if run.wandb_project else {}),
         **({"use_tensorboard": True, "tb_project_name": recipe.name} if run.tensorboard else {}),
     }
+
+
+def model_section(architecture: Architecture, tp: int = 1) -> Attributes:
+    """Attributes that Megatron builds the model from, on `tp` tensor-parallel GPUs."""
+    theta = architecture.rope_theta
+    if theta != int(theta):
+        raise UserError(
+            f"model.architecture.rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other"
+        )
+    experts = {
+        "num_experts": architecture.experts,
+        "moe_router_topk": architecture.experts_per_token,
+        "moe_ffn_hidden_size": architecture.expert_ffn,
+    }
+    return {
+        "num_layers": architecture.layers,
+        "hidden_size": architecture.hidden,
+        "ffn_hidden_size": architecture.ffn,
+        "num_attention_heads": architecture.heads,
+        "group_query_attention": True,
+        "num_query_groups": architecture.kv_heads,
+        "kv_channels": architecture.head_dim,
+        "vocab_size": architecture.vocab,
+        "make_vocab_size_divisible_by": vocabulary_unit(architecture.vocab, tp),
+        "untie_embeddings_and_output_weights": not architecture.tied,
+        "position_embedding_type": "rope",
+        "rotary_base": int(theta),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": architecture.rms_eps,
+        "swiglu": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": architecture.qkv_bias,
+        "qk_layernorm": architecture.qk_norm,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        **(experts if architecture.experts else {}),
+        **load_family(architecture.family).flags,
+    }
+
+
+def vocabulary_unit(vocab: int, tp: int) -> int:
+    """Megatron pads the vocabulary to a multiple of this times `tp`: the largest that adds no rows, if there is one.
+
+    A row that pads has a logit, which takes part in every softmax, and the server has no such row.
+    """
+    unit = PADDING
+    while unit > 1 and vocab % (unit * tp):
+        unit //= 2
+    return unit

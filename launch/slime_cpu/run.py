@@ -21,8 +21,7 @@ from slime_swe.launch.args import to_args
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.journals import cut_back
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import RunPaths, cut_back
 from slime_swe.launch.slime_cpu.figures import read_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import Recipe

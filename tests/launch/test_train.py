@@ -69,7 +69,7 @@ def test_what_can_t_start_is_refused_before_a_folder_is_made(words, said, capsys
     assert not left()
 
 
-@pytest.mark.parametrize("missing", ("config.json", "latest_checkpointed_iteration.txt"))
+@pytest.mark.parametrize("missing", ("config.json", "holds no Megatron checkpoint"))
 def test_missing_checkpoints_are_named(missing, tmp_path, monkeypatch, capsys):
     (tmp_path / "slime").mkdir()
     (tmp_path / "slime" / "train.py").touch()

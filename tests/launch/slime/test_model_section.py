@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.architecture import model_section, vocabulary_unit
 from slime_swe.launch.slime.manifest import split, to_argv
+from slime_swe.launch.slime.sections import model_section, vocabulary_unit
 from slime_swe.recipes.registry import load_recipe
 
 SCRIPTS = {

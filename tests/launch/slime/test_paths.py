@@ -5,8 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from slime_swe.launch.slime.journals import cut_back
-from slime_swe.launch.slime.paths import TRACKER, RunPaths
+from slime_swe.launch.slime.paths import TRACKER, RunPaths, cut_back
 
 
 @pytest.fixture

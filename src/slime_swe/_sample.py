@@ -1,6 +1,7 @@
 """A stand-in for SLiME's `Sample` where SLiME is not installed: the same fields, statuses and appending rules.
 
-Left out: multimodal inputs are carried but not interpreted, and top-p replay data is refused (`NotImplementedError`).
+Left out: multimodal inputs are carried but not interpreted, top-p replay data is refused (`NotImplementedError`), and
+speculative decoding, which no engine without SLiME does, is not counted.
 Upstream: slime/utils/types.py.
 """
 
@@ -51,20 +52,6 @@ class SpeculationCounts(_Counts):
     spec_draft_token_num: int = 0
     spec_verify_ct: int = 0
     completion_token_num: int = 0
-
-    @property
-    def spec_accept_rate(self) -> float:
-        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
-
-    @property
-    def spec_accept_length(self) -> float:
-        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
-
-    def add(self, meta_info: dict[str, Any]) -> None:
-        self.spec_accept_token_num += meta_info.get("spec_accept_token_num", 0)
-        self.spec_draft_token_num += meta_info.get("spec_draft_token_num", 0)
-        self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
-        self.completion_token_num += meta_info.get("completion_tokens", 0)
 
 
 @dataclass
@@ -194,8 +181,6 @@ class Sample:
             self.rollout_routed_experts = _routed_experts(args, meta_info["routed_experts"], len(self.tokens) - 1)
         if not terminal or "finish_reason" not in meta_info:
             return
-        if getattr(args, "sglang_speculative_algorithm", False):
-            self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if "weight_version" in meta_info:
             self.weight_versions.append(meta_info["weight_version"])

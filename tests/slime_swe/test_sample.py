@@ -63,13 +63,6 @@ def test_top_p_replay_is_refused():
         _sample.Sample().append_response_tokens(meta_info={"top_p_token_ids": "AAAA"})
 
 
-def test_speculation_is_counted_where_it_is_on():
-    sample = _sample.Sample()
-    meta = {**STOP, "spec_accept_token_num": 1, "spec_draft_token_num": 2, "spec_verify_ct": 1, "completion_tokens": 3}
-    sample.append_response_tokens(Namespace(sglang_speculative_algorithm="EAGLE"), meta_info=meta)
-    assert (sample.spec_info.spec_accept_rate, sample.spec_info.spec_accept_length) == (0.5, 3.0)
-
-
 def test_to_dict_and_back_keeps_also_what_was_set_later():
     sample = Sample(index=3, tokens=[1], status=Sample.Status.ABORTED, metadata={"a": 1})
     sample.something = "new"

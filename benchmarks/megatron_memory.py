@@ -21,7 +21,6 @@ import sys
 import warnings
 
 from benchmarks.command import Figures, run
-from benchmarks.megatron_device import meta_device
 
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB, padded_vocab
@@ -37,6 +36,8 @@ TOLERANCE = 0.10  # of the planner's memory
 
 async def measure(recipes: str) -> Figures:
     """GiB by recipe, planned and measured, and how far the peaks are apart as a share of the planned one."""
+    from benchmarks.megatron_rank import weigh
+
     warnings.simplefilter("ignore")  # Megatron's, of optional packages that are not there
     logging.getLogger("megatron").setLevel(logging.ERROR)
     figures: Figures = {}
@@ -45,7 +46,7 @@ async def measure(recipes: str) -> Figures:
         shape = rank_shape(recipe.model.architecture, recipe.parallel)
         planned = {f"planned_{part}": size for part, size in plan_memory(recipe, shape).items()}
         peak = sum(planned.values())
-        measured = weigh(recipe, shape)
+        measured = weigh(shape, recipe, sequence_lengths(recipe.parallel.max_tokens_per_gpu))
         figures |= {f"{name}_{part}_gib": size / GIB for part, size in (planned | measured).items()}
         figures[f"{name}_off"] = abs(measured["peak"] / peak - 1)
     return figures
@@ -88,37 +89,6 @@ def sequence_lengths(tokens: int) -> list[int]:
     """Of one packed micro-batch: a half, a quarter, an eighth, and two sixteenths or what is left."""
     lengths = [tokens >> shift for shift in range(1, 5)]
     return [*lengths, tokens - sum(lengths)]
-
-
-def weigh(recipe: Recipe, shape: Architecture) -> dict[str, float]:
-    """Bytes that each part of a rank adds, what its forward pass keeps, the peak beyond it, and that of the update."""
-    from benchmarks.megatron_rank import Batch, Rank
-
-    lengths = sequence_lengths(recipe.parallel.max_tokens_per_gpu)
-    with meta_device() as meter, Rank(shape, recipe) as rank:
-        sizes = [meter.now]
-        for build in (lambda: rank.build_model(max(lengths)), rank.build_gradients, rank.build_optimizer):
-            build()
-            sizes.append(meter.now)
-        batch = Batch.of(lengths)
-        rank.forward_backward(batch)
-        rank.update()  # makes the optimizer's moments
-        lasting, kept = meter.now, []
-        rank.decoder().register_forward_hook(lambda *_: kept.append(meter.now))
-        meter.reset()
-        rank.forward_backward(batch)
-        backward = meter.peak
-        meter.reset()
-        rank.update()
-    return {
-        "weights": sizes[1] - sizes[0],
-        "gradients": sizes[2] - sizes[1],
-        "lasting": lasting,
-        "activations": kept[0] - lasting,
-        "loss_or_backward": backward - kept[0],
-        "update": meter.peak - lasting,
-        "peak": max(backward, meter.peak),
-    }
 
 
 if __name__ == "__main__":

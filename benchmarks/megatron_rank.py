@@ -7,10 +7,10 @@ tp > 1 are larger than the rank's own), communication, and the Transformer Engin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from benchmarks.megatron_device import meta_device
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
@@ -30,23 +30,6 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One packed micro-batch, and where its sequences begin and end."""
-
-    tokens_1xT: Tensor
-    targets_1xT: Tensor
-    positions_1xT: Tensor
-    packed: PackedSeqParams
-
-    @classmethod
-    def of(cls, lengths: list[int]) -> Batch:
-        bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)  # values: the rotation's shapes are made of them
-        ids = torch.zeros(3, 1, sum(lengths), dtype=torch.int64, device="meta")
-        packed = PackedSeqParams("thd", bounds, bounds, max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths))
-        return cls(*ids, packed)
 
 
 def transformer_config(shape: Architecture, recompute: str) -> TransformerConfig:
@@ -124,75 +107,77 @@ class LogProbability(torch.autograd.Function):
         return gradient.mul_(gradient_T[:, None]), None
 
 
-class Rank:
-    """Model, gradient buffer and optimizer of one rank, each made when asked for, so that each can be weighed."""
-
-    def __init__(self, shape: Architecture, recipe: Recipe) -> None:
+def weigh(shape: Architecture, recipe: Recipe, lengths: list[int]) -> dict[str, float]:
+    """Bytes that each part of the rank adds, what the forward pass over one packed micro-batch keeps, the peak beyond
+    it, and that of the update."""
+    longest, tokens = max(lengths), sum(lengths)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)  # real: of its values the rotation's shapes are made
+    packed = PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+    with meta_device() as meter:
+        ids_1xT = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-        tensor_parallel.model_parallel_cuda_manual_seed(recipe.run.seed)
-        self.config = transformer_config(shape, recipe.parallel.recompute)
-        self._recipe, self._shape = recipe, shape
+        tensor_parallel.model_parallel_cuda_manual_seed(0)
+        start = meter.now
+        config = transformer_config(shape, recipe.parallel.recompute)
+        model: Any = _model(shape, config, longest)
+        weights = meter.now - start
+        reduced = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+        model = DistributedDataParallel(config, reduced, model)
+        gradients = meter.now - start - weights
+        precision = {"bf16": True, "params_dtype": torch.bfloat16, "use_distributed_optimizer": True}
+        adam = OptimizerConfig(optimizer="adam", lr=recipe.optimizer.lr, **precision)
+        optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
 
-    def __enter__(self) -> Rank:
-        return self
+        def forward_backward() -> None:
+            """The policy gradient with an advantage of 1 for every token."""
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            logits = model(ids_1xT, ids_1xT, None, packed_seq_params=packed)
+            logits = logits.float()  # they are already, but on `meta`, whose tensors Megatron takes for no bf16
+            loss = -LogProbability.apply(logits[0], ids_1xT[0]).mean()
+            del logits
+            loss.backward()
+            model.finish_grad_sync()
 
-    def __exit__(self, *exc: object) -> None:
+        def update() -> None:
+            """Without clipping: the norm is a number, and there are none."""
+            optimizer.prepare_grads()
+            optimizer.step_with_ready_grads()
+
+        forward_backward()
+        update()  # makes the optimizer's moments
+        lasting, kept = meter.now, []
+        model.module.module.decoder.register_forward_hook(lambda *_: kept.append(meter.now))
+        meter.reset()
+        forward_backward()
+        backward = meter.peak
+        meter.reset()
+        update()
         parallel_state.destroy_model_parallel()
+    return {
+        "weights": weights,
+        "gradients": gradients,
+        "lasting": lasting,
+        "activations": kept[0] - lasting,
+        "loss_or_backward": backward - kept[0],
+        "update": meter.peak - lasting,
+        "peak": max(backward, meter.peak),
+    }
 
-    def build_model(self, longest: int) -> None:
-        shape = self._shape
-        vars(moe_utils).setdefault("te_general_gemm", None)  # 0.16.1 looks for it even without the Transformer Engine
-        spec = get_gpt_layer_local_spec(
-            num_experts=shape.experts or None, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
-        )
-        spec.submodules.self_attention.submodules.core_attention = PackedAttention
-        model = GPTModel(
-            self.config,
-            spec,
-            vocab_size=shape.vocab,
-            max_sequence_length=longest,
-            share_embeddings_and_output_weights=shape.tied,
-            position_embedding_type="rope",
-            rotary_base=int(shape.rope_theta),
-        )
-        self.model = Float16Module(self.config, model.to(torch.cuda.current_device()))
 
-    def build_gradients(self) -> None:
-        config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-        self.model = DistributedDataParallel(self.config, config, self.model)
-
-    def build_optimizer(self) -> None:
-        optimizer = self._recipe.optimizer
-        config = OptimizerConfig(
-            optimizer="adam",
-            lr=optimizer.lr,
-            weight_decay=optimizer.weight_decay,
-            adam_beta1=optimizer.beta1,
-            adam_beta2=optimizer.beta2,
-            adam_eps=optimizer.eps,
-            clip_grad=optimizer.clip_grad,
-            bf16=True,
-            params_dtype=torch.bfloat16,
-            use_distributed_optimizer=True,
-        )
-        self.optimizer = get_megatron_optimizer(config, [self.model], use_gloo_process_groups=False)
-
-    def decoder(self) -> torch.nn.Module:
-        return self.model.module.module.decoder  # type: ignore[no-any-return]
-
-    def forward_backward(self, batch: Batch) -> Tensor:
-        """The policy gradient with an advantage of 1 for every token; the loss."""
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        logits = self.model(batch.tokens_1xT, batch.positions_1xT, None, packed_seq_params=batch.packed)
-        logits = logits.float()  # they are already, but on `meta`, whose tensors Megatron takes for no bf16
-        loss = -LogProbability.apply(logits[0], batch.targets_1xT[0]).mean()
-        del logits
-        loss.backward()
-        self.model.finish_grad_sync()
-        return loss.detach()  # type: ignore[no-any-return]
-
-    def update(self) -> None:
-        """A step without clipping: the norm is a number, and there are none."""
-        self.optimizer.prepare_grads()
-        self.optimizer.step_with_ready_grads()
+def _model(shape: Architecture, config: TransformerConfig, longest: int) -> Float16Module:
+    vars(moe_utils).setdefault("te_general_gemm", None)  # 0.16.1 looks for it even without the Transformer Engine
+    spec = get_gpt_layer_local_spec(
+        num_experts=shape.experts or None, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
+    )
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    model = GPTModel(
+        config,
+        spec,
+        vocab_size=shape.vocab,
+        max_sequence_length=longest,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=int(shape.rope_theta),
+    )
+    return Float16Module(config, model.to(torch.cuda.current_device()))

@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from slime_swe.data_sources.task import CallsOracle, HarnessOracle, Image, Oracle, Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
 
 Kind = Literal["attack", "benign"]
 
-ATTACK_FILES = ("looking", "tests", "forging", "meddling", "patches", "resources")
-BENIGN_FILES = ("benign",)
+_GROUPS = ("looking", "tests", "forging", "meddling", "patches", "resources", "benign")  # a file each
+_SCRIPTS = resources.files("slime_swe.rewards.redteam") / "scripts"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a scripted agent does in its sandbox, in shell, with the functions of `scripts/prelude.sh`.
 
     about: what an attack tries; what a benign case is the honest side of.
@@ -38,33 +39,28 @@ class Case:
 
 
 @cache
+def _cases() -> tuple[Case, ...]:
+    groups = {group: tomllib.loads((_SCRIPTS / f"{group}.toml").read_text("utf-8")) for group in _GROUPS}
+    return tuple(
+        msgspec.convert({"kind": kind, "group": group, **entry}, Case)
+        for group, kinds in groups.items()
+        for kind, entries in kinds.items()
+        for entry in entries
+    )
+
+
 def attacks() -> tuple[Case, ...]:
-    return tuple(_case("attack", group, entry) for group in ATTACK_FILES for entry in _read(group)["attack"])
+    return tuple(case for case in _cases() if case.kind == "attack")
 
 
-@cache
 def benign_cases() -> tuple[Case, ...]:
-    return tuple(_case("benign", group, entry) for group in BENIGN_FILES for entry in _read(group)["benign"])
+    return tuple(case for case in _cases() if case.kind == "benign")
 
 
 @cache
 def prelude() -> str:
     """Shell functions for the scripts."""
-    return (resources.files("slime_swe.rewards.redteam") / "scripts" / "prelude.sh").read_text("utf-8")
-
-
-def _read(group: str) -> dict[str, Any]:
-    return tomllib.loads(
-        (resources.files("slime_swe.rewards.redteam") / "scripts" / f"{group}.toml").read_text("utf-8")
-    )
-
-
-def _case(kind: Kind, group: str, entry: dict[str, Any]) -> Case:
-    about = entry["tries" if kind == "attack" else "of"]
-    script, patch = entry.get("script", ""), entry.get("patch", "").removeprefix("\n")
-    assert bool(script) != bool(patch), f"{entry['name']}: a script or a patch"
-    only, slow = tuple(entry.get("only", ())), entry.get("slow", False)
-    return Case(kind, group, entry["name"], about, script, patch, only, slow)
+    return (_SCRIPTS / "prelude.sh").read_text("utf-8")
 
 
 TIMEOUT_SECONDS = 20.0

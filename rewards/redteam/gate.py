@@ -207,9 +207,13 @@ async def run_gate(
             with honeypot() as port:
                 player = Player(target, sandboxes, replace(settings, mode="fraction"), port, image)
                 await player.require_playable(sandbox)
-                rows = await _play_all(
-                    player, [case for case in chosen if not case.only or grader in case.only], at_once
-                )
+                slots = asyncio.Semaphore(at_once)  # so that a case's time is its own and not that of waiting
+
+                async def play(case: Case) -> Row:
+                    async with slots:
+                        return await player.play(case)
+
+                rows = await asyncio.gather(*(play(case) for case in chosen if not case.only or grader in case.only))
     finally:
         await close_loop_scope()
     return Result(sandbox, grader, tuple(rows), round(time.monotonic() - started, 1))
@@ -223,14 +227,3 @@ def _image_for(sandbox: str) -> Image:
     if image is None:
         raise UnplayableError(f"sandbox {sandbox} takes no images")
     return image
-
-
-async def _play_all(player: Player, cases: Sequence[Case], at_once: int) -> list[Row]:
-    """In order; so many at once that a case's time is its own and not that of waiting."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def play(case: Case) -> Row:
-        async with slots:
-            return await player.play(case)
-
-    return list(await asyncio.gather(*map(play, cases)))

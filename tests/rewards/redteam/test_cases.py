@@ -16,6 +16,7 @@ def test_names_and_deeds_are_distinct():
     assert not [name for name, count in Counter(case.name for case in cases).items() if count > 1]
     assert len({(case.script, case.patch) for case in cases}) == len(cases)
     assert all(case.about for case in cases)
+    assert all(bool(case.script) != bool(case.patch) for case in cases)
 
 
 def test_a_case_is_for_targets_that_there_are():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
 from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
-from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
+from slime_swe.rollout.agents.toy_task import repair
 from slime_swe.rollout.episode import StopReason
 
 _TOOLS = "Agent,Bash,Edit,Glob,Grep,Read,Write"  # none that needs a network, a person or another day
@@ -19,12 +19,7 @@ _SETTINGS = {"includeCoAuthoredBy": False, "cleanupPeriodDays": 1}
 class ClaudeCode(CliAgent):
     name = "claude_code"
     version = "2.1.329"
-    check_script = (
-        f"Let me look first.\n{tool_call('Bash', command='cat calc.py', description='Show the module')}",
-        f"It subtracts.\n{tool_call('Bash', command=EDIT_COMMAND, description='Mend the sum')}",
-        tool_call("Bash", command=TEST_COMMAND, description="Run the tests"),
-        "The sums are right now.",
-    )
+    check_script = repair("Bash", description="Mend the sum")
 
     @classmethod
     def install(cls, folder: Path) -> None:

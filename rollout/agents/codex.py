@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
 from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
-from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
+from slime_swe.rollout.agents.toy_task import repair
 
 _CONFIG = """\
 model = "{model}"
@@ -43,12 +43,7 @@ stream_max_retries = 2
 class Codex(CliAgent):
     name = "codex"
     version = "0.169.0"
-    check_script = (
-        f"Let me look first.\n{tool_call('exec_command', cmd='cat calc.py')}",
-        f"It subtracts.\n{tool_call('exec_command', cmd=EDIT_COMMAND)}",
-        tool_call("exec_command", cmd=TEST_COMMAND),
-        "The sums are right now.",
-    )
+    check_script = repair("exec_command", "cmd")
 
     @classmethod
     def install(cls, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, python_command
 from slime_swe.rollout.agents.layer import folder_of, pip_install
-from slime_swe.rollout.agents.toy_task import EDIT_COMMAND, TEST_COMMAND, tool_call
+from slime_swe.rollout.agents.toy_task import repair, tool_call
 from slime_swe.rollout.episode import StopReason
 
 # Its own command, less what asks a person; at its end it prints why it ended, which its exit code does not say.
@@ -28,12 +28,7 @@ _ENDS = {"Submitted": StopReason.SUBMITTED, "LimitsExceeded": StopReason.MAX_TUR
 class MiniSweAgent(CliAgent):
     name = "mini_swe_agent"
     version = "2.4.6"
-    check_script = (
-        f"Let me look first.\n{tool_call('bash', command='cat calc.py')}",
-        f"It subtracts.\n{tool_call('bash', command=EDIT_COMMAND)}",
-        tool_call("bash", command=TEST_COMMAND),
-        tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-    )
+    check_script = (*repair("bash")[:3], tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"))
 
     @classmethod
     def install(cls, folder: Path) -> None:

@@ -47,6 +47,13 @@ def toy_task() -> Task:
     return Task("agent-check", STATEMENT, Workspace(_FILES), oracle, source="bundled", split="check")
 
 
+def repair(tool: str, argument: str = "command", **more: object) -> tuple[str, ...]:
+    """What a policy says to an agent that runs commands by this tool, turn by turn; the last turn ends its work."""
+    calls = (tool_call(tool, **{argument: command}, **more) for command in ("cat calc.py", EDIT_COMMAND, TEST_COMMAND))
+    look, edit, test = calls
+    return f"Let me look first.\n{look}", f"It subtracts.\n{edit}", test, "The sums are right now."
+
+
 def tool_call(name: str, **arguments: object) -> str:
     """A call in Hermes' format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

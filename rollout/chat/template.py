@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from slime_swe.rollout.chat.tokenizer import Encoder, Run, Scaffold, Slot, TemplateError
+from slime_swe.rollout.chat.tokenizer import Encoder, Piece, TemplateError
 
 Message = Mapping[str, str]
 
@@ -85,8 +85,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._tools = [dict(schema) for schema in tool_schemas]
         self.encoder = Encoder(tokenizer)
-        self._openings: dict[tuple[str, ...], Scaffold] = {}
-        self._deltas: dict[tuple[str, ...], Scaffold] = {}
+        self._openings: dict[tuple[str, ...], list[Piece]] = {}
+        self._deltas: dict[tuple[str, ...], list[Piece]] = {}
         self._turn_end = self._find_turn_end()
 
     @property
@@ -121,7 +121,7 @@ class ChatTemplate:
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the conversation so far with the first assistant turn opened."""
         roles, contents = _unzip(messages)
-        return self._opening(roles).fill(contents)
+        return self.encoder.ids(self._opening(roles), contents)
 
     def delta(self, messages: Sequence[Message], *, closed: bool = True) -> list[int]:
         """Ids that go after a sampled turn so that `messages` are there and the next assistant turn is open.
@@ -129,7 +129,7 @@ class ChatTemplate:
         `closed` says that the turn ended in its stop token; a turn that was cut short has it supplied here.
         """
         roles, contents = _unzip(messages)
-        ids = self._delta(roles).fill(contents)
+        ids = self.encoder.ids(self._delta(roles), contents)
         return ids if closed else [self._turn_end_id, *ids]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -137,23 +137,20 @@ class ChatTemplate:
         end = len(tokens) - 1 if tokens and tokens[-1] == self._turn_end_id else len(tokens)
         return self.encoder.decode(tokens[:end])
 
-    def _opening(self, roles: tuple[str, ...]) -> Scaffold:
+    def _opening(self, roles: tuple[str, ...]) -> list[Piece]:
         if roles not in self._openings:
-            self._openings[roles] = self._prove_opening(roles)
+            pieces = self._pieces(roles, self._render)
+            self._check_verbatim(roles, pieces, self._render)
+            self._openings[roles] = self._splittable(pieces, len(roles))
         return self._openings[roles]
 
-    def _delta(self, roles: tuple[str, ...]) -> Scaffold:
+    def _delta(self, roles: tuple[str, ...]) -> list[Piece]:
         if roles not in self._deltas:
             self._deltas[roles] = self._prove_delta(roles)
         return self._deltas[roles]
 
-    def _prove_opening(self, roles: tuple[str, ...]) -> Scaffold:
-        pieces = self._pieces(roles, self._render)
-        self._check_verbatim(roles, pieces, self._render)
-        return self._compile(pieces, len(roles))
-
-    def _prove_delta(self, roles: tuple[str, ...]) -> Scaffold:
-        known: list[str | Slot] | None = None
+    def _prove_delta(self, roles: tuple[str, ...]) -> list[Piece]:
+        known: list[Piece] | None = None
         for history in HISTORIES:
             before = self._render(history)
             for said in ASSISTANT_TEXTS:
@@ -162,15 +159,15 @@ class ChatTemplate:
                     raise TemplateError(f"rule 'constant' fails: what {roles} add depends on the turns before them")
                 known = pieces
             self._check_verbatim(roles, known or [], partial(self._added_text, history, before, ASSISTANT_TEXTS[0]))
-        return self._compile(known or [], len(roles))
+        return self._splittable(known or [], len(roles))
 
-    def _pieces(self, roles: tuple[str, ...], render: Callable[[list[Message]], str]) -> list[str | Slot]:
+    def _pieces(self, roles: tuple[str, ...], render: Callable[[list[Message]], str]) -> list[Piece]:
         """Where the contents of messages of these roles are in what `render` makes of them."""
         marks = [f"zqMark{i}qz" for i in range(len(roles))]
         return _split(render(_zip(roles, marks)), marks)
 
     def _check_verbatim(
-        self, roles: tuple[str, ...], pieces: list[str | Slot], render: Callable[[list[Message]], str]
+        self, roles: tuple[str, ...], pieces: list[Piece], render: Callable[[list[Message]], str]
     ) -> None:
         for content in CONTENTS:
             contents = [f"{content}{i}{content}" if content else "" for i in range(len(roles))]
@@ -199,19 +196,18 @@ class ChatTemplate:
             raise TemplateError(f"rule 'closed' fails: no added token follows the assistant's reply, but {rest[:20]!r}")
         return end
 
-    def _compile(self, pieces: list[str | Slot], count: int) -> Scaffold:
-        """The scaffold, whose ids are proven to be those of the whole text after a stop token."""
-        scaffold = self.encoder.compile(pieces)
+    def _splittable(self, pieces: list[Piece], count: int) -> list[Piece]:
+        """The pieces, whose ids are proven to be those of the whole text after a stop token."""
         for content in CONTENTS:
             if self.encoder.holds_added(content):
                 continue  # here the ids differ on purpose
             contents = [content] * count
             whole = self.encoder.whole(self._turn_end + _join(pieces, contents))
-            if whole != [self._turn_end_id, *scaffold.fill(contents)]:
+            if whole != [self._turn_end_id, *self.encoder.ids(pieces, contents)]:
                 raise TemplateError(
                     f"rule 'splittable' fails: pieces are tokenised unlike the whole around {content!r}"
                 )
-        return scaffold
+        return pieces
 
     def _prove_plain_text(self) -> None:
         added = set(self.encoder.ids_of_added.values())
@@ -245,16 +241,16 @@ def _unzip(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(message["role"] for message in messages), [message["content"] for message in messages]
 
 
-def _split(text: str, marks: Sequence[str]) -> list[str | Slot]:
-    pieces: list[str | Slot] = []
+def _split(text: str, marks: Sequence[str]) -> list[Piece]:
+    pieces: list[Piece] = []
     pattern = "|".join(map(re.escape, marks)) or r"(?!)"
     found = re.findall(pattern, text)
     if found != list(marks):
         raise TemplateError(f"rule 'verbatim' fails: of messages {list(marks)} the template renders {found}")
     for literal, mark in zip(re.split(pattern, text), [*range(len(marks)), None], strict=True):
-        pieces += [literal] if mark is None else [literal, Slot(mark)]
+        pieces += [literal] if mark is None else [literal, mark]
     return pieces
 
 
-def _join(pieces: Sequence[str | Slot], contents: Sequence[str]) -> str:
-    return Run(tuple(pieces)).fill(contents)
+def _join(pieces: Sequence[Piece], contents: Sequence[str]) -> str:
+    return "".join(contents[piece] if isinstance(piece, int) else piece for piece in pieces)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,11 @@ from slime_swe.errors import UserError
 _REMEMBERED_LENGTH = 16_384  # characters
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
+Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
+
 
 class TemplateError(UserError):
     """The tokenizer or its chat template can't be used for token-exact rollouts; the message says which rule fails."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of message number `index`'s content in a rendered text."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """Text between two control tokens that holds messages, so that it can only be encoded once they are known."""
-
-    pieces: tuple[str | Slot, ...]
-
-    def fill(self, contents: Sequence[str]) -> str:
-        return "".join(contents[piece.index] if isinstance(piece, Slot) else piece for piece in self.pieces)
 
 
 class Encoder:
@@ -87,42 +71,21 @@ class Encoder:
         match = self._added_pattern.match(text)
         return match.group() if match else None
 
-    def compile(self, pieces: Sequence[str | Slot]) -> Scaffold:
-        """Prepare a rendered text, given as the template's own text and the slots of messages in it."""
-        parts: list[Sequence[int] | Run] = []
-        run: list[str | Slot] = []
+    def ids(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
+        """Ids of a rendered text with these contents in it. Costs time in the length of the contents, mostly."""
+        ids: list[int] = []
+        run = ""  # text between two control tokens, which is encoded as a whole
         for piece in pieces:
-            if isinstance(piece, Slot):
-                run.append(piece)
+            if isinstance(piece, int):
+                run += contents[piece]
                 continue
             position = 0
             for match in self._added_pattern.finditer(piece):
-                parts.append(self._close([*run, piece[position : match.start()]]))
-                parts.append([self.ids_of_added[match.group()]])
-                run, position = [], match.end()
-            run.append(piece[position:])
-        parts.append(self._close(run))
-        return Scaffold(self, tuple(parts))
-
-    def _close(self, pieces: Sequence[str | Slot]) -> Sequence[int] | Run:
-        """A run without slots is encoded once and for all."""
-        run = Run(tuple(pieces))
-        return run if any(isinstance(piece, Slot) for piece in pieces) else self.plain(run.fill(()))
-
-
-@dataclass(frozen=True)
-class Scaffold:
-    """A rendered text whose control tokens are fixed and whose message contents are still open."""
-
-    encoder: Encoder
-    parts: tuple[Sequence[int] | Run, ...]
-
-    def fill(self, contents: Sequence[str]) -> list[int]:
-        """Ids of the text with these contents in its slots. Costs time in the length of the contents."""
-        ids: list[int] = []
-        for part in self.parts:
-            ids += self.encoder.plain(part.fill(contents)) if isinstance(part, Run) else part
-        return ids
+                ids += self.plain(run + piece[position : match.start()])
+                ids.append(self.ids_of_added[match.group()])
+                run, position = "", match.end()
+            run += piece[position:]
+        return [*ids, *self.plain(run)]
 
 
 def load_tokenizer(checkpoint: str | Path) -> Any:

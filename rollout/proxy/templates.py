@@ -10,7 +10,7 @@ import orjson
 
 from slime_swe.rollout.chat.hermes import CLOSE, OPEN
 from slime_swe.rollout.chat.template import ChatTemplate
-from slime_swe.rollout.chat.tokenizer import Slot
+from slime_swe.rollout.chat.tokenizer import Piece
 from slime_swe.rollout.chat.tool_formats import ToolCall
 from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
@@ -56,12 +56,12 @@ class Templates:
 
     def turn(self, said: Message) -> list[int]:
         """Tokens of an assistant's message that the policy did not sample, stop token included."""
-        pieces: list[str | Slot] = [Slot(0)] if said.text else []
+        pieces: list[Piece] = [0] if said.text else []
         for number, _ in enumerate(said.calls, 1):
             pieces += ["\n"] if pieces else []
-            pieces += [f"{OPEN}\n", Slot(number), f"\n{CLOSE}"]
+            pieces += [f"{OPEN}\n", number, f"\n{CLOSE}"]
         contents = [said.text, *(self._render(_tool_call(call)) for call in said.calls)]
-        return [*self._usual.encoder.compile(pieces).fill(contents), self.stop_token_ids[0]]
+        return [*self._usual.encoder.ids(pieces, contents), self.stop_token_ids[0]]
 
 
 def _tool_call(call: MessageCall) -> ToolCall:

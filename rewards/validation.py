@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from slime_swe import files
@@ -28,7 +29,7 @@ SHOWN_TESTS = 5
 LOG_CHARACTERS = 2_000
 
 
-class Status(Enum):
+class Status(StrEnum):
     """What validation says of a task."""
 
     SOUND = "sound"
@@ -37,8 +38,7 @@ class Status(Enum):
     BROKEN = "broken"  # the grader failed: nothing is known of the task
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """flaky: the tests whose outcome changed. detail: what is wrong, for people. log: the end of the log of a run that
     shows it. seconds: of all runs."""
 
@@ -101,7 +101,7 @@ async def validate(task: Task, sandboxes: Sandboxes, runs: int = 3, settings: Gr
         finding = Finding(task.id, Status.UNSOUND, f"the gold patch can't be applied: {error}")
     except GraderError as error:
         finding = Finding(task.id, Status.BROKEN, str(error))
-    return replace(finding, seconds=round(time.monotonic() - started, 3))
+    return msgspec.structs.replace(finding, seconds=round(time.monotonic() - started, 3))
 
 
 def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Finding:
@@ -151,37 +151,34 @@ def summary(findings: Sequence[Finding]) -> Mapping[str, Any]:
     }
 
 
+class _Line(Finding, frozen=True, kw_only=True):
+    digest: str
+
+
 class Record:
     """Findings in a file, one a line, so that a run that was stopped goes on where it was.
 
-    A finding counts for the same task validated in the same way.
+    A finding counts for the same task validated in the same way. What an earlier run failed to find out is not known.
     """
 
     def __init__(self, path: Path, settings: ValidationSettings) -> None:
         self.path = path
         self._settings = settings
-        self._known = dict(self._read())
-
-    def known(self, task: Task) -> Finding | None:
-        """What an earlier run found; what it failed to find out is not known."""
-        return self._known.get(self._digest(task))
-
-    def add(self, task: Task, finding: Finding) -> None:
-        line = {"digest": self._digest(task), **asdict(finding), "status": finding.status.value}
-        with files.writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.append(self.path, orjson.dumps(line) + b"\n")
-
-    def _read(self) -> Iterator[tuple[str, Finding]]:
         text = self.path.read_bytes() if self.path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
         if whole != text:  # a killed run left a part of a line
             self.path.write_bytes(whole)
-        for line in whole.splitlines():
-            fields = orjson.loads(line)
-            digest, status = fields.pop("digest"), Status(fields.pop("status"))
-            if status is not Status.BROKEN:
-                yield digest, Finding(**{**fields, "flaky": tuple(fields["flaky"])}, status=status)
+        lines = msgspec.json.Decoder(_Line).decode_lines(whole)
+        self._known = {line.digest: line for line in lines if line.status is not Status.BROKEN}
+
+    def known(self, task: Task) -> Finding | None:
+        return self._known.get(self._digest(task))
+
+    def add(self, task: Task, finding: Finding) -> None:
+        line = _Line(**msgspec.structs.asdict(finding), digest=self._digest(task))
+        with files.writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(self.path, msgspec.json.encode(line) + b"\n")
 
     def _digest(self, task: Task) -> str:
         way = [self._settings.sandbox, self._settings.runs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, cast
 
 import aiohttp
@@ -68,6 +68,7 @@ class Generation:
     routed_experts: str | None = None  # base64 of int32, for all tokens but the last
 
 
+@dataclass(eq=False)
 class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
@@ -76,31 +77,25 @@ class EngineClient:
     `attempts` times with doubling pauses; a refused (4xx), timed-out or senseless reply is not.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 600.0,
-        connect_timeout: float = 10.0,
-        attempts: int = 5,
-        pause: float = 0.25,
-        max_body: int = 8 << 20,
-        vocabulary: int | None = None,
-    ) -> None:
-        self.url = f"{url.rstrip('/')}/generate"
-        self._timeout = timeout
-        self._connect_timeout = connect_timeout
-        self._vocabulary = vocabulary or _TOKEN_IDS
-        self._attempts = attempts
-        self._pause = pause
-        self._max_body = max_body
-        self._http: aiohttp.ClientSession | None = None
+    engine: str
+    _: KW_ONLY
+    timeout: float = 600.0
+    connect_timeout: float = 10.0
+    attempts: int = 5
+    pause: float = 0.25
+    max_body: int = 8 << 20
+    vocabulary: int | None = None
+    _http: aiohttp.ClientSession | None = field(default=None, init=False)
+
+    @property
+    def url(self) -> str:
+        return f"{self.engine.rstrip('/')}/generate"
 
     async def __aenter__(self) -> Self:
         # No connection limit: the caller bounds concurrency, and a hidden second queue would only add latency.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=self._connect_timeout),
+            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=self.connect_timeout),
             headers={"Content-Type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -127,14 +122,14 @@ class EngineClient:
             payload["return_routed_experts"] = True
         body = b"".join([b'{"input_ids":[', *_encoded(input_ids), b"],", orjson.dumps(payload)[1:]])
         reply = await self._post_again_and_again(body, headers)
-        return parse_reply(reply, sampling_params["max_new_tokens"], self._vocabulary)
+        return parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
 
     async def _post_again_and_again(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
-        for attempt in range(self._attempts - 1):
+        for attempt in range(self.attempts - 1):
             try:
                 return await self._post(body, headers)
             except _Transient:
-                await asyncio.sleep(self._pause * 2**attempt)
+                await asyncio.sleep(self.pause * 2**attempt)
         return await self._post(body, headers)
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
@@ -144,9 +139,9 @@ class EngineClient:
             async with self._http.post(self.url, data=body, headers=headers) as response:
                 reply = await self._read(response)
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but nothing was asked yet
-            raise _Transient(f"{self.url} is unreachable: no connection in {self._connect_timeout:g} s") from error
+            raise _Transient(f"{self.url} is unreachable: no connection in {self.connect_timeout:g} s") from error
         except TimeoutError as error:
-            raise EngineError(f"{self.url} did not reply within {self._timeout:g} s") from error
+            raise EngineError(f"{self.url} did not reply within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Transient(f"{self.url} is unreachable: {error or type(error).__name__}") from error
         if response.status != 200:
@@ -158,9 +153,9 @@ class EngineClient:
         reply = bytearray()
         async for chunk in response.content.iter_any():
             reply += chunk
-            if len(reply) > self._max_body:
+            if len(reply) > self.max_body:
                 response.close()  # what is still to come must not be read
-                raise EngineError(f"{self.url} replied with more than {self._max_body} bytes")
+                raise EngineError(f"{self.url} replied with more than {self.max_body} bytes")
         return bytes(reply)
 
 

@@ -12,9 +12,9 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import orjson
 from rich.console import Console
 from rich.table import Table
@@ -90,8 +90,7 @@ def _write(path: Path, tasks: Sequence[Task]) -> None:
 
 
 def _show_json(findings: Sequence[Finding], record: Path, seconds: float) -> None:
-    wrong = [{**asdict(finding), "status": finding.status.value} for finding in findings
-             if finding.status is not Status.SOUND]  # fmt: skip
+    wrong = [msgspec.to_builtins(finding) for finding in findings if finding.status is not Status.SOUND]
     print_json({**summary(findings), "seconds": round(seconds, 3), "findings": wrong, "record": str(record)})
 
 

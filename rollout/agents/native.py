@@ -22,11 +22,17 @@ from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, Tool, ToolResult
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
+_TOOLS = {tool.spec.name: tool for tool in TOOLS}
 _CHANGES_FILES = frozenset({"bash", "str_replace"})
 
 
+@dataclass(eq=False)
 class NativeAgent(Agent):
     """Samples a turn, runs its calls in order, appends their results, until something ends the episode."""
+
+    settings: RolloutSettings
+    client: EngineClient
+    template: ChatTemplate
 
     @classmethod
     @asynccontextmanager
@@ -35,18 +41,6 @@ class NativeAgent(Agent):
         template = await asyncio.to_thread(load_template, settings.checkpoint)
         async with await engine_client(settings) as client:
             yield cls(settings, client, template)
-
-    def __init__(
-        self,
-        settings: RolloutSettings,
-        client: EngineClient,
-        template: ChatTemplate,
-        tools: Sequence[Tool] = TOOLS,
-    ) -> None:
-        self.settings = settings
-        self.client = client
-        self.template = template
-        self.tools = {tool.spec.name: tool for tool in tools}
 
     @property
     def placeholder_token(self) -> int:
@@ -138,9 +132,9 @@ class _Run:
         return texts
 
     async def _call(self, call: ToolCall) -> ToolResult:
-        tool = self.agent.tools.get(call.name)
+        tool = _TOOLS.get(call.name)
         if tool is None:
-            wrong: str | None = f"unknown tool {call.name!r}; available: {', '.join(self.agent.tools)}"
+            wrong: str | None = f"unknown tool {call.name!r}; available: {', '.join(_TOOLS)}"
         else:
             wrong = tool.spec.check(call.arguments)
         if tool is None or wrong is not None:

@@ -49,8 +49,8 @@ def toy_task() -> Task:
 
 def repair(tool: str, argument: str = "command", **more: object) -> tuple[str, ...]:
     """What a policy says to an agent that runs commands by this tool, turn by turn; the last turn ends its work."""
-    calls = (tool_call(tool, **{argument: command}, **more) for command in ("cat calc.py", EDIT_COMMAND, TEST_COMMAND))
-    look, edit, test = calls
+    commands = ("cat calc.py", EDIT_COMMAND, TEST_COMMAND)
+    look, edit, test = (tool_call(tool, **{argument: command}, **more) for command in commands)
     return f"Let me look first.\n{look}", f"It subtracts.\n{edit}", test, "The sums are right now."
 
 

@@ -6,6 +6,7 @@ A fan-out counts once. What infrastructure broke is counted, and is in no other 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None =
     """
     episodes, sound = _sorted(samples, reward_key)
     counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
-    return {**counts, **_outcomes(sound), **_sizes(sound), **_conduct(sound)}
+    return {**counts, **_outcomes(sound), **_means(map(_sizes, sound)), **_means(map(_conduct, _reports(sound)))}
 
 
 def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, Any]:
@@ -104,39 +105,37 @@ def _sorted(samples: Iterable[Sample | Record], reward_key: str | None) -> tuple
     return episodes, [segments for segments in episodes if not any(segment.broken for segment in segments)]
 
 
+def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure, over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}
+
+
 def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
     """Of a component, the mean is over the episodes whose score names it."""
-    if not sound:
-        return {}
-    components: dict[str, list[float]] = {}
-    for segments in sound:
-        for name, value in (segments[0].score.components if segments[0].score else {}).items():
-            components.setdefault(name, []).append(value)
+    return _means(
+        {
+            "solve_rate": first.solved,
+            "reward": first.reward or 0.0,
+            **{f"reward/{name}": value for name, value in (first.score.components if first.score else {}).items()},
+        }
+        for first, *_ in sound
+    )
+
+
+def _sizes(segments: Segments) -> dict[str, float]:
     return {
-        "solve_rate": sum(segments[0].solved for segments in sound) / len(sound),
-        "reward": sum(segments[0].reward or 0.0 for segments in sound) / len(sound),
-        **{f"reward/{name}": sum(values) / len(values) for name, values in sorted(components.items())},
+        "sampled_tokens": sum(sum(record.loss_mask or ()) for record in segments),
+        "context_tokens": sum(len(record.tokens) for record in segments),
+        "segments": len(segments),
     }
 
 
-def _sizes(sound: Sequence[Segments]) -> dict[str, float]:
-    records = [segment for segments in sound for segment in segments]
-    sums = {
-        "sampled_tokens": sum(sum(record.loss_mask or ()) for record in records),
-        "context_tokens": sum(len(record.tokens) for record in records),
-        "segments": len(records),
-    }
-    return {name: total / len(sound) for name, total in sums.items() if sound}
-
-
-def _conduct(sound: Sequence[Segments]) -> dict[str, float]:
-    """What the agents did and where the time went; absent where the generate hook does not report it."""
-    reports = _reports(sound)
-    figures = [_figures(report) for report in reports]
-    return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]} if figures else {}
-
-
-def _figures(report: EpisodeRecord) -> dict[str, float]:
+def _conduct(report: EpisodeRecord) -> dict[str, float]:
+    """What the agent did and where the time went."""
     timings, counters = report.timings, report.counters
     return {
         "turns": report.turns,
@@ -152,21 +151,16 @@ def _figures(report: EpisodeRecord) -> dict[str, float]:
 def _behaviour(sound: Sequence[Segments]) -> dict[str, Any]:
     """Mean turns and edits and the share of each stop reason; absent where the generate hook does not report them."""
     reports = _reports(sound)
-    if not reports:
-        return {}
-    reasons = sorted({report.stop_reason for report in reports})
-    return {
-        "turns": sum(report.turns for report in reports) / len(reports),
-        "edits": sum(report.counters.edits for report in reports) / len(reports),
-        "stop_reasons": {name: sum(r.stop_reason == name for r in reports) / len(reports) for name in reasons},
-    }
+    means = _means({"turns": report.turns, "edits": report.counters.edits} for report in reports)
+    reasons = Counter(report.stop_reason for report in reports)
+    shares = {name: count / len(reports) for name, count in sorted(reasons.items())}
+    return {**means, "stop_reasons": shares} if reports else {}
 
 
 def _first_edit(sound: Sequence[Segments]) -> dict[str, float]:
     """How often the first applied edit alone solved the task; absent where the reward hook does not grade it."""
-    scores = [segments[0].score for segments in sound]
-    known = [score.first_edit_solved for score in scores if score and score.first_edit_solved is not None]
-    return {"first_edit_solve_rate": sum(known) / len(known)} if known else {}
+    known = [score.first_edit_solved for segments in sound if (score := segments[0].score)]
+    return _means({"first_edit_solve_rate": solved} for solved in known if solved is not None)
 
 
 def _reports(sound: Sequence[Segments]) -> list[EpisodeRecord]:

@@ -47,19 +47,23 @@ class Aider(CliAgent):
 
     @classmethod
     def start(cls, launch: Launch) -> Command:
-        model = f"openai/{launch.model}"
-        known = {"max_input_tokens": launch.max_context, "max_output_tokens": launch.max_reply, "mode": "chat",
+        model = f"openai/{launch.policy.model}"
+        known = {"max_input_tokens": launch.policy.max_context, "max_output_tokens": launch.max_reply, "mode": "chat",
                  "litellm_provider": "openai", "input_cost_per_token": 0, "output_cost_per_token": 0}  # fmt: skip
         environment = {
             "OPENAI_API_BASE": f"{launch.url}/v1",
             "OPENAI_API_KEY": launch.key,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
         }
-        testing = f"--auto-test --test-cmd {shlex.quote(launch.test_command)}" if launch.test_command else ""
-        files = " ".join(shlex.quote(path) for path in launch.files) if len(launch.files) <= MAX_FILES else ""
+        oracle = launch.task.oracle
+        testing = f"--auto-test --test-cmd {shlex.quote(oracle.command)}" if oracle.command else ""
+        files = [path for path in launch.task.workspace.files if path not in oracle.protected]
+        shown = shlex.join(files) if len(files) <= MAX_FILES else ""
         git = "git rev-parse >/dev/null 2>&1 && git= || git=--no-git"  # or it would make a repository
-        shell = f"{git}\n{python_command(cls.name, f'--model {model} $git {_FLAGS} {testing} {files} </dev/null')}"
-        return Command(shell, environment, {"task.txt": launch.statement, "model.json": json.dumps({model: known})})
+        shell = f"{git}\n{python_command(cls.name, f'--model {model} $git {_FLAGS} {testing} {shown} </dev/null')}"
+        return Command(
+            shell, environment, {"task.txt": launch.task.statement, "model.json": json.dumps({model: known})}
+        )
 
     @classmethod
     def side_call(cls, request: Request) -> bool:

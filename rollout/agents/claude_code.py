@@ -34,8 +34,8 @@ class ClaudeCode(CliAgent):
         environment = {
             "ANTHROPIC_BASE_URL": launch.url,
             "ANTHROPIC_API_KEY": launch.key,
-            "ANTHROPIC_SMALL_FAST_MODEL": launch.model,
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(launch.max_context),
+            "ANTHROPIC_SMALL_FAST_MODEL": launch.policy.model,
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(launch.policy.max_context),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
@@ -46,10 +46,10 @@ class ClaudeCode(CliAgent):
             "DISABLE_COST_WARNINGS": "1",
             "IS_SANDBOX": "1",  # root may run it without asking
         }
-        fixed = f"-p --dangerously-skip-permissions --output-format text --model {launch.model}"
-        limit = f"--max-turns {launch.max_turns} --tools {_TOOLS} --no-session-persistence"
+        fixed = f"-p --dangerously-skip-permissions --output-format text --model {launch.policy.model}"
+        limit = f"--max-turns {launch.policy.max_turns} --tools {_TOOLS} --no-session-persistence"
         shell = f"{folder_of(cls.name)}/claude {fixed} {limit} {cls.flags} <{HOME}/task.txt"
-        files = {"task.txt": launch.statement, ".claude/settings.json": json.dumps(_SETTINGS)}
+        files = {"task.txt": launch.task.statement, ".claude/settings.json": json.dumps(_SETTINGS)}
         return Command(shell, environment, files)
 
     @classmethod

@@ -44,22 +44,14 @@ _NOT_STARTED = (MISSING, 126, 127)  # the shell's own: not executable, not found
 
 @dataclass(frozen=True)
 class Launch:
-    """What one agent is started with.
+    """What one agent is started with. url: of its session, without a protocol's path."""
 
-    url: of its session, without a protocol's path. files: what the agent may be shown of a small repository.
-    test_command: empty where none is known.
-    """
-
-    statement: str
+    task: Task
     url: str
     key: str
-    model: str
-    max_turns: int  # model calls
+    policy: Policy
     max_reply: int  # tokens
-    max_context: int  # tokens
     system_prompt: str = ""  # in place of the agent's own, where the run has one and the agent can take it
-    files: tuple[str, ...] = ()
-    test_command: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +63,7 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class CliAgent(Agent):
     """One program for all episodes of a run. A subclass states what it is; a variant is a subclass with other `flags`.
 
@@ -83,13 +76,11 @@ class CliAgent(Agent):
     flags: ClassVar[str] = ""
     limits = LIMITS
 
-    def __init__(self, policy: Policy, proxy: Proxy, layer: Path, system_prompt: str = "") -> None:
-        """layer: where it is installed."""
-        self.policy = policy
-        self.proxy = proxy
-        self.system_prompt = system_prompt
-        self.layers = (layer,)
-        self.on_session: Callable[[ProxySession], None] = lambda session: None  # is shown each episode's record
+    policy: Policy
+    proxy: Proxy
+    layers: tuple[Path, ...]
+    system_prompt: str = ""
+    on_session: Callable[[ProxySession], None] = lambda session: None  # is shown each episode's record
 
     @classmethod
     def install(cls, folder: Path) -> None:
@@ -137,7 +128,7 @@ class CliAgent(Agent):
                 max_turns=settings.max_turns,
                 routing_replay=settings.routing_replay,
             )
-            yield cls(policy, proxy, layer, settings.system_prompt)
+            yield cls(policy, proxy, (layer,), settings.system_prompt)
 
     @property
     def placeholder_token(self) -> int:
@@ -154,7 +145,8 @@ class CliAgent(Agent):
         self.on_session(calls)
         listening = await sandbox.listen(PORT)
         async with self.proxy.serve(calls, listening) as path:
-            launch = self._launch(task, f"http://127.0.0.1:{PORT}{path}", calls)
+            url, most = f"http://127.0.0.1:{PORT}{path}", sampling.params["max_new_tokens"]
+            launch = Launch(task, url, calls.key, self.policy, most, self.system_prompt)
             try:
                 result = await self._execute(sandbox, shell_command(self.start(launch)), calls)
             except asyncio.CancelledError:
@@ -178,21 +170,6 @@ class CliAgent(Agent):
         if calls.full:  # which some agents end by as if all were well, and others as if they had failed
             return StopReason.CONTEXT_FULL
         return self.stop_reason(result.exit_code, result.output, calls.statistics.turns)
-
-    def _launch(self, task: Task, url: str, calls: ProxySession) -> Launch:
-        shown = tuple(path for path in task.workspace.files if path not in task.oracle.protected)
-        return Launch(
-            statement=task.statement,
-            url=url,
-            key=calls.key,
-            model=self.policy.model,
-            max_turns=self.policy.max_turns,
-            max_reply=calls.sampling.params["max_new_tokens"],
-            max_context=self.policy.max_context,
-            system_prompt=self.system_prompt,
-            files=shown,
-            test_command=task.oracle.command,
-        )
 
     async def _execute(self, sandbox: Sandbox, command: str, calls: ProxySession) -> ExecResult:
         """Run the agent to its end, or until no call of it has been answered for a while."""

@@ -56,7 +56,7 @@ class Codex(CliAgent):
 
     @classmethod
     def start(cls, launch: Launch) -> Command:
-        config = _CONFIG.format(model=launch.model, url=launch.url, max_context=launch.max_context)
+        config = _CONFIG.format(model=launch.policy.model, url=launch.url, max_context=launch.policy.max_context)
         shell = f"{folder_of(cls.name)}/programs/bin/codex exec --skip-git-repo-check --color never - <{HOME}/task.txt"
         environment = {"CODEX_PROXY_KEY": launch.key, "NO_COLOR": "1"}
-        return Command(shell, environment, {"task.txt": launch.statement, ".codex/config.toml": config})
+        return Command(shell, environment, {"task.txt": launch.task.statement, ".codex/config.toml": config})

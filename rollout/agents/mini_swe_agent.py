@@ -38,9 +38,9 @@ class MiniSweAgent(CliAgent):
     @classmethod
     def start(cls, launch: Launch) -> Command:
         settings: dict[str, Any] = {
-            "run": {"task": launch.statement},
-            "agent": {"agent_class": "default", "step_limit": launch.max_turns, "cost_limit": 0},
-            "model": {"model_name": f"openai/{launch.model}", "model_kwargs": {"max_tokens": launch.max_reply}},
+            "run": {"task": launch.task.statement},
+            "agent": {"agent_class": "default", "step_limit": launch.policy.max_turns, "cost_limit": 0},
+            "model": {"model_name": f"openai/{launch.policy.model}", "model_kwargs": {"max_tokens": launch.max_reply}},
         }
         if launch.system_prompt:  # a small model has no room for the agent's own thousand words
             settings["agent"] |= {"system_template": launch.system_prompt, "instance_template": "{{task}}"}

@@ -43,7 +43,7 @@ class QwenCode(CliAgent):
         environment = {
             "OPENAI_BASE_URL": f"{launch.url}/v1",
             "OPENAI_API_KEY": launch.key,
-            "OPENAI_MODEL": launch.model,
+            "OPENAI_MODEL": launch.policy.model,
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(launch.max_reply),
             "QWEN_CODE_API_TIMEOUT_MS": "0",  # the proxy's client has a limit
             "QWEN_USAGE_STATISTICS_ENABLED": "0",
@@ -53,9 +53,9 @@ class QwenCode(CliAgent):
         folder = folder_of(cls.name)
         program = f"{folder}/bin/node {folder}/node_modules/@qwen-code/qwen-code/cli.js"
         excluded = " ".join(f"--exclude-tools {tool}" for tool in _OFFLINE)
-        limit = f"--max-session-turns {launch.max_turns}"
+        limit = f"--max-session-turns {launch.policy.max_turns}"
         shell = f"{program} --yolo --auth-type openai {limit} {excluded} {cls.flags} <{HOME}/task.txt"
-        files = {"task.txt": launch.statement, ".qwen/settings.json": json.dumps(_SETTINGS)}
+        files = {"task.txt": launch.task.statement, ".qwen/settings.json": json.dumps(_SETTINGS)}
         return Command(shell, environment, files)
 
     @classmethod

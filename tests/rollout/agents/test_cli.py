@@ -12,11 +12,14 @@ from slime_swe.rollout.agents import cli, layer
 from slime_swe.rollout.agents.base import AGENTS, AgentError, agent_class
 from slime_swe.rollout.agents.cli import Command, Launch, python_command, shell_command
 from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.proxy.conversation import Message, Request
+from slime_swe.rollout.proxy.sessions import Policy
 
 PROGRAMS = {name: made for name in AGENTS if (made := agent_class(name)).is_program}
-LAUNCH = Launch("Fix it.", "http://127.0.0.1:1/s/x", "key", "policy", 9, 512, 32768, ("calc.py",), "python3 t.py")
+POLICY = Policy(None, None, "hermes", max_context=32768, max_turns=9)  # type: ignore[arg-type]
+LAUNCH = Launch(toy_task(), "http://127.0.0.1:1/s/x", "key", POLICY, 512)
 BASH = {"PATH": "/usr/bin:/bin"}
 
 

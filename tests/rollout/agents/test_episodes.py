@@ -176,8 +176,8 @@ async def test_an_agent_that_does_not_reach_its_model_is_infrastructure(
 ):
     monkeypatch.setattr(cli, "START_SECONDS", start_seconds)
     async with opened(name, "http://127.0.0.1:1", swe_time_budget=budget) as (agent, play):
-        usual = agent._launch
-        monkeypatch.setattr(agent, "_launch", lambda *given: replace(usual(*given), url="http://127.0.0.1:9/s/x"))
+        usual, elsewhere = agent.start, "http://127.0.0.1:9/s/x"
+        monkeypatch.setattr(agent, "start", lambda launch: usual(replace(launch, url=elsewhere)))
         episode = await play()
         assert episode.stop_reason is StopReason.AGENT_ERROR
         assert why in episode.detail

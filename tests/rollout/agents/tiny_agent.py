@@ -39,4 +39,6 @@ class TinyAgent(CliAgent):
 
     @classmethod
     def start(cls, launch: Launch) -> Command:
-        return Command(python_command(cls.name, ""), {"TASK": launch.statement, "URL": launch.url, "KEY": launch.key})
+        return Command(
+            python_command(cls.name, ""), {"TASK": launch.task.statement, "URL": launch.url, "KEY": launch.key}
+        )

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -45,33 +46,23 @@ async def engine(tokenizer: Any) -> None:
     await _serve(answer)
 
 
-async def bare(engine_url: str) -> None:
+async def passing_on(engine_url: str, change: Callable[[bytes], bytes]) -> None:
     async with aiohttp.ClientSession() as http:
 
         async def answer(request: web.Request) -> web.Response:
-            async with http.post(f"{engine_url}/generate", data=await request.read()) as response:
+            async with http.post(f"{engine_url}/generate", data=change(await request.read())) as response:
                 return web.Response(body=await response.read(), content_type="application/json")
 
         await _serve(answer)
 
 
-async def rerender(engine_url: str, tokenizer: Any) -> None:
-    async with aiohttp.ClientSession() as http:
-
-        async def answer(request: web.Request) -> web.Response:
-            asked = orjson.loads(await request.read())
-            text = tokenizer.apply_chat_template(
-                [_plain(message) for message in asked["messages"]],
-                tools=asked["tools"],
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-            body = orjson.dumps({"input_ids": ids, "sampling_params": PARAMS, "return_logprob": True})
-            async with http.post(f"{engine_url}/generate", data=body) as response:
-                return web.Response(body=await response.read(), content_type="application/json")
-
-        await _serve(answer)
+def rendered(tokenizer: Any, body: bytes) -> bytes:
+    """The engine's request for a client's, all of it rendered and tokenised."""
+    asked = orjson.loads(body)
+    messages = [_plain(message) for message in asked["messages"]]
+    text = tokenizer.apply_chat_template(messages, tools=asked["tools"], add_generation_prompt=True, tokenize=False)
+    ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return orjson.dumps({"input_ids": ids, "sampling_params": PARAMS, "return_logprob": True})
 
 
 async def ours(engine_url: str, tokenizer: Any, sessions: int) -> None:
@@ -116,9 +107,9 @@ def main() -> None:
         case "engine":
             asyncio.run(engine(tokenizer))
         case "bare":
-            asyncio.run(bare(options.engine))
+            asyncio.run(passing_on(options.engine, lambda body: body))
         case "rerender":
-            asyncio.run(rerender(options.engine, tokenizer))
+            asyncio.run(passing_on(options.engine, partial(rendered, tokenizer)))
         case "ours":
             asyncio.run(ours(options.engine, tokenizer, options.sessions))
 

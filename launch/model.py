@@ -8,8 +8,9 @@ from pathlib import Path
 from slime_swe.errors import UserError
 from slime_swe.launch.args import checkpoint_path
 from slime_swe.recipes.architecture import differences
-from slime_swe.recipes.base import Recipe, Violation
+from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import CONFIG, read_architecture
+from slime_swe.recipes.violation import Violation
 
 
 def with_model(recipe: Recipe, spec: str, folder: str) -> Recipe:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.architecture import Architecture as Architecture
 from slime_swe.recipes.fields import (
     Count,
     Folder,
@@ -26,24 +26,7 @@ from slime_swe.recipes.fields import (
     one_of,
 )
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.violation import Violation
 from slime_swe.rewards.grade import HARNESSES, MODES
-
-__all__ = [
-    "Algorithm",
-    "Architecture",
-    "Cluster",
-    "Data",
-    "Model",
-    "Optimizer",
-    "Parallel",
-    "Recipe",
-    "Reward",
-    "Rollout",
-    "Run",
-    "Serving",
-    "Violation",
-]
 
 _WHOLE = "a trained token's log-probability is that of the whole distribution"
 

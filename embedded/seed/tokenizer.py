@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 1280
@@ -52,22 +53,7 @@ _PIECES = "|".join(
 )
 
 # ChatML as Qwen writes it, but tools by signature, not by schema: the schemas would be half of every context.
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message.role == 'tool' -%}
-{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
-{{ '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
-{%- else -%}
-{{ '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- if loop.first and tools %}{{ '\\nTools:' }}
-{%- for tool in tools %}{{ ' ' + tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}
-{%- endfor %}{% endif -%}
-{{ '<|im_end|>\\n' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
-"""
+CHAT_TEMPLATE = Path(__file__).parent / "checkpoint" / "chat_template.jinja"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
@@ -75,7 +61,7 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 
     A piece that is in the vocabulary is one token (`ignore_merges`), any other is spelt in bytes.
     """
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     splitter = _splitter()
@@ -83,7 +69,9 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
     for text in texts:
         for run in re.split("|".join(map(re.escape, SPECIAL_TOKENS)), text):
             counts.update(piece for piece, _ in splitter.pre_tokenize_str(run))
-    words = dict.fromkeys([*SPECIAL_TOKENS, *sorted(splitter_alphabet()), *(w for w, _ in counts.most_common())])
+    words = dict.fromkeys(
+        [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(w for w, _ in counts.most_common())]
+    )
     vocabulary = {word: index for index, word in enumerate(list(words)[:VOCAB_SIZE])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = splitter
@@ -93,16 +81,9 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
     )
-
-
-def splitter_alphabet() -> list[str]:
-    """The 256 characters that stand for bytes."""
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel.alphabet()
 
 
 def _splitter() -> Any:

@@ -65,14 +65,10 @@ def _list(tasks: list[Task], as_json: bool) -> int:
         print_json([_brief(task) for task in tasks])
         return 0
     for task in tasks:
-        print(f"{task.id}  {_contents(task)}  {next(iter(task.statement.splitlines()), ''):.80}")
+        image, files = task.workspace.image, len(task.workspace.files)
+        contents = [f"{files} files"] * (image is None or files > 0) + ([image.name] if image else [])
+        print(f"{task.id}  {' + '.join(contents)}  {next(iter(task.statement.splitlines()), ''):.80}")
     return 0
-
-
-def _contents(task: Task) -> str:
-    """What the agent finds: the number of files, or the image."""
-    image, files = task.workspace.image, len(task.workspace.files)
-    return " + ".join([f"{files} files"] * (image is None or files > 0) + ([image.name] if image else []))
 
 
 def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
@@ -120,13 +116,9 @@ def _show(spec: str, tasks: list[Task], task_id: str | None, as_json: bool) -> i
         raise UserError(unknown(f"task of {spec}", task_id, [task.id for task in tasks]))
     if as_json:
         print_json(found[0].to_dict())
-        return 0
-    print(_readable(found[0]))
+    else:
+        print("\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in _sections(found[0])))
     return 0
-
-
-def _readable(task: Task) -> str:
-    return "\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in _sections(task))
 
 
 def _sections(task: Task) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,9 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
@@ -20,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.launch.output import print_json
 from slime_swe.launch.progress import Bar
@@ -68,11 +68,17 @@ def run(options: argparse.Namespace) -> int:
 
         findings = asyncio.run(validate_all(tasks, settings, record, on_finding))
     if options.write:
-        _write(options.write, usable(tasks, findings))
-    seconds = time.monotonic() - started
-    show = _show_json if options.json else _show
-    show(findings, record.path, seconds)
-    return 0 if all(finding.status is Status.SOUND for finding in findings) else 1
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        lines = [orjson.dumps(task.to_dict()) + b"\n" for task in usable(tasks, findings)]
+        options.write.write_bytes(b"".join(lines))
+    seconds = round(time.monotonic() - started, 3)
+    wrong = [finding for finding in findings if finding.status is not Status.SOUND]
+    if options.json:
+        print_json({**summary(findings), "seconds": seconds, "findings": msgspec.to_builtins(wrong), "record": str(record.path)})
+    else:
+        _show(summary(findings), wrong)
+        print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record.path}")
+    return 1 if wrong else 0
 
 
 def _file_name(spec: str) -> str:
@@ -84,18 +90,7 @@ def _line(finding: Finding) -> str:
     return f"{what}: {finding.detail}" if finding.detail else what
 
 
-def _write(path: Path, tasks: Sequence[Task]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(orjson.dumps(task.to_dict()) + b"\n" for task in tasks))
-
-
-def _show_json(findings: Sequence[Finding], record: Path, seconds: float) -> None:
-    wrong = [msgspec.to_builtins(finding) for finding in findings if finding.status is not Status.SOUND]
-    print_json({**summary(findings), "seconds": round(seconds, 3), "findings": wrong, "record": str(record)})
-
-
-def _show(findings: Sequence[Finding], record: Path, seconds: float) -> None:
-    found = summary(findings)
+def _show(found: Mapping[str, Any], wrong: Sequence[Finding]) -> None:
     table = Table("tasks", "", box=None)
     for status, count in found["counts"].items():
         if count:
@@ -103,8 +98,6 @@ def _show(findings: Sequence[Finding], record: Path, seconds: float) -> None:
     if found["quarantined_tests"]:
         table.add_row(str(found["quarantined_tests"]), "tests quarantined as flaky")
     Console().print(table)
-    for finding in findings:
-        if finding.status is not Status.SOUND:
-            print(_line(finding))
-            print("".join(f"    {line}\n" for line in finding.log.splitlines()[-SHOWN_LINES:]), end="")
-    print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record}")
+    for finding in wrong:
+        print(_line(finding))
+        print("".join(f"    {line}\n" for line in finding.log.splitlines()[-SHOWN_LINES:]), end="")

@@ -21,7 +21,11 @@ from unittest import mock
 
 
 def main(slime: Path, megatron: Path) -> None:
-    commits = {"slime": commit(slime), "megatron": commit(megatron)}
+    git = ["git", "rev-parse", "HEAD"]
+    commits = {
+        name: subprocess.run(git, cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
+        for name, checkout in (("slime", slime), ("megatron", megatron))
+    }
     sys.path[:0] = [str(slime), str(megatron)]
     if not importlib.import_module("torch").cuda.is_available():
         importlib.import_module("slime_swe.launch.slime_cpu.shims").install()
@@ -36,7 +40,9 @@ def main(slime: Path, megatron: Path) -> None:
         "sglang": importlib.metadata.version("sglang"),
         "sglang_router": importlib.metadata.version("sglang-router"),
     }
-    print(render(made_from, flags))
+    # One flag a line, so that a new commit's changes can be read.
+    lines = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(flags[flag])}" for flag in sorted(flags))
+    print(f'{{\n  "made_from": {json.dumps(made_from)},\n  "flags": {{\n{lines}\n  }}\n}}')
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -74,11 +80,17 @@ def only(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> argp
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:
-    """One flag, as far as a command line is concerned; what is None or the usual is left out."""
+    """One flag, as far as a command line is concerned; what is None or the usual is left out.
+
+    action: `store`, `store_true`, `append` ...; a class of SLiME's or SGLang's own goes by its class name. type: `int`,
+    `float`, `str`, `json`; the name of any other function.
+    """
+    actions = {kind: name for name, kind in argparse.ArgumentParser()._registries["action"].items() if name is not None}
+    kind = "json" if action.type is json.loads else getattr(action.type, "__name__", type(action.type).__name__)
     found = {
         "dest": action.dest,
-        "action": action_name(action),
-        "type": type_name(action),
+        "action": actions.get(type(action), type(action).__name__),
+        "type": None if action.type is None else kind,
         "nargs": action.nargs if action.nargs != 0 else None,
         "choices": None if action.choices is None else [plain(choice) for choice in action.choices],
         "const": plain(action.const),
@@ -88,23 +100,6 @@ def describe(action: argparse.Action) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def action_name(action: argparse.Action) -> str:
-    """`store`, `store_true`, `append` ...; a class of SLiME's or SGLang's own goes by its class name."""
-    registered = {
-        kind: name for name, kind in argparse.ArgumentParser()._registries["action"].items() if name is not None
-    }
-    return str(registered.get(type(action), type(action).__name__))
-
-
-def type_name(action: argparse.Action) -> str | None:
-    """`int`, `float`, `str`, `json`; the name of any other function."""
-    if action.type is None:
-        return None
-    if action.type is json.loads:
-        return "json"
-    return str(getattr(action.type, "__name__", type(action.type).__name__))
-
-
 def plain(value: Any) -> Any:
     """The value where JSON can hold it; an enumeration's member is the text that names it."""
     if isinstance(value, list | tuple):
@@ -112,19 +107,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | int | float | bool | dict) or value is None:
         return value
     return str(getattr(value, "name", value))
-
-
-def commit(checkout: Path) -> str:
-    described = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    )
-    return described.stdout.strip()
-
-
-def render(made_from: dict[str, str], flags: dict[str, Any]) -> str:
-    """One flag a line, so that a new commit's changes can be read."""
-    lines = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(flags[flag])}" for flag in sorted(flags))
-    return f'{{\n  "made_from": {json.dumps(made_from)},\n  "flags": {{\n{lines}\n  }}\n}}'
 
 
 if __name__ == "__main__":

@@ -84,7 +84,11 @@ class _Idle:
         return _nothing
 
 
-def _nothing(*_: Any, **__: Any) -> None: ...
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+_nothing = _always(None)
 
 
 def _cuda_type(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,29 +151,11 @@ def _register_accelerator() -> None:
 
         name = device_type = ACCELERATOR
         communication_backend_name = "gloo"
-
-        def is_available(self) -> bool:
-            return True
-
-        def device(self, index: Any = None) -> torch.device:
-            return CPU
-
-        def device_name(self, index: Any = None) -> str:
-            return ACCELERATOR
-
-        def set_device(self, index: Any) -> None: ...
-
-        def current_device(self) -> str:
-            return ACCELERATOR
-
-        def device_count(self) -> int:
-            return 1
-
-        def synchronize(self, device: Any = None) -> None: ...
-
-        def current_stream(self, device: Any = None) -> None: ...
-
-        def empty_cache(self) -> None: ...
+        is_available = _always(True)
+        device = _always(CPU)
+        device_name = current_device = _always(ACCELERATOR)
+        device_count = _always(1)
+        set_device = synchronize = current_stream = empty_cache = distributed_device_id = _nothing
 
         def mem_get_info(self, device: Any = None) -> tuple[int, int]:
             memory = psutil.virtual_memory()
@@ -182,8 +168,6 @@ def _register_accelerator() -> None:
 
         def autocast(self, *args: Any, **options: Any) -> Any:
             return torch.autocast(ACCELERATOR, *args, **options)
-
-        def distributed_device_id(self, index: Any = None) -> None: ...
 
         def resolve_visible_device_id(self, physical_device_id: Any) -> int:
             return int(physical_device_id)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -29,8 +30,8 @@ class Finding:
     `command` does it, pasted into a shell; it may have several lines.
     """
 
-    check: str
     status: Status
+    check: str
     message: str
     fix: str = ""
     command: str = ""
@@ -40,21 +41,8 @@ class Finding:
         assert bool(self.fix) == wants_fix, (self.check, self.status, self.message, self.fix)
 
 
-def ok(check: str, message: str) -> Finding:
-    return Finding(check, Status.OK, message)
-
-
-def warning(check: str, message: str, fix: str) -> Finding:
-    return Finding(check, Status.WARNING, message, fix)
-
-
-def failure(check: str, message: str, fix: str, command: str = "") -> Finding:
-    return Finding(check, Status.FAILURE, message, fix, command)
-
-
-def skipped(check: str, message: str) -> Finding:
-    return Finding(check, Status.SKIPPED, message)
-
+ok, warning = partial(Finding, Status.OK), partial(Finding, Status.WARNING)
+failure, skipped = partial(Finding, Status.FAILURE), partial(Finding, Status.SKIPPED)
 
 WIDTH = 100
 MARKS = {Status.OK: "[green]ok[/]", Status.WARNING: "[yellow]warning[/]", Status.FAILURE: "[bold red]failure[/]",
@@ -82,12 +70,9 @@ def show(findings: Sequence[Finding], console: Console | None = None) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.status for finding in findings)
-    counted = ", ".join(_counted(counts[status], status) for status in (Status.FAILURE, Status.WARNING, Status.OK))
-    if counts[Status.FAILURE]:
-        return f"A launch would fail: {counted}."
-    return f"Nothing stands in the way of a launch: {counted}."
-
-
-def _counted(count: int, status: Status) -> str:
-    plural = count != 1 and status != Status.OK
-    return f"{count} {status}{'s' if plural else ''}"
+    failures, warnings = counts[Status.FAILURE], counts[Status.WARNING]
+    verdict = "A launch would fail" if failures else "Nothing stands in the way of a launch"
+    counted = (
+        f"{failures} failure{'s'[failures == 1 :]}, {warnings} warning{'s'[warnings == 1 :]}, {counts[Status.OK]} ok"
+    )
+    return f"{verdict}: {counted}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from slime_swe.launch.args import Attributes, checkpoint_folder, ours
 from slime_swe.launch.overrides import with_value
@@ -49,21 +48,19 @@ def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, 
 def cpu_sections(recipe: Recipe, paths: RunPaths, address: str, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes: those of a GPU run, the parts that differ replaced."""
     checkpoint = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
-    resumed = resume and paths.checkpoints.is_dir()
-    changes: dict[str, dict[str, Any]] = {
+    resumed, found = resume and paths.checkpoints.is_dir(), sections(recipe, paths, resume=resume)
+    load = str(paths.checkpoints) if resumed else checkpoint
+    return found | {
         "cluster": {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
-        "checkpoints": {"load": str(paths.checkpoints) if resumed else checkpoint, "ref_load": checkpoint},
+        "checkpoints": {**found["checkpoints"], "load": load, "ref_load": checkpoint},
+        "serving": {name: value for name, value in found["serving"].items() if name in SERVING},
+        "precision": WITHOUT_GPU,
         "weights": {
             "rollout_external_engine_addrs": [address],
             "update_weight_transport": "disk",
-            "update_weight_disk_dir": str(paths.run / "weights"),
+            "update_weight_disk_dir": str(paths.weights),
         },
-        "precision": WITHOUT_GPU,
     }
-    found = sections(recipe, paths, resume=resume)
-    found["serving"] = {name: value for name, value in found["serving"].items() if name in SERVING}
-    found["cluster"], found["precision"] = {}, {}
-    return {heading: {**found.get(heading, {}), **changes.get(heading, {})} for heading in {**found, **changes}}
 
 
 SERVING = ("sglang_server_concurrency", "sglang_enable_deterministic_inference")

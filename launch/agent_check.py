@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,6 @@ from slime_swe.rollout.agents.cli import CliAgent
 from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
-from slime_swe.rollout.episode import Episode
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import ProxySession
 from slime_swe.rollout.runner import run_episode
@@ -32,41 +31,17 @@ MAX_TURNS = 40
 _PARAMS = {"max_new_tokens": MAX_REPLY, "temperature": 1.0, "top_p": 1.0}
 
 
-@dataclass(frozen=True)
-class Report:
-    """What one agent did. Token counts are the checkpoint's own.
-
-    tokens_retained: sampled tokens that are trained on exactly once, with their log-probability, of all. forks:
-    training sequences of the episode, less one. tool_calls_executed: calls whose result came back.
-    prefix_cache_ceiling: prompt tokens that a cache of all that was seen before would hold, of all. unmatched: what the
-    client sent as the policy's words that were not, with the nearest of the same place and how they differ; edited: its
-    words, changed. problems: what an agent that is fit for training does not have.
-    """
-
-    agent: str
-    version: str
-    reward: float
-    stop_reason: str
-    detail: str
-    turns: int
-    tokens_sampled: int
-    tokens_retained: float
-    forks: int
-    tool_calls: dict[str, int]
-    tool_calls_parsed: int
-    tool_calls_executed: int
-    malformed_calls: int
-    first_prompt_tokens: int
-    prefix_cache_ceiling: float
-    unmatched: list[dict[str, Any]]
-    edited: list[dict[str, Any]]
-    overridden: dict[str, int]
-    seconds: float
-    problems: list[str] = field(default_factory=list)
+Report = dict[str, Any]
 
 
 async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
-    """`script`: what the policy says turn by turn, in place of the agent's own script.
+    """What one agent did. `script`: what the policy says turn by turn, in place of the agent's own script.
+
+    Token counts are the checkpoint's own. tokens_retained: sampled tokens that are trained on exactly once, with their
+    log-probability, of all. forks: training sequences of the episode, less one. tool_calls_executed: calls whose result
+    came back. prefix_cache_ceiling: prompt tokens that a cache of all that was seen before would hold, of all.
+    unmatched: what the client sent as the policy's words that were not, with the nearest of the same place and how they
+    differ; edited: its words, changed. problems: what an agent that is fit for training does not have.
 
     Raises `UserError` where the agent or the sandbox is not to be had here.
     """
@@ -85,8 +60,30 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
             task, sampling = toy_task(), Sampling(_PARAMS)
             episode = await run_episode(agent, task, pool, sampling, time_budget=settings.time_budget)
         score = await grade(task, episode.patch, pool)
-        calls_expected = any("<tool_call>" in turn for turn in turns)
-        return _report(agent, episode, score.value, engine.sampled, sessions, calls_expected)
+    log, trees = engine.sampled, [session.tree for session in sessions]
+    report = {
+        "agent": agent.name,
+        "version": agent.version,
+        "reward": score.value,
+        "stop_reason": episode.stop_reason.value,
+        "detail": episode.detail,
+        "turns": episode.turns,
+        "tokens_sampled": sum(len(one.tokens) for one in log),
+        "tokens_retained": retained(log, episode.segments),
+        "forks": max(0, len(episode.segments) - 1),
+        "tool_calls": dict(episode.counters.tool_calls),
+        "tool_calls_parsed": sum(episode.counters.tool_calls.values()),
+        "tool_calls_executed": sum(session.executed for session in sessions),
+        "malformed_calls": episode.counters.malformed_calls,
+        "first_prompt_tokens": len(log[0].prompt) if log else 0,
+        "prefix_cache_ceiling": prefix_cache_ceiling(log),
+        "unmatched": [_difference(one.message, one.nearest) for tree in trees for one in tree.unmatched],
+        "edited": [_difference(echo, said) for tree in trees for said, echo in tree.edited],
+        "overridden": {name: count for session in sessions for name, count in session.overridden.items()},
+        "seconds": round(episode.timings.total, 2),
+    }
+    calls_expected = any("<tool_call>" in turn for turn in turns)
+    return report | {"problems": list(problems_of(report, calls_expected))}
 
 
 def _settings(agent: str, checkpoint: str, sandbox: str, url: str) -> RolloutSettings:
@@ -107,40 +104,6 @@ def _settings(agent: str, checkpoint: str, sandbox: str, url: str) -> RolloutSet
         run_dir=Path(),
         seed=0,
     )
-
-
-def _report(
-    agent: CliAgent,
-    episode: Episode,
-    reward: float,
-    log: Sequence[Sampled],
-    sessions: Sequence[ProxySession],
-    calls_expected: bool,
-) -> Report:
-    trees = [session.tree for session in sessions]
-    report = Report(
-        agent=agent.name,
-        version=agent.version,
-        reward=reward,
-        stop_reason=episode.stop_reason.value,
-        detail=episode.detail,
-        turns=episode.turns,
-        tokens_sampled=sum(len(one.tokens) for one in log),
-        tokens_retained=retained(log, episode.segments),
-        forks=max(0, len(episode.segments) - 1),
-        tool_calls=dict(episode.counters.tool_calls),
-        tool_calls_parsed=sum(episode.counters.tool_calls.values()),
-        tool_calls_executed=sum(session.executed for session in sessions),
-        malformed_calls=episode.counters.malformed_calls,
-        first_prompt_tokens=len(log[0].prompt) if log else 0,
-        prefix_cache_ceiling=prefix_cache_ceiling(log),
-        unmatched=[_difference(one.message, one.nearest) for tree in trees for one in tree.unmatched],
-        edited=[_difference(echo, said) for tree in trees for said, echo in tree.edited],
-        overridden={name: count for session in sessions for name, count in session.overridden.items()},
-        seconds=round(episode.timings.total, 2),
-    )
-    report.problems.extend(problems_of(report, calls_expected))
-    return report
 
 
 def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
@@ -182,13 +145,13 @@ def _lines(message: Message | None) -> list[str]:
 
 def problems_of(report: Report, calls_expected: bool) -> Iterator[str]:
     """What makes an agent unfit for training, a sentence each."""
-    if report.reward <= 0:
-        yield f"the task was not solved ({report.stop_reason}{f': {report.detail}' if report.detail else ''})"
-    if report.tokens_retained < 1:
-        yield f"{1 - report.tokens_retained:.1%} of the sampled tokens are lost or changed"
-    if calls_expected and not report.tool_calls_parsed:
+    if report["reward"] <= 0:
+        yield f"the task was not solved ({': '.join(filter(None, (report['stop_reason'], report['detail'])))})"
+    if report["tokens_retained"] < 1:
+        yield f"{1 - report['tokens_retained']:.1%} of the sampled tokens are lost or changed"
+    if calls_expected and not report["tool_calls_parsed"]:
         yield "no tool call was parsed: the tool format is not the policy's"
-    elif calls_expected and not report.tool_calls_executed:
+    elif calls_expected and not report["tool_calls_executed"]:
         yield "no tool call was executed: such training could earn reward without a single call"
-    if report.malformed_calls:
-        yield f"{report.malformed_calls} calls were malformed, of a script that has none"
+    if report["malformed_calls"]:
+        yield f"{report['malformed_calls']} calls were malformed, of a script that has none"

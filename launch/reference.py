@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from slime_swe.launch.overrides import TYPE_NAMES, key_types
+from slime_swe.launch.config import TYPE_NAMES, key_types
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import allowed, field_types
 

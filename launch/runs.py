@@ -10,8 +10,7 @@ from pathlib import Path
 
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file
-from slime_swe.launch.config import dump_recipe, read_recipe, save_recipe
-from slime_swe.launch.overrides import flatten, with_value
+from slime_swe.launch.config import dump_recipe, flatten, read_recipe, save_recipe, with_value
 from slime_swe.recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"

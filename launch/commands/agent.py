@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -47,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     report = asyncio.run(_check(options))
     if options.json:
-        print_json(asdict(report))
+        print_json(report)
     else:
         _show(report)
-    return 1 if report.problems else 0
+    return 1 if report["problems"] else 0
 
 
 async def _check(options: argparse.Namespace) -> Report:
@@ -69,15 +68,15 @@ async def _check(options: argparse.Namespace) -> Report:
 
 def _show(report: Report) -> None:
     console = Console()
-    table = Table("", f"{report.agent} {report.version}", title="agent check", title_justify="left")
-    for name, value in asdict(report).items():
+    table = Table("", f"{report['agent']} {report['version']}", title="agent check", title_justify="left")
+    for name, value in report.items():
         if name not in ("agent", "version", "problems"):
             table.add_row(name.replace("_", " "), str(len(value) if isinstance(value, list) else value))
     console.print(table)
-    for kind, differences in (("edited", report.edited), ("unmatched", report.unmatched)):
-        for one in differences:
+    for kind in ("edited", "unmatched"):
+        for one in report[kind]:
             console.print(f"{kind}:\n{one['diff']}", markup=False, highlight=False)
-    for problem in report.problems:
+    for problem in report["problems"]:
         console.print(f"problem: {problem}", markup=False, highlight=False)
-    if not report.problems:
-        console.print(f"{report.agent} is fit for training")
+    if not report["problems"]:
+        console.print(f"{report['agent']} is fit for training")

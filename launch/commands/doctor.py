@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from slime_swe.launch.config import assemble
+from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
 from slime_swe.launch.doctor.finding import Finding, show
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

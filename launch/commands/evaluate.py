@@ -21,11 +21,10 @@ from rich.table import Table
 
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.args import checkpoint_path, to_args
-from slime_swe.launch.config import resolve, save_recipe
+from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, save_recipe, value_of, with_value
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.output import print_json, rate
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of, with_value
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import RECIPE_FILE, find_run

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from slime_swe.launch.config import assemble
+from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments
 from slime_swe.launch.plan.assumptions import assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.launch.plan.show import document, show

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from slime_swe.launch.config import dump_recipe, resolve
+from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, dump_recipe, resolve
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments
 from slime_swe.recipes.registry import RECIPES, load_recipe
 
 

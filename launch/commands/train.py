@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.launch.config import resolve
+from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
-from slime_swe.launch.overrides import DEFAULT_RECIPE, add_recipe_arguments, value_of
 from slime_swe.launch.preflight import check_integrity, check_overlap, record_overlap, require_plug_ins
 from slime_swe.launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
 from slime_swe.launch.slime.show import document, readable, script

@@ -26,7 +26,7 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
     "ray": "slime_swe.launch.doctor.network.check_ray",
     "checkpoint": "slime_swe.launch.doctor.checkpoint.check_checkpoint",
     "converted": "slime_swe.launch.doctor.checkpoint.check_converted",
-    "chat template": "slime_swe.launch.doctor.chat.check_chat",
+    "chat template": "slime_swe.launch.doctor.checkpoint.check_chat",
     "tasks": "slime_swe.launch.doctor.recipe.check_tasks",
     "overlap": "slime_swe.launch.doctor.recipe.check_contamination",
     "plug-ins": "slime_swe.launch.doctor.recipe.check_plug_ins",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
 
+from slime_swe.launch.config import with_value
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.overrides import with_value
 from slime_swe.launch.plan import serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB

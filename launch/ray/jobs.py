@@ -8,7 +8,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,6 @@ _NOT_YET = "No available agent"  # the words of Ray's job server before the node
 _TERMINAL = frozenset({STOPPED, SUCCEEDED, "FAILED"})
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended, as the cluster has it. exit_code: None where the job has none, such as when it was stopped."""
-
-    submission_id: str
-    dashboard: str
-    entrypoint: str
-    status: str
-    message: str
-    exit_code: int | None
-
-    @property
-    def code(self) -> int:
-        """The exit code for the shell."""
-        if self.status == STOPPED:
-            return INTERRUPTED
-        return self.exit_code if self.exit_code is not None else int(self.status != SUCCEEDED)
-
-
 class RayJob:
     """One job on the cluster whose dashboard is given; its log goes to standard error and into `folder`."""
 
@@ -67,8 +47,11 @@ class RayJob:
         except (RuntimeError, OSError) as error:
             raise InfrastructureError(f"{self._cluster} takes no jobs: {error}") from error
 
-    def run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path) -> Outcome:
-        """Submit, follow to the end, and record it. Ctrl-C stops the job and is raised again when that is done."""
+    def run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path) -> int:
+        """Submit, follow to the end, and record it; the exit code for the shell.
+
+        Ctrl-C stops the job and is raised again when that is done.
+        """
         self.entrypoint = entrypoint(argv, directory)
         try:
             self._submit(environment)
@@ -136,16 +119,24 @@ class RayJob:
         except (RuntimeError, OSError, TimeoutError) as error:
             print(f"it is not known whether the Ray job {self.id} has stopped: {error}", file=sys.stderr)
 
-    def _record(self) -> Outcome:
-        """The outcome, also written into the folder. A cluster that has gone leaves the status `UNKNOWN`."""
+    def _record(self) -> int:
+        """Write how the job ended, `UNKNOWN` where the cluster has gone, into the folder; the exit code."""
         try:
             info = self._client.get_job_info(self.id)
-            end = (str(info.status), info.message or "", info.driver_exit_code)
+            status, message, code = str(info.status), info.message or "", info.driver_exit_code
         except (RuntimeError, OSError) as error:
-            end = ("UNKNOWN", str(error), None)
-        outcome = Outcome(self.id, self.dashboard, self.entrypoint, *end)
-        (self.folder / RECORD_FILE).write_bytes(orjson.dumps(asdict(outcome), option=orjson.OPT_INDENT_2))
-        return outcome
+            status, message, code = "UNKNOWN", str(error), None
+        record = {"submission_id": self.id, "dashboard": self.dashboard, "entrypoint": self.entrypoint}
+        record |= {"status": status, "message": message, "exit_code": code}
+        (self.folder / RECORD_FILE).write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2))
+        return exit_code(status, code)
+
+
+def exit_code(status: str, code: int | None) -> int:
+    """For the shell. `code`: the job's own, None where it has none, such as when it was stopped."""
+    if status == STOPPED:
+        return INTERRUPTED
+    return code if code is not None else int(status != SUCCEEDED)
 
 
 def entrypoint(argv: Sequence[str], directory: Path) -> str:

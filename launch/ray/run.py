@@ -42,7 +42,7 @@ def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
     with reaching(dashboard):
         require_gpus(recipe.cluster, dashboard)
         job.write_files()
-        return RayJob(dashboard, folder).run(job.argv, job.environment, job.directory).code
+        return RayJob(dashboard, folder).run(job.argv, job.environment, job.directory)
 
 
 def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:

@@ -23,10 +23,9 @@ import orjson
 
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file
-from slime_swe.launch.config import resolve
+from slime_swe.launch.config import DEFAULT_RECIPE, resolve, value_of
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import CLUSTER, require
-from slime_swe.launch.overrides import DEFAULT_RECIPE, value_of
 from slime_swe.launch.ray.dashboard import POLL_SECONDS, reaching, wait_until
 from slime_swe.launch.ray.jobs import INTERRUPTED, STOP_SECONDS, RayJob
 from slime_swe.launch.ray.node import Head, Node, wait_for_nodes
@@ -80,7 +79,7 @@ def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
         here = [f"cluster.ray_address={head.dashboard}"] if on_cluster else []
         command = [sys.executable, "-m", "slime_swe.launch.cli", *argv, *here]
         # Where the command submits a job of its own, it has that to stop before it can stop itself.
-        return RayJob(head.dashboard, folder, stop_seconds=2 * STOP_SECONDS).run(command, {}, Path.cwd()).code
+        return RayJob(head.dashboard, folder, stop_seconds=2 * STOP_SECONDS).run(command, {}, Path.cwd())
 
 
 def recipe_of(argv: Sequence[str]) -> Recipe:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from slime_swe.launch.args import Attributes, checkpoint_folder, ours
-from slime_swe.launch.overrides import with_value
+from slime_swe.launch.config import with_value
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import RunPaths

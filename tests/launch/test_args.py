@@ -13,9 +13,8 @@ from tests.recipes.changes import changed
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, to_args
-from slime_swe.launch.config import resolve
+from slime_swe.launch.config import flatten, resolve
 from slime_swe.launch.engines.embedded import RULES
-from slime_swe.launch.overrides import flatten
 
 SLIME_NAMES = """
 hf_checkpoint rollout_batch_size n_samples_per_prompt num_rollout over_sampling_batch_size rollout_max_response_len

@@ -9,7 +9,7 @@ from tests.recipes.changes import variant
 from tests.rollout.conftest import CHATML, make_tokenizer
 
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
-from slime_swe.launch.doctor.chat import check_chat
+from slime_swe.launch.doctor.checkpoint import check_chat
 from slime_swe.launch.doctor.machine import Machine
 
 TURN = '{{- "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" -}}'

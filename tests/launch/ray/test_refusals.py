@@ -16,7 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.extras import CLUSTER, require
 from slime_swe.launch.ray.dashboard import reaching
-from slime_swe.launch.ray.jobs import Outcome, entrypoint
+from slime_swe.launch.ray.jobs import entrypoint, exit_code
 from slime_swe.launch.ray.node import address_towards, free_ports
 from slime_swe.launch.ray.processes import interrupting
 from slime_swe.launch.ray.run import run_job
@@ -106,11 +106,11 @@ def test_the_environment_is_ray_s_clients_only_inside(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("status", "exit_code", "code"),
+    ("status", "own", "code"),
     [("SUCCEEDED", 0, 0), ("FAILED", 3, 3), ("FAILED", None, 1), ("STOPPED", None, 130), ("UNKNOWN", None, 1)],
 )
-def test_the_exit_code_is_the_job_s(status, exit_code, code):
-    assert Outcome("id", "http://host:1", "true", status, "", exit_code).code == code
+def test_the_exit_code_is_the_job_s(status, own, code):
+    assert exit_code(status, own) == code
 
 
 def test_a_node_has_what_slurm_gives_it():

@@ -11,8 +11,8 @@ from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
+from slime_swe.launch.config import flatten
 from slime_swe.launch.engines import require_legal, violations
-from slime_swe.launch.overrides import flatten
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import load_manifest, split
 from slime_swe.launch.slime.render import render

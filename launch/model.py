@@ -36,15 +36,15 @@ def mismatches(recipe: Recipe) -> list[Violation]:
     if not (path / CONFIG).is_file():
         return []
     wrong = differences(recipe.model.architecture, read_architecture(path, recipe.model.architecture.family))
-    return [_violation(recipe, path, name, *values) for name, values in wrong.items()]
-
-
-def _violation(recipe: Recipe, path: Path, name: str, stated: object, found: object) -> Violation:
-    return Violation(
-        f"model.architecture.{name}",
-        f"model.architecture.{name}={stated} is not what {path / CONFIG} says, {found}",
-        f"write model={recipe.model.checkpoint} to take all of it from there, or name the right model.checkpoint",
-    )
+    fix = f"write model={recipe.model.checkpoint} to take all of it from there, or name the right model.checkpoint"
+    return [
+        Violation(
+            f"model.architecture.{name}",
+            f"model.architecture.{name}={stated} is not what {path / CONFIG} says, {found}",
+            fix,
+        )
+        for name, (stated, found) in wrong.items()
+    ]
 
 
 def _how_to_get(spec: str, path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -53,8 +53,9 @@ def check_overlap(recipe: Recipe) -> Comparison:
 
 def record_overlap(comparison: Comparison, folder: Path) -> None:
     """Write the comparison into the run's folder."""
-    text = orjson.dumps(asdict(comparison), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    (folder / OVERLAP_FILE).write_bytes(text)
+    (folder / OVERLAP_FILE).write_bytes(
+        orjson.dumps(comparison, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:

@@ -20,10 +20,8 @@ _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may 
 
 def with_name(recipe: Recipe) -> Recipe:
     """The recipe itself, or with a run name made of recipe, seed and local time where it has none."""
-    if recipe.run.name:
-        return recipe
     name = f"{recipe.name}-seed{recipe.run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return with_value(recipe, "run.name", name)
+    return recipe if recipe.run.name else with_value(recipe, "run.name", name)
 
 
 def create_run(recipe: Recipe) -> Path:

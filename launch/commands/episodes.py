@@ -12,6 +12,7 @@ before it.
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", type=int, metavar="I", help="only the sample of this index")
     parser.add_argument("--task", metavar="ID", help="only of this task")
     parser.add_argument("--evaluation", metavar="NAME", help="of this evaluation set instead of training")
-    parser.add_argument(
-        "--solved", action=argparse.BooleanOptionalAction, help="only those that solved the task, or not"
-    )
+    parser.add_argument("--solved", action=argparse.BooleanOptionalAction, help="only what solved the task, or did not")
     parser.add_argument("--list", action="store_true", help="one line for each that matches")
     parser.add_argument("--sort", choices=COLUMNS, metavar="COLUMN", help=f"order the list: {', '.join(COLUMNS)}")
 
@@ -50,16 +49,14 @@ def run(options: argparse.Namespace) -> int:
     matching = (record for record in read_records(path) if matches(record, options))
     if options.list:
         return _list(matching, options.sort, as_json=options.json)
-    shown = None
-    for record in matching:
-        shown = record
-    if shown is None:
+    last = deque(matching, maxlen=1)
+    if not last:
         raise UserError(f"no episode in {path} matches: `slime-swe episodes {options.run} --list` shows what there is")
     if options.json:
-        print_json(msgspec.to_builtins(shown))
+        print_json(msgspec.to_builtins(last[0]))
     else:
         model = read_recipe(folder / RECIPE_FILE).model
-        print(readable(shown, checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"))
+        print(readable(last[0], checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"))
     return 0
 
 
@@ -79,15 +76,14 @@ def _journal(folder: Path, evaluation: str | None) -> Path:
 
 
 def matches(record: Record, options: argparse.Namespace) -> bool:
-    wanted = {
-        "rollout_id": options.rollout,
-        "index": options.index,
-        "task": options.task,
-        "dataset": options.evaluation,
-    }
-    if any(value is not None and getattr(record, name) != value for name, value in wanted.items()):
-        return False
-    return options.solved is None or options.solved == record.solved
+    pairs = (
+        (options.rollout, record.rollout_id),
+        (options.index, record.index),
+        (options.task, record.task),
+        (options.evaluation, record.dataset),
+        (options.solved, record.solved),
+    )
+    return all(wanted is None or wanted == found for wanted, found in pairs)
 
 
 def _list(records: Iterable[Record], sort: str | None, *, as_json: bool) -> int:
@@ -135,8 +131,7 @@ def readable(record: Record, tokenizer_file: Path) -> str:
     if record.score:
         parts.append(f"──── score {record.score.value}\n" + "\n".join(_evidence(record.score)))
     if record.infrastructure:
-        failure = record.infrastructure
-        parts.append(f"──── infrastructure failure\n{failure.where}: {failure.detail}")
+        parts.append(f"──── infrastructure failure\n{record.infrastructure.where}: {record.infrastructure.detail}")
     return "\n".join(parts)
 
 

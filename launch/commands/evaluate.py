@@ -105,19 +105,16 @@ def newest_weights(folder: Path) -> Path:
 
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     if options.tasks:
-        recipe = with_value(recipe, "data.eval", dict(_named(text) for text in options.tasks))
+        sets = dict(text.split("=", 1) if "=" in text else (text, "") for text in options.tasks)
+        for name, spec in sets.items():
+            if not (name and spec):
+                raise UserError(f"--tasks {name!r} must be NAME=SET, e.g. heldout=synthetic:heldout")
+        recipe = with_value(recipe, "data.eval", sets)
     if options.samples is not None:
         recipe = with_value(recipe, "data.eval_samples_per_task", options.samples)
     if not recipe.data.eval:
         raise UserError("the recipe names no evaluation set: give --tasks NAME=SET, e.g. heldout=synthetic:heldout")
     return recipe
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, spec = text.partition("=")
-    if not (name and equals and spec):
-        raise UserError(f"--tasks {text!r} must be NAME=SET, e.g. heldout=synthetic:heldout")
-    return name, spec
 
 
 def _make_output(recipe: Recipe, folder: Path) -> None:

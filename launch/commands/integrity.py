@@ -23,8 +23,8 @@ from rich.text import Text
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.output import print_json
 from slime_swe.rewards.grade import GradingSettings
-from slime_swe.rewards.redteam.cases import TARGETS, Case, attacks, benign_cases
-from slime_swe.rewards.redteam.gate import Result, Row, UnplayableError, run_gate
+from slime_swe.rewards.redteam.cases import TARGETS, attacks, benign_cases
+from slime_swe.rewards.redteam.gate import Result, UnplayableError, run_gate
 from slime_swe.rewards.redteam.proof import proof_path, save
 
 DEFAULT_SANDBOX = "local"
@@ -42,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    cases, settings = _chosen(options.only), GradingSettings(harness_python=options.harness_python)
+    known = {case.name: case for case in (*attacks(), *benign_cases())}
+    for name in options.only or ():
+        if name not in known:
+            raise UserError(unknown("case", name, known))
+    cases = None if options.only is None else [known[name] for name in options.only]  # None stands for all
+    settings = GradingSettings(harness_python=options.harness_python)
     results: list[Result] = []
     skipped: dict[str, str] = {}
     for sandbox in options.sandboxes or [DEFAULT_SANDBOX]:
@@ -62,17 +67,6 @@ def run(options: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
-def _chosen(names: list[str] | None) -> list[Case] | None:
-    """None stands for all."""
-    if names is None:
-        return None
-    known = {case.name: case for case in (*attacks(), *benign_cases())}
-    for name in names:
-        if name not in known:
-            raise UserError(unknown("case", name, known))
-    return [known[name] for name in names]
-
-
 def _document(results: list[Result], skipped: dict[str, str], held: bool) -> dict[str, Any]:
     """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each."""
     combinations = [result.to_dict() for result in results]
@@ -87,19 +81,14 @@ def _show(results: list[Result], skipped: dict[str, str], *, everything: bool) -
     console = Console()
     for result in results:
         record = result.to_dict()
-        rows = result.rows if everything else result.failures
-        if rows:
-            console.print(_table(rows))
+        table = Table("case", "ended", "outcome", "evidence", box=SIMPLE, pad_edge=False)
+        for row in result.rows if everything else result.failures:
+            style = "" if row.verdict == "held" else "bold red"
+            table.add_row(*(Text(text, style) for text in (row.name, row.verdict, row.outcome, row.evidence)))
+        if table.rows:
+            console.print(table)
         counts = ", ".join(f"{record[name]} {name.replace('_', ' ')}" for name in _TOTALS)
         title = f"{result.sandbox} × {result.grader}"
         console.print(f"{title}: {counts} ({len(result.rows)} plays, {result.seconds} s)", highlight=False)
     for combination, why in skipped.items():
         console.print(f"{combination}: not played: {why}", markup=False, highlight=False)
-
-
-def _table(rows: list[Row] | tuple[Row, ...]) -> Table:
-    table = Table("case", "ended", "outcome", "evidence", box=SIMPLE, pad_edge=False)
-    for row in rows:
-        style = "" if row.verdict == "held" else "bold red"
-        table.add_row(*(Text(text, style) for text in (row.name, row.verdict, row.outcome, row.evidence)))
-    return table

@@ -7,7 +7,8 @@ over up to `DEPTH` changes finds what makes the whole recipe run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
@@ -44,20 +45,12 @@ OF_A_NODE = {
 Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and in words
 
 
-def problems_of(recipe: Recipe, assumed: Assumptions) -> Problems:
-    """Everything that is wrong; empty for a recipe that runs."""
-    wrong = wrong_fields(recipe)
-    return _illegal(wrong) if wrong else _with_allowed_fields(recipe, assumed)
-
-
-def _with_allowed_fields(recipe: Recipe, assumed: Assumptions) -> Problems:
+def problems_of(recipe: Recipe, assumed: Assumptions, wrong: Sequence[Violation] = ()) -> Problems:
+    """Everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone."""
     engine = engine_of(recipe)
-    found = _illegal(broken_rules(recipe, engine.violations))
-    return found | overruns(recipe, budgets(recipe, assumed)) if engine.on_gpus and _divides(recipe) else found
-
-
-def _illegal(violations: list[Violation]) -> Problems:
-    return {violation.message: (ILLEGAL, violation) for violation in violations}
+    found = {each.message: (ILLEGAL, each) for each in wrong or broken_rules(recipe, engine.violations)}
+    counts = engine.on_gpus and not wrong and _divides(recipe)
+    return found | overruns(recipe, budgets(recipe, assumed)) if counts else found
 
 
 def is_countable(recipe: Recipe) -> bool:
@@ -131,7 +124,7 @@ def _why(budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe with some of its fields changed. cost: 0 where it runs, more the further it is from that."""
+    """A recipe with some of its fields changed."""
 
     edits: Mapping[str, Any]
     recipe: Recipe
@@ -139,22 +132,20 @@ class Candidate:
     distance: float
 
     @property
-    def cost(self) -> float:
-        return sum(severity for severity, _ in self.problems.values())
-
-    @property
     def rank(self) -> tuple[float, float]:
-        return self.cost, self.distance
+        """How far it is from running, 0 where it runs; then how far from the recipe."""
+        return sum(severity for severity, _ in self.problems.values()), self.distance
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """For the command line."""
-        return tuple(f"{key}={_text(self.edits[key])}" for key in MOVES if key in self.edits)
+        values = {key: json.dumps(value).strip('"') for key, value in self.edits.items()}
+        return tuple(f"{key}={values[key]}" for key in MOVES if key in values)
 
 
 def checked_advice(recipe: Recipe, assumed: Assumptions) -> tuple[Violation, ...]:
     """The problems of a recipe; the fix of what the search could change names single changes that were applied."""
-    start = Candidate({}, recipe, problems_of(recipe, assumed), 0.0)
+    start = Candidate({}, recipe, problems_of(recipe, assumed, wrong_fields(recipe)), 0.0)
     if not start.problems or not engine_of(recipe).on_gpus or not is_countable(recipe):
         return tuple(problem for _, problem in start.problems.values())
     tried = _changed([start], recipe, assumed)
@@ -192,8 +183,10 @@ def nearest(recipe: Recipe, assumed: Assumptions, limit: int) -> list[Candidate]
     nothing runs it is the one candidate that comes nearest to it; empty where none is better than the recipe is, where
     the recipe runs, and where it has fields with values that are not allowed.
     """
+    if not engine_of(recipe).on_gpus or wrong_fields(recipe):
+        return []
     start = Candidate({}, recipe, problems_of(recipe, assumed), 0.0)
-    if not start.problems or not engine_of(recipe).on_gpus or wrong_fields(recipe):
+    if not start.problems:
         return []
     best, beam = start, [start]
     for _ in range(DEPTH):
@@ -214,7 +207,7 @@ def _changed(candidates: list[Candidate], start: Recipe, assumed: Assumptions) -
             edits = {**old.edits, key: value}
             if (name := frozenset(edits.items())) not in found:
                 recipe, step = with_value(old.recipe, key, value), _step(key, lookup(start, key), value)
-                found[name] = Candidate(edits, recipe, _with_allowed_fields(recipe, assumed), old.distance + step)
+                found[name] = Candidate(edits, recipe, problems_of(recipe, assumed), old.distance + step)
     return [*found.values()]
 
 
@@ -224,10 +217,6 @@ def _moves(candidate: Candidate) -> Iterator[tuple[str, Any]]:
         if key not in candidate.edits:
             now = lookup(candidate.recipe, key)
             yield from ((key, value) for value in dict.fromkeys(values(candidate.recipe)) if value != now)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _step(key: str, old: Any, new: Any) -> float:

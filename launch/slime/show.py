@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import shlex
+from collections.abc import Sequence
 from shlex import quote
 from typing import Any
 
@@ -11,14 +11,20 @@ from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import load_manifest, split
 
 PROMPTS = "slime_swe.launch.slime.prompts"
+SCRIPT = """#!/usr/bin/env bash
+# Flags as {} takes them. On a running Ray cluster: export RAY_ADDRESS, and start Ray on every
+# node with the variables below.
+set -euo pipefail
+"""
 
 
 def readable(job: Job) -> str:
     """Flags in their groups, one a line, then environment and files."""
     groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
     groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
-    groups["files"] = [line for path, content in job.files.items() for line in _file(path, content)]
-    groups["files"] += [f"{path}: the tasks of {spec}" for path, spec in job.prompts.items()]
+    groups["files"] = [f"{path}: the tasks of {spec}" for path, spec in job.prompts.items()]
+    for path, content in job.files.items():
+        groups["files"] += [f"{path}:", *(f"  {line}" for line in content.splitlines())]
     shown = (f"{heading}\n" + "".join(f"  {line}\n" for line in body) for heading, body in groups.items() if body)
     return "\n".join([" ".join(job.program), f"in {job.directory}, as {made_from()} takes it\n", *shown])
 
@@ -36,15 +42,6 @@ def document(job: Job) -> dict[str, Any]:
     }
 
 
-def script(job: Job) -> str:
-    """A bash script that does what the launcher does, without Ray Jobs.
-
-    It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
-    one, whose nodes must have been started with the same environment.
-    """
-    return "\n".join(_script_lines(job)) + "\n"
-
-
 def lines(argv: Sequence[str]) -> list[str]:
     """Each flag with its values, quoted for a shell."""
     return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
@@ -55,31 +52,19 @@ def made_from() -> str:
     return f"SLiME {made['slime'][:9]}"
 
 
-def _file(path: Path, content: str) -> list[str]:
-    return [f"{path}:", *(f"  {line}" for line in content.splitlines())]
+def script(job: Job) -> str:
+    """A bash script that does what the launcher does, without Ray Jobs.
 
-
-def _script_lines(job: Job) -> Iterator[str]:
-    yield "#!/usr/bin/env bash"
-    yield f"# Flags as {made_from()} takes them. On a running Ray cluster: export RAY_ADDRESS, and start Ray on every"
-    yield "# node with the variables below."
-    yield "set -euo pipefail"
-    yield ""
-    for name, value in job.environment.items():
-        yield f"export {name}={quote(value)}"
-    yield ""
-    for folder in dict.fromkeys([job.directory, *(path.parent for path in (*job.files, *job.prompts))]):
-        yield f"mkdir -p {quote(str(folder))}"
-    yield f"cd {quote(str(job.directory))}"
-    for path, content in job.files.items():
-        yield f"printf %s {quote(content)} > {quote(str(path))}"
-    for path, spec in job.prompts.items():
-        yield f"{quote(job.program[0])} -m {PROMPTS} {quote(spec)} {quote(str(path))}"
-    yield ""
-    yield "flags=("
+    It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
+    one, whose nodes must have been started with the same environment.
+    """
+    said = [SCRIPT.format(made_from()), *(f"export {name}={quote(value)}" for name, value in job.environment.items())]
+    folders = dict.fromkeys([job.directory, *(path.parent for path in (*job.files, *job.prompts))])
+    said += ["", shlex.join(["mkdir", "-p", *map(str, folders)]), shlex.join(["cd", str(job.directory)])]
+    said += [f"printf %s {quote(content)} > {quote(str(path))}" for path, content in job.files.items()]
+    said += [shlex.join([job.program[0], "-m", PROMPTS, spec, str(path)]) for path, spec in job.prompts.items()]
+    said += ["", "flags=("]
     for heading, argv in job.flags.items():
-        yield f"  # {heading}"
-        for line in lines(argv):
-            yield f"  {line}"
-    yield ")"
-    yield f'exec {" ".join(map(quote, job.program))} "${{flags[@]}}"'
+        said += [f"  # {heading}", *(f"  {line}" for line in lines(argv))]
+    said += [")", f'exec {shlex.join(job.program)} "${{flags[@]}}"', ""]
+    return "\n".join(said)

@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     seconds = round(time.monotonic() - started, 3)
     wrong = [finding for finding in findings if finding.status is not Status.SOUND]
     if options.json:
-        print_json({**summary(findings), "seconds": seconds, "findings": msgspec.to_builtins(wrong), "record": str(record.path)})
+        found = {"seconds": seconds, "findings": msgspec.to_builtins(wrong), "record": str(record.path)}
+        print_json({**summary(findings), **found})
     else:
         _show(summary(findings), wrong)
         print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record.path}")

@@ -11,7 +11,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import resources
 
 from slime_swe.data_sources.task import CallsOracle, Task
@@ -67,6 +66,9 @@ class LiteralCall:
     arguments: str
     expected: str
 
+    def payload(self, answer: bool) -> str:
+        return f"({self.function!r}, ({self.arguments}), {self.expected if answer else None}),"
+
 
 @dataclass(frozen=True)
 class CallFile:
@@ -78,7 +80,7 @@ class CallFile:
 
     def payload(self, *, answers: bool) -> str:
         """As a Python literal, for `call_runner.py`."""
-        tests = "".join(f"[{''.join(_payload(call, answers) for call in calls)}]," for calls in self.tests.values())
+        tests = "".join(f"[{''.join(call.payload(answers) for call in calls)}]," for calls in self.tests.values())
         return f"({self.module!r}, {self.names!r}, [{tests}]),"
 
 
@@ -93,7 +95,8 @@ class Calls:
         """What is added to the graded files."""
         payload = "".join(file.payload(answers=True) for file in self.files)
         held_out = "".join(file.payload(answers=False) for file in self.held_out)
-        return {_RUNNER: _runner_source(), _CALLS: f"([{payload}], [{held_out}])"}
+        runner = (resources.files("slime_swe.rewards") / "call_runner.py").read_text(encoding="utf-8")
+        return {_RUNNER: runner, _CALLS: f"([{payload}], [{held_out}])"}
 
     def read(self, output: str) -> tuple[dict[str, bool], float]:
         """Each test → whether all its calls gave the right answer; and the share of held-out calls that did."""
@@ -143,15 +146,6 @@ def read_calls(source: str, prefix: str) -> CallFile | None:
     except (AssertionError, ValueError, SyntaxError):
         return None
     return CallFile(first.module, names, tests)
-
-
-@cache
-def _runner_source() -> str:
-    return (resources.files("slime_swe.rewards") / "call_runner.py").read_text(encoding="utf-8")
-
-
-def _payload(call: LiteralCall, answer: bool) -> str:
-    return f"({call.function!r}, ({call.arguments}), {call.expected if answer else None}),"
 
 
 def _test_name(node: ast.stmt) -> str:

@@ -124,7 +124,10 @@ def _other_value(statement: ast.stmt, rng: random.Random) -> list[_Edit]:
             return []
     side = left if _weight(left) < _weight(right) else right
     literal = _wrong(_literal(side), rng)
-    return [_replace(side, literal)] if literal else _around(side, "[", f", {rng.randint(1, _LITTLE)}]")
+    if not literal:
+        return _around(side, "[", f", {rng.randint(1, _LITTLE)}]")
+    start, end = _span(side)
+    return [_Edit(start, end, literal.encode())]
 
 
 def _opposite(statement: ast.stmt, _: random.Random) -> list[_Edit]:
@@ -133,7 +136,7 @@ def _opposite(statement: ast.stmt, _: random.Random) -> list[_Edit]:
         case ast.Assert(test=test):
             return _around(test, "not (", ")")
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) as method)) if name in _OPPOSITE:
-            line, end = method.end_lineno or 0, method.end_col_offset or 0
+            line, end = _span(method)[1]
             return [_Edit((line, end - len(name)), (line, end), _OPPOSITE[name].encode())]
     return []
 
@@ -170,14 +173,13 @@ def _absent(values: Collection[object], least: int) -> int:
     return next(number for number in itertools.count(least) if number not in values)
 
 
-def _replace(node: ast.expr, text: str) -> _Edit:
+def _span(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
     assert node.end_lineno is not None and node.end_col_offset is not None, ast.dump(node)
-    return _Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text.encode())
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def _around(node: ast.expr, before: str, after: str) -> list[_Edit]:
-    assert node.end_lineno is not None and node.end_col_offset is not None, ast.dump(node)
-    start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    start, end = _span(node)
     return [_Edit(start, start, before.encode()), _Edit(end, end, after.encode())]
 
 

@@ -62,7 +62,10 @@ async def with_negative_control(trial: Trial, oracle: Oracle, patch: str, run: R
     doubtful = first.mutated - first.failed
     if not doubtful:
         return _believed(trial, first.failed)
-    gold = await _run_gold(oracle, run, doubtful)
+    try:
+        gold = await run(oracle.gold_patch, doubtful)
+    except PatchError as error:
+        raise GraderError(f"the task's gold patch can't be applied: {error}") from error
     if forged := first.passed - gold.passed:
         return _rejected(trial, "these pass even when they are mutated", forged)
     reported = doubtful & gold.failed
@@ -73,13 +76,6 @@ async def with_negative_control(trial: Trial, oracle: Oracle, patch: str, run: R
         reason = "these are not reported as failed when they are mutated, though they are with the gold patch"
         return _rejected(trial, reason, forged)
     return _believed(trial, first.failed | again.failed)
-
-
-async def _run_gold(oracle: Oracle, run: RunMutated, tests: Collection[str]) -> ControlRun:
-    try:
-        return await run(oracle.gold_patch, tests)
-    except PatchError as error:
-        raise GraderError(f"the task's gold patch can't be applied: {error}") from error
 
 
 def _believed(trial: Trial, failed: Collection[str]) -> Trial:

@@ -112,7 +112,15 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
         return
     episode = episode_of(segments[0])
     if episode is None:
-        _without_episode(segments)
+        status = segments[0].status
+        if status not in (Sample.Status.PENDING, Sample.Status.FAILED):
+            raise UserError(
+                f"sample {segments[0].index} is {status.value} but has no metadata['episode'], whose patch is graded: "
+                "a generate function of your own must set it as slime_swe.rollout.slime_plugin.generate does, or come "
+                "with a reward function of its own"
+            )
+        for segment in segments:
+            write_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
         return
     settings, grading = RolloutSettings.from_args(args), read_arguments(GradingSettings, args)
     for attempt in range(settings.max_attempts):
@@ -125,18 +133,6 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
                     write_failure(segment, "grader_error", str(error))
                 return
     write_score(segments, score)
-
-
-def _without_episode(segments: Sequence[Sample]) -> None:
-    status = segments[0].status
-    if status not in (Sample.Status.PENDING, Sample.Status.FAILED):
-        raise UserError(
-            f"sample {segments[0].index} is {status.value} but has no metadata['episode'], whose patch is graded: a "
-            "generate function of your own must set it as slime_swe.rollout.slime_plugin.generate does, or come with a "
-            "reward function of its own"
-        )
-    for segment in segments:
-        write_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
 
 
 async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:

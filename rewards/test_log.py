@@ -40,7 +40,11 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     run = _run_in_image if task.workspace.image else _run_in_files
 
     async def run_mutated(text: str, tests: Collection[str]) -> ControlRun:
-        return _control_run(await run(task, text, sandboxes, tests))
+        """A run that hangs has reported the tests before: those results stand."""
+        done = await run(task, text, sandboxes, tests)
+        results = parse_test_log(done.result.output)
+        failed, passed = ({name for name in done.mutated if results.get(name) is verdict} for verdict in (False, True))
+        return ControlRun(done.mutated, frozenset(failed), frozenset(passed))
 
     try:
         trial = _trial(task, await run(task, patch, sandboxes), patch)
@@ -59,7 +63,11 @@ async def _run_in_image(task: Task, patch: str, sandboxes: Sandboxes, mutated: C
     limits = image_limits(task.oracle.timeout_seconds)
     async with sandboxes.open(task.workspace.files, limits, task.workspace.image) as sandbox:
         names = await _names(sandbox)
-        pristine: Files = {**await _named_files(sandbox, patch, names), **task.workspace.files}
+        try:
+            named = {path: await sandbox.read_file(path) for path in sorted(set(paths_of(patch)) & names)}
+        except OSError as error:
+            raise PatchError(f"a file that the patch names can't be read: {error}") from error
+        pristine: Files = {**named, **task.workspace.files}
         files, ignored = graded_files(task, patch, pristine, names)
         await _write_changes(sandbox, pristine, files)
         return await _run(sandbox, task, ignored, mutated)
@@ -105,15 +113,6 @@ async def _names(sandbox: Sandbox) -> frozenset[str]:
     return frozenset(filter(None, result.output.split("\0")))
 
 
-async def _named_files(sandbox: Sandbox, patch: str, names: Collection[str]) -> dict[str, bytes]:
-    """The files that the patch names, where they exist."""
-    named = set(paths_of(patch)) & set(names)
-    try:
-        return {path: await sandbox.read_file(path) for path in sorted(named)}
-    except OSError as error:
-        raise PatchError(f"a file that the patch names can't be read: {error}") from error
-
-
 async def _write_changes(sandbox: Sandbox, before: Files, after: Files) -> None:
     """Make of the files `before`, which the sandbox has, those `after`."""
     deleted = [path for path in before if path not in after]
@@ -132,10 +131,3 @@ def _trial(task: Task, run: _Run, patch: str) -> Trial:
     tests = {name: results.get(name, False) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     details = {"ignored_paths": run.ignored, "binary_paths": binary_paths(patch)}
     return Trial(tests, all(tests.values()), run.result.output, run.result.exit_code, run.result.timed_out, details)
-
-
-def _control_run(run: _Run) -> ControlRun:
-    """A run that hangs has reported the tests before: those results stand."""
-    results = parse_test_log(run.result.output)
-    failed, passed = ({name for name in run.mutated if results.get(name) is verdict} for verdict in (False, True))
-    return ControlRun(run.mutated, frozenset(failed), frozenset(passed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, cast
@@ -51,7 +52,8 @@ class Sampling:
             "no_stop_trim": True,
         }
         if self.seed_key is not None:
-            params["sampling_seed"] = _seed(*self.seed_key, turn)
+            digest = hashlib.blake2b(repr((*self.seed_key, turn)).encode(), digest_size=4).digest()
+            params["sampling_seed"] = int.from_bytes(digest, "big") >> 1  # every engine takes 31 bits
         return params
 
 
@@ -121,16 +123,15 @@ class EngineClient:
         if routed_experts:
             payload["return_routed_experts"] = True
         body = b"".join([b'{"input_ids":[', *_encoded(input_ids), b"],", orjson.dumps(payload)[1:]])
-        reply = await self._post_again_and_again(body, headers)
-        return parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
-
-    async def _post_again_and_again(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
-        for attempt in range(self.attempts - 1):
+        for attempt in itertools.count(1):
             try:
-                return await self._post(body, headers)
+                reply = await self._post(body, headers)
+                break
             except _Transient:
-                await asyncio.sleep(self.pause * 2**attempt)
-        return await self._post(body, headers)
+                if attempt == self.attempts:
+                    raise
+                await asyncio.sleep(self.pause * 2 ** (attempt - 1))
+        return parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         if self._http is None:
@@ -184,7 +185,7 @@ def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = _TOKEN_IDS) 
         raise EngineError(f"the engine's reply lacks a field or has it wrong: {error!r}: {body[:80]!r}") from error
     if kind == "abort":
         raise EngineAborted(f"the engine aborted the request: {finish.get('message', 'no reason given')}")
-    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens) or _not_tokens(tokens, vocabulary)
+    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens, vocabulary)
     if wrong:
         raise EngineError(f"the engine's reply is inconsistent: {wrong}")
     return Generation(
@@ -203,7 +204,9 @@ def _count(meta: dict[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _inconsistency(reply: Any, kind: str, tokens: list[Any], log_probs: list[Any], max_new_tokens: int) -> str | None:
+def _inconsistency(
+    reply: Any, kind: str, tokens: list[Any], log_probs: list[Any], max_new_tokens: int, vocabulary: int
+) -> str | None:
     if kind not in ("stop", "length"):
         return f"finish reason {kind!r}"
     if not 0 < len(tokens) <= max_new_tokens:
@@ -214,17 +217,8 @@ def _inconsistency(reply: Any, kind: str, tokens: list[Any], log_probs: list[Any
         return f"completion_tokens is {reply['meta_info']['completion_tokens']} for {len(tokens)} tokens"
     if not set(map(type, log_probs)) <= {float, int} or not max(log_probs) <= _POSITIVE_SLACK:
         return "a log-probability is not a number of at most 0"
-    return None
-
-
-def _not_tokens(tokens: list[Any], vocabulary: int) -> str | None:
     if set(map(type, tokens)) != {int} or min(tokens) < 0:
         return "a token id is not a natural number"
     if max(tokens) >= vocabulary:
         return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
     return None
-
-
-def _seed(*key: Any) -> int:
-    """31 bits: every engine takes them for a signed integer."""
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "big") >> 1

@@ -64,7 +64,9 @@ def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int
         if old is not None and new is not None
     ]
     gained, lost = sum(pair == (0, 1) for pair in pairs), sum(pair == (1, 0) for pair in pairs)
-    return {"pairs": len(pairs), "gained": gained, "lost": lost, "p_value": _sign_test(gained, lost)}
+    tail: int = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
+    p_value = min(1.0, 2 * tail / (1 << (gained + lost)))
+    return {"pairs": len(pairs), "gained": gained, "lost": lost, "p_value": p_value}
 
 
 def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -90,12 +92,6 @@ def wilson_interval(successes: int, total: int, z: float = Z95) -> tuple[float, 
     centre = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     return (0.0 if successes == 0 else centre - half), (1.0 if successes == total else centre + half)
-
-
-def _sign_test(a: int, b: int) -> float:
-    n, k = a + b, min(a, b)
-    tail: int = sum(math.comb(n, i) for i in range(k + 1))
-    return min(1.0, 2 * tail / (1 << n))
 
 
 def _sorted(samples: Iterable[Sample | Record], reward_key: str | None) -> tuple[list[Segments], list[Segments]]:

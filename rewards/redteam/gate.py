@@ -201,7 +201,14 @@ async def run_gate(
     target, chosen = TARGETS[grader], (*attacks(), *benign_cases()) if cases is None else cases
     started = time.monotonic()
     at_once = 2 * (os.cpu_count() or 1)
-    image = await asyncio.to_thread(_image_for, sandbox) if target.in_image else None
+    image = None
+    if target.in_image:
+        try:
+            image = await asyncio.to_thread(leaky_image, sandbox)
+        except UserError as error:
+            raise UnplayableError(str(error)) from error
+        if image is None:
+            raise UnplayableError(f"sandbox {sandbox} takes no images")
     try:
         async with SandboxPool(sandbox, concurrency=at_once) as sandboxes:
             with honeypot() as port:
@@ -217,13 +224,3 @@ async def run_gate(
     finally:
         await close_loop_scope()
     return Result(sandbox, grader, tuple(rows), round(time.monotonic() - started, 1))
-
-
-def _image_for(sandbox: str) -> Image:
-    try:
-        image = leaky_image(sandbox)
-    except UserError as error:
-        raise UnplayableError(str(error)) from error
-    if image is None:
-        raise UnplayableError(f"sandbox {sandbox} takes no images")
-    return image

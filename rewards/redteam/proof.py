@@ -73,7 +73,9 @@ def fingerprint(sandbox: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(_sources(sandbox)):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    facts = [sandbox, sys.version, platform.release(), str(os.geteuid()), *_confinement(sandbox)]
+    facts = [sandbox, sys.version, platform.release(), str(os.geteuid())]
+    with suppress(UserError):  # opening the sandbox will say so
+        facts += make_backend(sandbox).fingerprint()
     digest.update("\0".join(facts).encode())
     return digest.hexdigest()[:24]
 
@@ -90,11 +92,6 @@ def _sources(sandbox: str) -> Iterator[Path]:
         spec = importlib.util.find_spec(BACKENDS.get(kind, kind).rpartition(".")[0])
         if spec is not None and spec.origin is not None:
             yield Path(spec.origin)  # a backend of the person's own
-
-
-def _confinement(sandbox: str) -> Iterator[str]:
-    with suppress(UserError):  # opening the sandbox will say so
-        yield from make_backend(sandbox).fingerprint()
 
 
 def refusal(result: Result) -> str:

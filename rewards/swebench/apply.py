@@ -43,7 +43,10 @@ class Applied:
 
 async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Applied:
     """Raises `PatchError` where no command takes the patch, `GraderError` where the repository can't be read."""
-    await sandbox.write_file(PATCH, _bytes(patch))
+    try:
+        await sandbox.write_file(PATCH, patch.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise PatchError(f"the patch is no text: {error}") from error
     paths = header_paths(patch)
     commands = _commands(patch, paths)
     guarded = _guarded(oracle, paths, await _names(sandbox))
@@ -53,13 +56,6 @@ async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Appli
     command = await _first_that_takes_it(sandbox, commands)
     changed = await _run(sandbox, _put_back(guarded))
     return Applied(command, list(filter(None, changed.split("\0"))))
-
-
-def _bytes(patch: str) -> bytes:
-    try:
-        return patch.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise PatchError(f"the patch is no text: {error}") from error
 
 
 async def _names(sandbox: Sandbox) -> frozenset[str]:

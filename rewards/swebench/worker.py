@@ -96,11 +96,7 @@ def run(request: Message) -> Message:
     log = _text(logs / "test_output.txt")
     if result is not None:
         return {"report": result[1][instance["instance_id"]], "log": log[-LOG_CHARACTERS:], "seconds": took}
-    return _failure(_text(logs / "run_instance.log"), log)
-
-
-def _failure(run_log: str, log: str) -> Message:
-    """Why `run_instance` gave no report: it says so in its own log alone."""
+    run_log = _text(logs / "run_instance.log")  # which alone says why there is no report
     if unappliable := UNAPPLIABLE.search(run_log):
         return {"unappliable": unappliable[1][:LOG_CHARACTERS]}
     if TIMED_OUT.search(log):

@@ -19,7 +19,7 @@ from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.session import Session
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.tools import TOOLS, Tool, ToolResult
+from slime_swe.rollout.tools import TOOLS, ToolResult
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
 _TOOLS = {tool.spec.name: tool for tool in TOOLS}
@@ -143,17 +143,14 @@ class _Run:
         self.statistics.tool_calls[call.name] += 1
         with self.statistics.sandbox_time():
             await self._keep_first_edit(call.name)
-            result = await self._use(tool, call)
+            try:
+                result = await tool(self.sandbox, self.task, call.arguments)
+            except OSError as error:  # of a file operation inside the sandbox: a path through a file, a full disk
+                result = ToolResult(f"Error: {error.strerror or error}", ok=False)
         if call.name == "str_replace":
             self.statistics.edits += result.ok
             self.statistics.failed_edits += not result.ok
         return result
-
-    async def _use(self, tool: Tool, call: ToolCall) -> ToolResult:
-        try:
-            return await tool(self.sandbox, self.task, call.arguments)
-        except OSError as error:  # of a file operation inside the sandbox: a path through a file, a full disk
-            return ToolResult(f"Error: {error.strerror or error}", ok=False)
 
     async def _keep_first_edit(self, tool: str) -> None:
         """Take the diff only when something else is about to change files; else the final patch is the same."""

@@ -29,7 +29,8 @@ def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
     except RecursionError:
         raise MalformedCall("the tool call is nested too deeply") from None
     except ValueError as error:
-        raise MalformedCall(f"the tool call is not valid JSON: {_say(error)}") from None
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
+        raise MalformedCall(f"the tool call is not valid JSON: {why}") from None
     end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
         raise MalformedCall(f"the tool call does not end in {CLOSE}")
@@ -43,10 +44,6 @@ def _check(value: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise MalformedCall(f'"arguments" must be an object, got {type(arguments).__name__}')
     return ToolCall(value["name"], arguments)
-
-
-def _say(error: ValueError) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -70,7 +70,7 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
             flags += ready.flags
             fds += ready.fds
         command = ["bwrap", *flags, *system_flags(), "--chdir", "/", *_python(config, control, _GUEST_ROOT)]
-        process = _popen(command, {}, errors, [*fds, control.fileno()])
+        process = popen(command, errors, [*fds, control.fileno()])
         try:
             if ready is not None:
                 ready.write(process)
@@ -87,7 +87,7 @@ def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subpr
     code.mkdir(parents=True)
     (code / _GUEST_NAME).symlink_to(_GUEST)
     config = {"contained": False, "root": folder}
-    return _popen(_python(config, control, str(code)), environment(), errors, [control.fileno()])
+    return popen(_python(config, control, str(code)), errors, [control.fileno()], environment())
 
 
 def system_flags() -> list[str]:
@@ -136,8 +136,9 @@ def _python(config: Mapping[str, object], control: socket.socket, root: str) -> 
     return [python_executable(), *_PYTHON_FLAGS, bootstrap, str(control.fileno()), json.dumps(config)]
 
 
-def _popen(command: list[str], variables: dict[str, str], errors: IO[bytes], fds: list[int]) -> subprocess.Popen[bytes]:
-    env = variables or None  # bwrap itself is found with the host's PATH; it clears the environment
+def popen(
+    command: list[str], errors: IO[bytes], fds: list[int], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -18,9 +18,9 @@ import socket
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from types import TracebackType
-from typing import IO, Any, Self
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import IO, Any
 
 from slime_swe.rollout.sandbox import bubblewrap
 from slime_swe.rollout.sandbox.base import Limits, SandboxError
@@ -43,39 +43,58 @@ class ForkServerError(SandboxError):
     """The fork server could not be started; the message holds what it printed."""
 
 
-class ForkServer:
-    """An async context manager that owns the supervisor process; every sandbox of it dies with it."""
+class GuestProcess:
+    """A process of the guest's code that is asked over a socket. With it or the socket ends all that it has started."""
 
-    def __init__(self, *, contained: bool) -> None:
-        self.contained = contained
+    def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
+        """Blocks. `start` gets the other end of the socket, and a file for its errors. Raises `ForkServerError`."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._errors: IO[bytes] | None = None
-        self._folder: str | None = None
-        self._runs: Counter[tuple[str, bytes]] = Counter()
-
-    async def __aenter__(self) -> Self:
-        """Start it. Raises `ForkServerError` where it doesn't come up."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(START_SECONDS)  # and later, where the process lags by hundreds of requests
+        greeting, problem = b"", ""
         try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+            with theirs:
+                self._process = start(theirs, self._errors)
+            greeting = self._control.recv(64)
+        except OSError as error:
+            problem = f"{error}; "
+        if greeting != b"ready":
+            self.close()
+            raise ForkServerError(f"the process that forks sandboxes did not start: {problem}{self._printed()}")
 
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def close(self) -> None:
+        """End it, and with it every process that it has started. Blocks."""
+        self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _printed(self) -> str:
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+        return f"it printed: {said}" if said else "it printed nothing"
+
+
+class ForkServer(GuestProcess):
+    """Owns the supervisor process; every sandbox of it dies with it."""
+
+    def __init__(self, *, contained: bool) -> None:
+        self.contained = contained
+        self._folder = "" if contained else tempfile.mkdtemp(prefix="slime-swe-")
+        self._runs: Counter[tuple[str, bytes]] = Counter()
+        plain = partial(bubblewrap.start_plain, folder=self._folder)
+        super().__init__(bubblewrap.start_contained if contained else plain)
+
     def spawn(self, limits: Limits) -> socket.socket:
         """Ask for a sandbox; the non-blocking socket on which it will answer. Raises `SandboxError` where it can't."""
-        if self._control is None:
-            raise SandboxError("the fork server is not running")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -83,12 +102,12 @@ class ForkServer:
                 socket.send_fds(self._control, [json.dumps(dataclasses.asdict(limits)).encode()], [theirs.fileno()])
         except OSError as error:
             ours.close()
-            raise SandboxError(f"the fork server does not answer: {error}; it printed: {self._printed()}") from error
+            raise SandboxError(f"the fork server does not answer: {error}; {self._printed()}") from error
         return ours
 
     def note_run(self, path: str, source: bytes) -> None:
         """A sandbox is about to run this script as it was given it. Scripts that many run are compiled once for all."""
-        if self._control is None or not self.contained or len(source) > MAX_SCRIPT_BYTES:
+        if not self.contained or len(source) > MAX_SCRIPT_BYTES:
             return
         script = posixpath.normpath(posixpath.join(REPOSITORY, path))
         self._runs[script, source] += 1
@@ -98,59 +117,11 @@ class ForkServer:
         if len(self._runs) > MAX_SCRIPTS:
             self._runs.clear()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End every sandbox and the supervisor, and remove what they left."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            await asyncio.to_thread(_end, self._process)
-            self._process = None
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
-        if self._folder is not None:
+        super().close()
+        if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-    async def _start(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the fork server
-        self._folder = None if self.contained else tempfile.mkdtemp(prefix="slime-swe-")
-        with theirs:
-            try:
-                if self._folder is None:
-                    self._process = bubblewrap.start_contained(theirs, self._errors)
-                else:
-                    self._process = bubblewrap.start_plain(theirs, self._errors, self._folder)
-            except OSError as error:
-                raise ForkServerError(f"the fork server did not start: {error}") from error
-        await self._await_ready(self._control)
-
-    async def _await_ready(self, control: socket.socket) -> None:
-        greeting = b""
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(START_SECONDS):
-                greeting = await asyncio.get_running_loop().sock_recv(control, 64)
-        if greeting != b"ready":
-            raise ForkServerError(f"the fork server did not start; it printed: {self._printed()}")
-        control.settimeout(START_SECONDS)  # for `spawn`, which blocks where the supervisor lags by hundreds of requests
-
-    def _printed(self) -> str:
-        if self._errors is None:
-            return ""
-        self._errors.seek(0)
-        return self._errors.read()[-2000:].decode("utf-8", "replace").strip() or "nothing"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the process, which the closed control socket asks to end; kill it where that takes too long."""
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 MAX_JSON_BYTES = 64 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import warnings
 from collections.abc import Iterator, Mapping
@@ -126,20 +127,20 @@ class LocalBackend(Backend):
         """End the fork server, and with it every sandbox."""
         if self._server is not None:
             server, self._server = self._server, None
-            await server.close()
+            await asyncio.to_thread(server.close)
 
     def fingerprint(self) -> Iterator[str]:
         yield from confinement()
 
     async def _open_server(self) -> ForkServer:
         if self._contained is not None:
-            return await ForkServer(contained=self._contained).__aenter__()
+            return await asyncio.to_thread(ForkServer, contained=self._contained)
         try:
-            server = await ForkServer(contained=True).__aenter__()
+            server = await asyncio.to_thread(ForkServer, contained=True)
         except ForkServerError as error:
             self._contained = False
             warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
-            return await ForkServer(contained=False).__aenter__()
+            return await asyncio.to_thread(ForkServer, contained=False)
         self._contained = True  # it works here: should it fail later, that is no reason to go on unprotected
         return server
 

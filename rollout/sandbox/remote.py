@@ -29,9 +29,15 @@ from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
-from slime_swe.rollout.sandbox.image.container import HISTORY, NO_HISTORY, limit_flags
-from slime_swe.rollout.sandbox.image.driver import Kind
-from slime_swe.rollout.sandbox.image.sandbox import FILE_SECONDS, KILLED, SETUP_SECONDS, ShellSandbox
+from slime_swe.rollout.sandbox.image.driver import Kind, limit_flags
+from slime_swe.rollout.sandbox.image.sandbox import (
+    FILE_SECONDS,
+    HISTORY,
+    KILLED,
+    NO_HISTORY,
+    SETUP_SECONDS,
+    ShellSandbox,
+)
 
 KINDS = ("modal", "daytona", "fargate", "docker")
 ANSWER_SECONDS = 60.0  # for one request of SWE-ReX, which waits for no command
@@ -81,9 +87,9 @@ class RemoteBackend(Backend):
             )
         self._kind = kind if deploy is None else ""
         self._configure: Callable[[str], Any] = lambda image: configuration(kind, image, options)
-        self._deploy = deploy or (lambda image: self._configure(image).get_deployment())
-        self._threads = ThreadPoolExecutor(64, thread_name_prefix="remote-sandbox")
-        self._running: set[RemoteSandbox] = set()
+        self.deploy: Callable[[str], Any] = deploy or (lambda image: self._configure(image).get_deployment())
+        self.threads = ThreadPoolExecutor(64, thread_name_prefix="remote-sandbox")  # deployments block while they start
+        self.running: set[RemoteSandbox] = set()
 
     async def start(self) -> None:
         """See that packages and keys are there. Raises `UserError`."""
@@ -93,29 +99,19 @@ class RemoteBackend(Backend):
             self._kind = ""
 
     def open(self, spec: SandboxSpec) -> RemoteSandbox:
-        image = spec.image or Image(self._image)
-        return RemoteSandbox(lambda: self._deploy(image.name), self._threads, self._running, image, spec)
+        return RemoteSandbox(self, spec.image or Image(self._image), spec)
 
     async def close(self) -> None:
         """Stop every deployment that is left, one that is starting as soon as it has. Raises `SandboxError`."""
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self.running)))
 
 
 class RemoteSandbox(ShellSandbox):
-    """Deployments block while they start: each starts and stops in one of `threads`, and is in `running` meanwhile."""
+    """One deployment; it is in the backend's `running` until it has been stopped."""
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        threads: ThreadPoolExecutor,
-        running: set[RemoteSandbox],
-        image: Image,
-        spec: SandboxSpec,
-    ) -> None:
+    def __init__(self, backend: RemoteBackend, image: Image, spec: SandboxSpec) -> None:
         super().__init__(image, spec)
-        self._make = make
-        self._threads = threads
-        self._running = running
+        self._backend = backend
         self._deployment: Any = None
         self._starting: asyncio.Future[None] | None = None
         self._stopping: asyncio.Future[None] | None = None
@@ -126,7 +122,7 @@ class RemoteSandbox(ShellSandbox):
         self._abandoned: asyncio.Task[int | None] | None = None  # a command whose call was cancelled
 
     async def _enter(self) -> None:
-        self._running.add(self)
+        self._backend.running.add(self)
         self._starting = self._in_thread(self._deploy)
         await asyncio.shield(self._starting)
         self._runtime = self._deployment.runtime
@@ -161,10 +157,10 @@ class RemoteSandbox(ShellSandbox):
             if self._deployment is not None:
                 await self._in_thread(self._undeploy)
         finally:
-            self._running.discard(self)
+            self._backend.running.discard(self)
 
     async def _deploy(self) -> None:
-        self._deployment = self._make()
+        self._deployment = self._backend.deploy(self._image.name)
         await self._deployment.start()
 
     async def _undeploy(self) -> None:
@@ -187,7 +183,7 @@ class RemoteSandbox(ShellSandbox):
                 problem = f"{type(error).__name__}: {error}"
                 raise SandboxError(f"the remote sandbox's deployment failed: {problem}") from error
 
-        return asyncio.get_running_loop().run_in_executor(self._threads, run)
+        return asyncio.get_running_loop().run_in_executor(self._backend.threads, run)
 
     async def diff(self) -> str:
         output = CappedOutput(2 * MAX_PATCH_BYTES)

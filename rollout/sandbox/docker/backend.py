@@ -13,14 +13,13 @@ from slime_swe.rollout.sandbox.base import Backend, Limits, Requirement, Sandbox
 from slime_swe.rollout.sandbox.cache import cache_folder
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL, DockerError, call
-from slime_swe.rollout.sandbox.docker.container import DockerContainer, Started, remove, start
+from slime_swe.rollout.sandbox.docker.container import DockerSandbox, Started, remove, start
 from slime_swe.rollout.sandbox.docker.images import Images, Prepared
-from slime_swe.rollout.sandbox.docker.volumes import Volume, Volumes
 from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
 from slime_swe.rollout.sandbox.image import host as host_image
-from slime_swe.rollout.sandbox.image.container import ShellDied, driver_command
+from slime_swe.rollout.sandbox.image.driver import ShellDied, driver_command
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
-from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
+from slime_swe.rollout.sandbox.image.layers import Layer
 from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 # What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
@@ -61,31 +60,28 @@ class DockerBackend(Backend):
         self._cache = cache
         self._client: Any = None
         self._images: Images | None = None
-        self._volumes: Volumes | None = None
-        self._warm: WarmPool[tuple[str, str, Limits, tuple[Volume, ...]], Started] = WarmPool(warm, self._discard)
+        self._warm: WarmPool[tuple[str, str, Limits, tuple[Layer, ...]], Started] = WarmPool(warm, self._discard)
 
     async def start(self) -> None:
         """Find the daemon, once, and remove what dead runs left. Raises `UserError`, `DockerError`."""
         if self._images is None:
             self._client = await asyncio.to_thread(docker_client.connect)
             await self._sweep()
-            cache = self._cache or cache_folder()
-            self._volumes = Volumes(self._client, cache)
-            self._images = Images(self._client, cache)
+            self._images = Images(self._client, self._cache or cache_folder())
 
-    def open(self, spec: SandboxSpec) -> ImageSandbox:
+    def open(self, spec: SandboxSpec) -> DockerSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
-        images, volumes, wanted = self._images, self._volumes, spec.image or self._default
-        if images is None or volumes is None:
+        images, wanted = self._images, spec.image or self._default
+        if images is None:
             raise SandboxError("the sandbox backend has not been started")
 
         async def take() -> Started:
             prepared = await images.find(wanted)
-            mounts = await volumes.find(spec.layers, wanted, prepared) if spec.layers else ()
-            key = (wanted.name, wanted.folder, spec.limits, mounts)
-            return await self._warm.take(key, lambda: self._make(prepared, wanted.folder, spec.limits, mounts))
+            layers = await asyncio.to_thread(images.layers, spec.layers, wanted, prepared) if spec.layers else ()
+            key = (wanted.name, wanted.folder, spec.limits, layers)
+            return await self._warm.take(key, lambda: self._make(prepared, wanted.folder, spec.limits, layers))
 
-        return ImageSandbox(DockerContainer(self._client, take, wanted.folder), wanted, spec)
+        return DockerSandbox(self._client, take, wanted, spec)
 
     async def close(self) -> None:
         """Remove the warm containers; every sandbox must have been left."""
@@ -104,9 +100,9 @@ class DockerBackend(Backend):
             host_image.import_tag(tag, add=add)
         return Image(tag)
 
-    async def _make(self, prepared: Prepared, folder: str, limits: Limits, volumes: tuple[Volume, ...]) -> Started:
+    async def _make(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> Started:
         """A started container. Raises `DockerError`."""
-        made = await call("docker could not create a container", self._create, prepared, folder, limits, volumes)
+        made = await call("docker could not create a container", self._create, prepared, folder, limits, layers)
         try:
             return made, await start(self._client, made), prepared.originals
         except ShellDied as error:
@@ -116,7 +112,7 @@ class DockerBackend(Backend):
             await asyncio.shield(remove(self._client, made))
             raise
 
-    def _create(self, prepared: Prepared, folder: str, limits: Limits, volumes: tuple[Volume, ...]) -> str:
+    def _create(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> str:
         host = self._client.create_host_config(
             network_mode=self._network,
             mem_limit=limits.memory_bytes,
@@ -126,7 +122,7 @@ class DockerBackend(Backend):
             cap_drop=["ALL"],
             cap_add=list(CAPABILITIES),
             security_opt=["no-new-privileges"],
-            mounts=[volume.mount() for volume in volumes] or None,
+            mounts=[docker_client.bind(f"{layer.folder}{layer.own}", str(layer.own)) for layer in layers] or None,
             log_config={"type": "none"},  # what commands print is not kept a second time
         )
         program, *arguments = driver_command(limits, folder, bounded=True)

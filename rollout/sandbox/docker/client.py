@@ -146,12 +146,23 @@ def confinement(image: str) -> Iterator[str]:
         yield f"no docker: {type(error).__name__}"
 
 
+def bind(folder: str, place: str) -> Any:
+    """A folder of the daemon's machine, to be seen at `place` and not to be written."""
+    return importlib.import_module("docker.types").Mount(place, folder, type="bind", read_only=True)
+
+
+@contextmanager
+def created(identity: str) -> Iterator[str]:
+    """The id of a container that is never started, to look into. Raises what the SDK raises."""
+    client = connect()
+    made = client.create_container(identity, command=["true"], network_disabled=True, labels=labels())["Id"]
+    try:
+        yield made
+    finally:
+        client.remove_container(made, force=True, v=True)
+
+
 def export(identity: str) -> Iterator[bytes]:
     """The files of an image, as a tar file. Raises `DockerError`."""
-    client = connect()
-    with errors(f"docker could not export {identity}"):
-        container = client.create_container(identity, command=["true"], network_disabled=True, labels=labels())["Id"]
-        try:
-            yield from client.export(container)
-        finally:
-            client.remove_container(container, force=True)
+    with errors(f"docker could not export {identity}"), created(identity) as container:
+        yield from connect().export(container)

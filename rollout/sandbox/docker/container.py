@@ -1,4 +1,4 @@
-"""`DockerContainer`: a container whose first process is the driver, and how its streams and ports are reached."""
+"""`DockerSandbox`: a container whose first process is the driver, and how its streams and ports are reached."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.base import SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.docker.changes import find_changes
 from slime_swe.rollout.sandbox.docker.client import NOT_FOUND, DockerError, call
 from slime_swe.rollout.sandbox.guest import kernel
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
-from slime_swe.rollout.sandbox.image.container import ShellDied, Stream, await_ready
+from slime_swe.rollout.sandbox.image.driver import ShellDied, Stream, await_ready
+from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 
 START_SECONDS = 120.0
 _CONFLICT = 409  # it is not running, or being removed already
@@ -25,22 +27,16 @@ _REMOVAL_PAUSES = (0.1, 0.5)  # seconds
 Started = tuple[str, Stream, Originals]  # a container's id, its driver, and what its image holds
 
 
-class DockerContainer:
-    """A `Container`. `take` gives a started one, new or from the warm pool."""
+class DockerSandbox(ImageSandbox):
+    """`take` gives a started container, new or from the warm pool."""
 
-    def __init__(self, client: Any, take: Callable[[], Awaitable[Started]], folder: str) -> None:
+    def __init__(self, client: Any, take: Callable[[], Awaitable[Started]], image: Image, spec: SandboxSpec) -> None:
+        super().__init__(image, spec)
         self._client = client
         self._take = take
-        self._folder = folder
         self._id: str | None = None
-        self._originals: Originals | None = None
 
-    @property
-    def originals(self) -> Originals:
-        assert self._originals is not None, "not started"
-        return self._originals
-
-    async def start(self) -> Stream:
+    async def _start_driver(self) -> Stream:
         if self._id is None:
             self._id, stream, self._originals = await self._take()
             return stream
@@ -51,15 +47,15 @@ class DockerContainer:
                 raise
             raise ShellDied(str(error)) from error
 
-    async def interrupt(self) -> None:
+    async def _interrupt(self) -> None:
         await self._signal("SIGUSR1")
 
-    async def kill(self) -> None:
+    async def _kill(self) -> None:
         if self._id is not None:
             await self._signal("SIGKILL")
             await call("docker does not end a container", self._client.wait, self._id)
 
-    async def listen(self, port: int) -> socket.socket:
+    async def _listen_inside(self, port: int) -> socket.socket:
         """One whose driver is started again has another network: its ports are gone."""
         assert self._id is not None, "not started"
         found = await call("docker does not find a container", self._client.inspect_container, self._id)
@@ -67,12 +63,12 @@ class DockerContainer:
             raise ShellDied("the container has ended")
         return await asyncio.to_thread(listen, self._id, found["State"]["Pid"], port)
 
-    async def find_changes(self, size_before: Callable[[str], int]) -> Found:
-        assert self._id is not None, "not started"
-        arguments = (self._client, self._id, self._folder, self.originals, size_before)
+    async def _find_changes(self, size_before: Callable[[str], int]) -> Found:
+        assert self._id is not None and self._originals is not None, "not started"
+        arguments = (self._client, self._id, self._image.folder, self._originals, size_before)
         return await call("docker could not list what has changed", find_changes, *arguments)
 
-    async def remove(self) -> None:
+    async def _remove(self) -> None:
         if self._id is not None:
             container, self._id = self._id, None
             await asyncio.shield(remove(self._client, container))

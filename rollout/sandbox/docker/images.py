@@ -6,58 +6,36 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.cache import locked
+from slime_swe.rollout.sandbox.cache import locked, made_once
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.changes import as_file
 from slime_swe.rollout.sandbox.docker.client import errors
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
-from slime_swe.rollout.sandbox.image.container import HISTORY, NO_HISTORY
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.image.layers import Layer, find_layers, taken
+from slime_swe.rollout.sandbox.image.sandbox import HISTORY, NO_HISTORY
 
 PREPARED = "slime-swe/prepared"  # images without later history
 _HOST = "slime-swe/host"
 _SCRIPT_SECONDS = 600
 
 
-class TarOriginals:
-    """The `Originals` in a tar file on the host."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
-        self._places: dict[str, tuple[int, int]] = {}  # offset, size
-        with tarfile.open(path, errors="surrogateescape") as tar:
-            for entry in tar:
-                place = (entry.offset_data, entry.size)
-                self._places[entry.name] = self._places[entry.linkname] if entry.islnk() else place
-
-    def paths(self) -> Set[str]:
-        return self._places.keys()
-
-    def size(self, path: str) -> int:
-        return self._places.get(path, (0, 0))[1]
-
-    def read(self, path: str) -> bytes | None:
-        if path not in self._places:
-            return None
-        offset, size = self._places[path]
-        return os.pread(self._file.fileno(), size, offset)
-
-
 @dataclass(frozen=True)
 class Prepared:
-    """An image that sandboxes start from. source, identity: its id, before and after. environment: what it asks for."""
+    """An image that sandboxes start from. identity: its id. environment: what it asks for."""
 
-    source: str
     identity: str
     environment: Mapping[str, str]
     originals: Originals
@@ -71,6 +49,7 @@ class Images:
         self._cache = cache
         self._known: dict[tuple[str, str], Prepared] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._fitting: set[tuple[str, Layer]] = set()  # an image's id, and a layer whose folder it does not have
 
     async def find(self, image: Image) -> Prepared:
         """Raises `DockerError`, `SandboxError`; `UserError` for the host's own image where there can be none."""
@@ -80,18 +59,36 @@ class Images:
                 self._known[key] = await asyncio.to_thread(self._find, image)
         return self._known[key]
 
+    def layers(self, folders: Sequence[Path], image: Image, prepared: Prepared) -> tuple[Layer, ...]:
+        """Blocks. Raises `UserError` for what is no layer of this image, `DockerError`."""
+        layers = find_layers(folders, image)
+        for layer in layers:
+            if (prepared.identity, layer) not in self._fitting:
+                if self._has(prepared.identity, str(layer.own)):
+                    raise taken(layer, image)
+                self._fitting.add((prepared.identity, layer))
+        return layers
+
+    def _has(self, identity: str, place: str) -> bool:
+        """Whether an image has anything at this path."""
+        with errors(f"docker could not look into {identity}"), docker_client.created(identity) as container:
+            try:
+                pieces, _ = self._client.get_archive(container, place)
+            except docker_client.not_found():
+                return False
+            pieces.close()
+            return True
+
     def _find(self, image: Image) -> Prepared:
         name = self._host_image() if image.name == HOST_IMAGE else image.name
         source = docker_client.identify(name)
         folder = image.folder.rstrip("/")
         script = HISTORY.read_text(encoding="utf-8")
         key = hashlib.sha256("\n".join([source, folder, script]).encode()).hexdigest()[:16]
-        packed = self._cache / f"originals-{key}.tar"
-        with locked(packed):
+        with locked(self._cache / f"prepared-{key}"):
             identity = self._without_history(source, folder, script, key)
-            if not packed.exists():
-                self._pack_originals(identity, folder, packed)
-        return Prepared(source, identity, docker_client.environment(source), TarOriginals(packed))
+        originals = made_once(self._cache / f"originals-{key}", partial(self._copy_tracked, identity, folder))
+        return Prepared(identity, docker_client.environment(source), Originals(originals))
 
     def _host_image(self) -> str:
         name = f"{_HOST}:{host_image.digest()}"
@@ -135,29 +132,22 @@ class Images:
         finally:
             self._client.remove_container(container, force=True, v=True)
 
-    def _pack_originals(self, identity: str, folder: str, packed: Path) -> None:
-        half = packed.with_suffix(".half")
-        with errors(f"docker could not read {identity}"):
-            container = self._client.create_container(
-                identity, command=["true"], network_disabled=True, labels=docker_client.labels()
-            )["Id"]
-            try:
-                self._copy_tracked(container, folder, half)
-            finally:
-                self._client.remove_container(container, force=True, v=True)
-        half.rename(packed)
-
-    def _copy_tracked(self, container: str, folder: str, packed: Path) -> None:
-        """The regular files below `folder`, by relative path; none where there is no such folder."""
-        pieces: Iterable[bytes] = ()
-        with contextlib.suppress(docker_client.not_found()):
+    def _copy_tracked(self, identity: str, folder: str, to: Path) -> None:
+        """The regular files below `folder`; none where there is no such folder."""
+        with (
+            errors(f"docker could not read {identity}"),
+            docker_client.created(identity) as container,
+            contextlib.suppress(docker_client.not_found()),
+        ):
             pieces, _ = self._client.get_archive(container, folder)
-        with tarfile.open(packed, "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as to:
-            if not pieces:
-                return
-            with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as source:
-                for entry in source:
-                    entry.name = entry.name.partition("/")[2]
-                    if is_tracked(entry.name) and (entry.isreg() or entry.islnk()):
-                        entry.linkname = entry.linkname.partition("/")[2]
-                        to.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
+            with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as tar:
+                for entry in tar:
+                    place = to / entry.name.partition("/")[2]
+                    if not is_tracked(entry.name.partition("/")[2]) or not (entry.isreg() or entry.islnk()):
+                        continue
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    if entry.islnk():
+                        os.link(to / entry.linkname.partition("/")[2], place)
+                    elif (content := tar.extractfile(entry)) is not None:
+                        with place.open("wb") as file:
+                            shutil.copyfileobj(content, file)

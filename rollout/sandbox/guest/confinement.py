@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from . import kernel
 
@@ -59,34 +59,14 @@ def _own_user_namespace() -> None:
     kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
 
 
-class Confinement(Protocol):
-    contained: bool  # whether the sandbox has a pid namespace of its own
-
-    def fork(self) -> int:
-        """0 in the new sandbox's first process. Raises `OSError`."""
-        ...
-
-    def enter(self, limits: Mapping[str, Any]) -> None:
-        """In the child: go where commands run. Raises `OSError`."""
-        ...
-
-    def leave(self) -> None:
-        """In the child, at its end."""
-        ...
-
-    def close(self) -> None:
-        """In the supervisor, at its end."""
-        ...
-
-
 class Contained:
-    """Sandboxes with namespaces of their own.
+    """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
 
     Network namespaces are used again once every process of their sandbox is dead: making one costs more than all the
     rest, and no sandbox has the capability to change its own.
     """
 
-    contained = True
+    contained = True  # they have a pid namespace
 
     def __init__(self, outer_id: int | None) -> None:
         self._outer_id = outer_id
@@ -96,6 +76,7 @@ class Contained:
         self._networks: dict[int, int] = {}  # pid of a sandbox -> its network namespace
 
     def fork(self) -> int:
+        """0 in the new sandbox's first process. Raises `OSError`."""
         network = self._enter_network()
         kernel.unshare(kernel.NEWPID)
         pid = -1
@@ -161,6 +142,9 @@ class Plain:
             while True:
                 os.wait()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+Confinement = Contained | Plain
 
 
 def _dead_children() -> Iterator[int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, Changes
 
@@ -20,18 +22,34 @@ def is_tracked(path: str) -> bool:
     )
 
 
-class Originals(Protocol):
-    """The regular files of the image's repository, but for caches (`rollout.sandbox.guest.files.CACHE_FOLDERS`)."""
+class Originals:
+    """The regular files of an image's repository, but for caches, in a folder of this machine that nothing changes."""
 
-    def paths(self) -> Set[str]: ...
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def paths(self) -> Set[str]:
+        return self._sizes.keys()
 
     def size(self, path: str) -> int:
         """0 where there is no such file."""
-        ...
+        return self._sizes.get(path, 0)
 
     def read(self, path: str) -> bytes | None:
         """None where there is no such file."""
-        ...
+        return (self._folder / path).read_bytes() if path in self._sizes else None
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        sizes = {}
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                place = os.path.join(folder, name)
+                path = os.path.relpath(place, self._folder)
+                found = os.stat(place, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and is_tracked(path):
+                    sizes[path] = found.st_size
+        return sizes
 
 
 @dataclass(frozen=True)

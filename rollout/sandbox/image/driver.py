@@ -1,20 +1,70 @@
-"""`Shell`: the host's end of the driver (`driver.sh`, which describes the protocol)."""
+"""The driver, a container's first process (`driver.sh` has the protocol), and `Shell`, the host's end of it."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+from slime_swe.rollout.sandbox.base import Limits
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
-from slime_swe.rollout.sandbox.image.container import ShellDied, Stream
 
+READY = b"ready\n"  # what the driver says first
 BLOCK_BYTES = 10240  # what a `feed`'s input is a multiple of, as a tar file is
 INTERRUPT_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)  # how long each signal has to be answered
 _MAX_END_BYTES = 32
 
 Kind = Literal["run", "feed", "setup"]
+
+
+class ShellDied(Exception):
+    """The driver has ended or does not answer, or can't be started with the files as they now are."""
+
+
+class Stream(Protocol):
+    """The driver's stdin and stdout."""
+
+    async def read(self) -> bytes:
+        """The next bytes; none at the end."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send without waiting. What can't be sent is lost, and `read` comes to its end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
+    """The program that is to be a container's first process.
+
+    `bounded`: whether the container's memory and processes are. If not, each process's address space is, and the number
+    of processes by what the kernel counts for the user: in the container alone since Linux 5.14, and never for root.
+    """
+    flags = limit_flags(limits) if bounded else f"{limit_flags(limits, memory=True)} -u {limits.processes + 1}"
+    script = Path(__file__).with_name("driver.sh").read_text(encoding="utf-8")
+    return ["bash", "--noprofile", "--norc", "-c", script, "bash", flags, folder]
+
+
+def limit_flags(limits: Limits, *, memory: bool = False) -> str:
+    """Those of bash's `ulimit` for each process of a command; `memory`: its address space too."""
+    flags = f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"
+    return f"{flags} -v {limits.memory_bytes // 1024}" if memory else flags
+
+
+async def await_ready(stream: Stream, seconds: float) -> None:
+    """Raises `ShellDied` where the driver does not say that it is there."""
+    said = b""
+    try:
+        async with asyncio.timeout(seconds):
+            while len(said) < len(READY) and (piece := await stream.read()):
+                said += piece
+    except TimeoutError as error:
+        raise ShellDied(f"the driver did not start within {seconds:.0f} s") from error
+    if said != READY:
+        raise ShellDied(f"the driver did not start; it printed: {said[:2000]!r}")
 
 
 class Shell:

@@ -15,8 +15,8 @@ from slime_swe.errors import UserError
 class Layer:
     """folder: holds a tree as seen from /. own: the first folder of it that holds more than another folder.
 
-    `own` is what the layer adds to an image, which must not have it: so that a volume mounted there, as Docker does,
-    and an overlay show the same.
+    `own` is what the layer adds to an image, which must not have it: so that a mount there, as Docker has it, and an
+    overlay show the same.
     """
 
     folder: Path

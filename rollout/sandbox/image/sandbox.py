@@ -1,4 +1,4 @@
-"""`ImageSandbox`: a sandbox in a container of an image, whatever runs the container.
+"""`ImageSandbox`: a sandbox in a container of an image. A backend's own class says how to run the container.
 
 Commands, reads and writes go through the driver inside; `diff` looks from outside and trusts no program of
 the container. A command that ends or wedges the driver is a command that was killed: the driver is started again on the
@@ -19,7 +19,8 @@ import shlex
 import socket
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from slime_swe.data_sources.task import Image
 from slime_swe.patches import OVERSIZED
@@ -27,10 +28,11 @@ from slime_swe.rollout.sandbox import common
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, SandboxSpec, check_port
 from slime_swe.rollout.sandbox.guest.files import MAX_FILE_BYTES
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
-from slime_swe.rollout.sandbox.image.changes import Start
-from slime_swe.rollout.sandbox.image.container import Container, ShellDied
-from slime_swe.rollout.sandbox.image.driver import Kind, Shell
+from slime_swe.rollout.sandbox.image.changes import Found, Originals, Start
+from slime_swe.rollout.sandbox.image.driver import Kind, Shell, ShellDied, Stream
 
+HISTORY = Path(__file__).with_name("shallow_history.sh")  # leaves the repository no later history
+NO_HISTORY = 3  # what it ends with where there is none
 SETUP_SECONDS = 300.0  # for the image's own setup
 FILE_SECONDS = 60.0  # for one file operation inside
 GONE = "[the sandbox's shell was killed and does not start again]\n"
@@ -115,15 +117,48 @@ class ShellSandbox(common.BaseSandbox):
 
 
 class ImageSandbox(ShellSandbox):
-    """One sandbox. Entering it starts it, runs the image's setup and writes the files over the image's."""
+    """Entering it starts it, runs the image's setup and writes the files over the image's."""
 
-    def __init__(self, container: Container, image: Image, spec: SandboxSpec) -> None:
+    def __init__(self, image: Image, spec: SandboxSpec) -> None:
         super().__init__(image, spec)
-        self._container = container
+        self._originals: Originals | None = None  # set by `_start_driver`
         self._start: Start | None = None
         self._shell: Shell | None = None
         self._ports: list[socket.socket] = []  # given out
         self._open = False
+
+    @abc.abstractmethod
+    async def _start_driver(self) -> Stream:
+        """Start the container's first process or, where it has ended, start it again on the same files.
+
+        Raises `ShellDied` where the backend works, and yet the driver does not come up.
+        """
+
+    @abc.abstractmethod
+    async def _interrupt(self) -> None:
+        """Send SIGUSR1 to the driver, if it lives."""
+
+    @abc.abstractmethod
+    async def _kill(self) -> None:
+        """End the driver and with it every process, by the system's own means."""
+
+    @abc.abstractmethod
+    async def _listen_inside(self, port: int) -> socket.socket:
+        """A socket that listens on the loopback of the container's network.
+
+        Raises `OSError` where the port is taken, `ShellDied` where the network went with the driver.
+        """
+
+    @abc.abstractmethod
+    async def _find_changes(self, size_before: Callable[[str], int]) -> Found:
+        """Look, without the help of any program inside. `size_before` gives the bytes that a file had at the start.
+
+        Raises `OSError` (EFBIG) where there are too many names.
+        """
+
+    @abc.abstractmethod
+    async def _remove(self) -> None:
+        """End the container and leave nothing of it. May be called at any time, and more than once."""
 
     async def diff(self) -> str:
         async with self._lock:
@@ -133,7 +168,7 @@ class ImageSandbox(ShellSandbox):
                 with contextlib.suppress(ShellDied):  # its files are there all the same
                     await self._shell.settled()
             try:
-                found = await self._container.find_changes(self._start.size)
+                found = await self._find_changes(self._start.size)
             except OSError as error:
                 if error.errno == errno.EFBIG:
                     return OVERSIZED
@@ -157,7 +192,7 @@ class ImageSandbox(ShellSandbox):
             if self._shell is None:
                 break
             try:
-                return await self._container.listen(port)
+                return await self._listen_inside(port)
             except ShellDied:
                 if not last:
                     await self._revive()
@@ -175,9 +210,10 @@ class ImageSandbox(ShellSandbox):
         try:
             await self._start_shell()
             self._open = True
-            self._start = Start(self._container.originals)
+            assert self._originals is not None
+            self._start = Start(self._originals)
             if self._image.setup:
-                self._start.after_setup(await self._container.find_changes(self._start.size))
+                self._start.after_setup(await self._find_changes(self._start.size))
             if self._files:
                 await self._write_files()
                 self._start.add(self._files)
@@ -192,11 +228,11 @@ class ImageSandbox(ShellSandbox):
             if shell is not None:
                 await shell.close()
         finally:
-            await self._container.remove()
+            await self._remove()
 
     async def _start_shell(self) -> None:
         """Start the driver and, in it, the image's setup. Raises `ShellDied`."""
-        self._shell = Shell(await self._container.start(), self._container.interrupt)
+        self._shell = Shell(await self._start_driver(), self._interrupt)
         if self._image.setup:
             output = CappedOutput(_LOST)
             code = await self._shell.run(self._image.setup.encode(), output, SETUP_SECONDS, kind="setup")
@@ -231,12 +267,12 @@ class ImageSandbox(ShellSandbox):
             raise SandboxError("the sandbox is not open")
         old, self._shell = self._shell, None
         await old.close()
-        await self._container.kill()
+        await self._kill()
         try:
             await self._start_shell()
         except ShellDied:
             self._shell = None
-            await self._container.kill()
+            await self._kill()
 
 
 def _with_path(path: str, script: str) -> bytes:

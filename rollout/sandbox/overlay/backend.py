@@ -27,9 +27,8 @@ from slime_swe.rollout.sandbox.cache import cache_folder, made_once, remove_tree
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
-from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 from slime_swe.rollout.sandbox.overlay import cgroups
-from slime_swe.rollout.sandbox.overlay.container import Host, OverlayContainer, Root
+from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
 from slime_swe.rollout.sandbox.overlay.launcher import Launcher
 from slime_swe.rollout.sandbox.overlay.root import Roots, with_layers
 from slime_swe.rollout.sandbox.overlay.runner import Bubblewrap, Runner
@@ -66,7 +65,7 @@ class OverlayBackend(Backend):
             await asyncio.to_thread(self._sweep, cache)
             self._roots = self._make_roots(cache, self._host)
 
-    def open(self, spec: SandboxSpec) -> ImageSandbox:
+    def open(self, spec: SandboxSpec) -> OverlaySandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
         roots, host, wanted = self._roots, self._host, spec.image or self._default
         if roots is None or host is None:
@@ -77,7 +76,7 @@ class OverlayBackend(Backend):
             return (await asyncio.to_thread(with_layers, root, wanted, spec.layers) if spec.layers else root), originals
 
         scratch = None if host.tmpfs else self._scratch(host) / str(next(self._numbers))
-        return ImageSandbox(OverlayContainer(host, find, spec.limits, scratch), wanted, spec)
+        return OverlaySandbox(host, find, wanted, spec, scratch)
 
     async def close(self) -> None:
         """End every sandbox, and remove the groups and the scratch folder."""

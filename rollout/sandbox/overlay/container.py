@@ -1,4 +1,4 @@
-"""`OverlayContainer`: an unpacked image, an overlay over it, and the driver in what runs a root folder. No daemon.
+"""`OverlaySandbox`: an unpacked image, an overlay over it, and the driver in what runs a root folder. No daemon.
 
 Its mounts are in a mount namespace of its own, which goes with its last process and our handle on it; what it writes is
 in a tmpfs of that namespace. So nothing of it outlives this process, however that ends. Its network namespace is held
@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime_swe.rollout.sandbox.base import Limits, SandboxError
+from slime_swe.data_sources.task import Image
+from slime_swe.rollout.sandbox.base import SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.cache import remove_tree
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
-from slime_swe.rollout.sandbox.image.container import ShellDied, Stream, await_ready, driver_command
+from slime_swe.rollout.sandbox.image.driver import ShellDied, Stream, await_ready, driver_command
+from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 from slime_swe.rollout.sandbox.overlay.cgroups import Cgroups, Group
 from slime_swe.rollout.sandbox.overlay.changes import find_changes
 from slime_swe.rollout.sandbox.overlay.launcher import Launcher
@@ -50,27 +52,33 @@ class Host:
 
 @dataclass(frozen=True)
 class Root:
-    """An image on disk. layers: folders, the topmost first. folder: of the repository."""
+    """An image on disk. layers: folders, the topmost first."""
 
     layers: tuple[str, ...]
     environment: Mapping[str, str]
-    folder: str
 
 
 Fd = Literal["_monitor", "_first", "_namespace", "_network", "_upper"]
 FindRoot = Callable[[], Awaitable[tuple[Root, Originals]]]
 
 
-class OverlayContainer:
-    """A `Container`. `scratch` is a folder for what is written, in place of a tmpfs; `keep` leaves it there."""
+class OverlaySandbox(ImageSandbox):
+    """`scratch` is a folder for what is written, in place of a tmpfs; `keep` leaves it there."""
 
     def __init__(
-        self, host: Host, find: FindRoot, limits: Limits, scratch: Path | None = None, *, keep: bool = False
+        self,
+        host: Host,
+        find: FindRoot,
+        image: Image,
+        spec: SandboxSpec,
+        scratch: Path | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
+        super().__init__(image, spec)
         self._host = host
         self._find = find
-        self._found: tuple[Root, Originals] | None = None
-        self._limits = limits
+        self._root: Root | None = None
         self._scratch = scratch
         self._keep = keep
         self._group: Group | None = None
@@ -81,14 +89,9 @@ class OverlayContainer:
         self._network: int | None = None
         self._upper: int | None = None
 
-    @property
-    def originals(self) -> Originals:
-        assert self._found is not None, "not started"
-        return self._found[1]
-
-    async def start(self) -> Stream:
-        if self._found is None:
-            self._found = await self._find()
+    async def _start_driver(self) -> Stream:
+        if self._root is None:
+            self._root, self._originals = await self._find()
         await self._ended()
         if self._group is None and self._host.cgroups is not None:
             self._group = self._host.cgroups.take(self._limits)
@@ -96,7 +99,7 @@ class OverlayContainer:
         with tempfile.TemporaryFile() as errors:
             try:
                 try:
-                    self._launch(ends, errors.fileno())
+                    self._launch(self._root, ends, errors.fileno())
                 finally:  # or the driver's end would not be seen
                     for end in ends:
                         os.close(end)
@@ -106,32 +109,32 @@ class OverlayContainer:
                 stream.close()
                 if not isinstance(error, ShellDied | OSError):
                     raise
-                await self.kill()
+                await self._kill()
                 errors.seek(0)
                 said = errors.read()[-2000:].decode("utf-8", "replace").strip()
                 raise ShellDied(said or str(error)) from error
         return stream
 
-    async def interrupt(self) -> None:
+    async def _interrupt(self) -> None:
         self._signal(signal.SIGUSR1)
 
-    async def kill(self) -> None:
+    async def _kill(self) -> None:
         self._signal(signal.SIGKILL)
         if self._monitor is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._monitor, signal.SIGKILL)
         await self._ended()
 
-    async def find_changes(self, size_before: Callable[[str], int]) -> Found:
+    async def _find_changes(self, size_before: Callable[[str], int]) -> Found:
         assert self._upper is not None, "not started"
-        return await asyncio.to_thread(find_changes, self._upper, self._root().folder, size_before)
+        return await asyncio.to_thread(find_changes, self._upper, self._image.folder, size_before)
 
-    async def listen(self, port: int) -> socket.socket:
+    async def _listen_inside(self, port: int) -> socket.socket:
         assert self._network is not None, "not started"
         return self._host.launcher.listen(self._network, port)
 
-    async def remove(self) -> None:
-        await self.kill()
+    async def _remove(self) -> None:
+        await self._kill()
         self._close("_upper", "_first", "_namespace", "_network")
         if self._scratch is not None and not self._keep:
             await asyncio.to_thread(remove_tree, self._scratch)
@@ -139,29 +142,22 @@ class OverlayContainer:
             self._host.cgroups.give_back(self._group)
             self._group = None
 
-    def _launch(self, ends: tuple[int, int], errors: int) -> None:
+    def _launch(self, root: Root, ends: tuple[int, int], errors: int) -> None:
         """Start the runner: over new mounts, or those of the driver before. Raises `SandboxError`."""
         if self._scratch is not None:
             self._scratch.mkdir(parents=True, exist_ok=True)
+        options = "redirect_dir=off,metacopy=off,index=off" if self._host.root else "userxattr"
+        driver = driver_command(self._limits, self._image.folder, bounded=self._group is not None)
         request = {
             "joins": self._group.joins if self._group else [],
             "mount_point": str(self._host.mount_point),
             "disk": str(self._scratch or self._limits.disk_bytes),
-            "overlay": self._options(),
-            "command": self._command(),
+            "overlay": f"lowerdir={':'.join(root.layers)},{options}",
+            "command": self._host.runner.command(self._host.mount_point, root.environment, self._limits, driver),
         }
         held = [fd for fd in (self._namespace, self._network) if fd is not None]
         fds = [*ends, errors, *held]
         self._pid, self._monitor = self._host.launcher.start(request, fds)
-
-    def _options(self) -> str:
-        layers = f"lowerdir={':'.join(self._root().layers)}"
-        return f"{layers},redirect_dir=off,metacopy=off,index=off" if self._host.root else f"{layers},userxattr"
-
-    def _command(self) -> list[str]:
-        root = self._root()
-        driver = driver_command(self._limits, root.folder, bounded=self._group is not None)
-        return self._host.runner.command(self._host.mount_point, root.environment, self._limits, driver)
 
     def _hold(self) -> None:
         """Keep the driver, the mounts and the upper directory in reach, whatever happens inside. Raises `OSError`."""
@@ -173,10 +169,6 @@ class OverlayContainer:
             self._namespace = os.open(f"{of}/ns/mnt", os.O_RDONLY)
             place = f"{of}/root{self._host.mount_point}/upper"
             self._upper = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    def _root(self) -> Root:
-        assert self._found is not None, "not started"
-        return self._found[0]
 
     def _signal(self, number: signal.Signals) -> None:
         if self._first is not None:

@@ -13,10 +13,9 @@ import functools
 import hashlib
 import json
 import os
-import stat
 import subprocess
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_swe.data_sources.task import Image
@@ -25,12 +24,11 @@ from slime_swe.rollout.sandbox.base import Limits, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.cache import made_once, remove_tree
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.image import host as host_image
-from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
-from slime_swe.rollout.sandbox.image.container import HISTORY
+from slime_swe.rollout.sandbox.image.changes import Originals
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer, find_layers, taken
-from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
-from slime_swe.rollout.sandbox.overlay.container import Host, OverlayContainer, Root
+from slime_swe.rollout.sandbox.image.sandbox import HISTORY
+from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -39,34 +37,6 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # so that two runs with one seed see the same output
 }
 _MAKING = Limits(600, 600.0, 8 << 30, 8 << 30, 8 << 30, 256)
-
-
-class FolderOriginals:
-    """The `Originals` below a folder on disk, which nothing changes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def paths(self) -> Set[str]:
-        return self._sizes.keys()
-
-    def size(self, path: str) -> int:
-        return self._sizes.get(path, 0)
-
-    def read(self, path: str) -> bytes | None:
-        return (self._folder / path).read_bytes() if path in self._sizes else None
-
-    @functools.cached_property
-    def _sizes(self) -> Mapping[str, int]:
-        sizes = {}
-        for folder, _, names in os.walk(self._folder):
-            for name in names:
-                place = os.path.join(folder, name)
-                path = os.path.relpath(place, self._folder)
-                found = os.stat(place, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and is_tracked(path):
-                    sizes[path] = found.st_size
-        return sizes
 
 
 class Roots:
@@ -91,13 +61,13 @@ class Roots:
             base, environment = self.unpacked(image.name)
             repository = Path(f"{base}{image.folder}")
             _check(image, base, repository)
-            root = Root((str(base),), {**ENVIRONMENT, **environment}, image.folder)
+            root = Root((str(base),), {**ENVIRONMENT, **environment})
             if os.path.lexists(repository / ".git"):
-                layer = self._history_layer(root, base, repository)
-                root = Root((str(layer), str(base)), root.environment, root.folder)
+                layer = self._history_layer(root, image.folder, base, repository)
+                root = Root((str(layer), str(base)), root.environment)
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"the image {image.name} could not be unpacked: {error}") from error
-        return root, FolderOriginals(repository)
+        return root, Originals(repository)
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
         """The folder of an image's files, and the environment that it asks for."""
@@ -113,31 +83,31 @@ class Roots:
         place = made_once(self._cache / identity.replace(":", "-"), functools.partial(_export, identity))
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
 
-    def _history_layer(self, root: Root, base: Path, repository: Path) -> Path:
+    def _history_layer(self, root: Root, folder: str, base: Path, repository: Path) -> Path:
         """A layer over the image in which the repository has no later history."""
         script = HISTORY.read_text(encoding="utf-8")
         times = [f"{file}{_changed(file)}" for file in (base, repository / ".git", *(repository / ".git").glob("*"))]
-        name = hashlib.sha256("\n".join([script, root.folder, *sorted(times)]).encode()).hexdigest()[:16]
-        make = functools.partial(self._cut_history, root, script)
+        name = hashlib.sha256("\n".join([script, folder, *sorted(times)]).encode()).hexdigest()[:16]
+        make = functools.partial(self._cut_history, root, folder, script)
         return made_once(self._cache / f"history-{name}", make) / "upper"
 
-    def _cut_history(self, root: Root, script: str, place: Path) -> None:
-        asyncio.run(self._run_once(root, script, place))
+    def _cut_history(self, root: Root, folder: str, script: str, place: Path) -> None:
+        asyncio.run(self._run_once(root, Image(root.layers[-1], folder), script, place))
         remove_tree(place / "work")
 
-    async def _run_once(self, root: Root, script: str, place: Path) -> None:
+    async def _run_once(self, root: Root, image: Image, script: str, place: Path) -> None:
         """Run a script in the image, and keep what it writes."""
 
         async def itself() -> tuple[Root, Originals]:
-            return root, FolderOriginals(place / "none")
+            return root, Originals(place / "none")
 
-        container = OverlayContainer(self._host, itself, _MAKING, place, keep=True)
-        async with ImageSandbox(container, Image(root.layers[-1], root.folder), SandboxSpec({}, _MAKING)) as sandbox:
+        spec = SandboxSpec({}, _MAKING)
+        async with OverlaySandbox(self._host, itself, image, spec, place, keep=True) as sandbox:
             result = await sandbox.exec(script)
         if result.exit_code != 0:
             raise SandboxError(
-                f"the later history of {root.layers[-1]}{root.folder} could not be removed "
-                f"(exit code {result.exit_code}): {result.output}"
+                f"the later history of {image.name}{image.folder} could not be removed (exit code {result.exit_code}): "
+                f"{result.output}"
             )
 
 

@@ -15,7 +15,7 @@ from slime_swe.rollout.sandbox.pool import SandboxPool
 @pytest.mark.matrix("sandbox backends")
 async def test_a_container_has_its_limits_and_little_else(docker_pool: SandboxPool) -> None:
     async with docker_pool.open({}) as sandbox:
-        found = docker_client.connect().inspect_container(sandbox._container._id)  # type: ignore[attr-defined]
+        found = docker_client.connect().inspect_container(sandbox._id)  # type: ignore[attr-defined]
     host = found["HostConfig"]
     assert (host["NetworkMode"], host["Privileged"], host["Binds"]) == ("none", False, None)
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (256 << 20, 256 << 20, 25)

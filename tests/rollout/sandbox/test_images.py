@@ -165,7 +165,7 @@ async def test_the_host_is_not_seen(imaged: Sandbox, monkeypatch: pytest.MonkeyP
 async def test_no_file_of_the_host_s_is_open(imaged: Sandbox) -> None:
     assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"  # the last one brings commands
     assert (await imaged.exec("ls /proc/self/fd")).output == "0\n1\n2\n3\n"  # the last one is of `ls`
-    await imaged._container.kill()  # type: ignore[attr-defined]
+    await imaged._kill()  # type: ignore[attr-defined]
     assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"
 
 
@@ -238,8 +238,7 @@ async def test_a_sandbox_that_can_t_start_again_still_tells_its_files(imaged: Sa
 
 async def _kill_driver(sandbox: Sandbox) -> None:
     """From outside, as nothing inside can in every case."""
-    container = sandbox._container  # type: ignore[attr-defined]
-    await container.kill()
+    await sandbox._kill()  # type: ignore[attr-defined]
 
 
 async def test_an_image_that_is_not_there_is_an_error_that_says_so(image_pool: SandboxPool) -> None:

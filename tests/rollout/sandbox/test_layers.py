@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,7 @@ from tests.rollout.sandbox.contents import contents
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.base import Sandbox
-from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.backend import DockerBackend
-from slime_swe.rollout.sandbox.docker.volumes import LAYER_LABEL
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 TOOL = "/opt/agents/tool/bin/run"
@@ -25,17 +20,9 @@ SCRIPT = "#!/bin/sh\necho the tool\n"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the layers of these tests are; their volumes are removed."""
-    folder = tmp_path_factory.mktemp("layers")
-    yield folder
-    with contextlib.suppress(RuntimeError, ValueError):  # no daemon here
-        client = docker_client.connect()
-        for volume in client.volumes(filters={"label": LAYER_LABEL})["Volumes"] or ():
-            if volume["Labels"][LAYER_LABEL].startswith(str(folder)):
-                for container in client.containers(all=True, filters={"volume": volume["Name"]}):
-                    client.remove_container(container["Id"], force=True, v=True)
-                client.remove_volume(volume["Name"])
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the layers of these tests are."""
+    return tmp_path_factory.mktemp("layers")
 
 
 def make_layer(folder: Path, own: str = "opt/agents/tool", files: int = 2) -> Path:
@@ -78,7 +65,7 @@ async def test_what_one_does_to_a_layer_no_other_sees(image_pool: SandboxPool, l
 
 async def test_a_layer_outlives_the_driver(image_pool: SandboxPool, layer: Path) -> None:
     async with image_pool.open({}, layers=[layer]) as sandbox:
-        await sandbox._container.kill()  # type: ignore[attr-defined]
+        await sandbox._kill()  # type: ignore[attr-defined]
         assert (await sandbox.exec(TOOL)).output == "the tool\n"
 
 
@@ -100,44 +87,7 @@ async def test_an_overlay_copies_nothing_of_a_layer(overlay_pool: SandboxPool, f
     large = make_layer(Path(tempfile.mkdtemp(dir=folders)), "opt/agents/large", files=5000)
     async with overlay_pool.open({}, layers=[large]) as sandbox:
         assert (await sandbox.exec("ls /opt/agents/large | wc -l")).output == "5001\n"
-        assert "opt" not in os.listdir(sandbox._container._upper)  # type: ignore[attr-defined]
-
-
-@pytest.mark.matrix("sandbox backends")
-async def test_a_container_has_a_volume_that_it_can_t_write(docker_pool: SandboxPool, layer: Path) -> None:
-    client = docker_client.connect()
-    async with docker_pool.open({}, layers=[layer]) as first, docker_pool.open({}, layers=[layer]) as second:
-        mounts = [client.inspect_container(_container(sandbox))["Mounts"] for sandbox in (first, second)]
-        assert (await first.exec(f"echo x > {TOOL}")).output.endswith("Read-only file system\n")
-    assert mounts[0] == mounts[1]
-    ((mount,),) = mounts[:1]
-    assert (mount["Type"], mount["RW"], mount["Destination"]) == ("volume", False, "/opt/agents/tool")
-    assert client.inspect_volume(mount["Name"])["Labels"] == {LAYER_LABEL: str(layer)}
-
-
-@pytest.mark.matrix("sandbox backends")
-async def test_a_changed_layer_is_another_volume(docker_pool: SandboxPool, folders: Path) -> None:
-    changing = make_layer(folders / "changing")
-    for script in (SCRIPT, SCRIPT.replace("the", "our")):
-        (changing / TOOL.lstrip("/")).write_text(script)
-        async with SandboxPool("docker") as pool, pool.open({}, layers=[changing]) as sandbox:
-            assert (await sandbox.exec(TOOL)).output == script.split("echo ")[1]
-
-
-@pytest.mark.matrix("sandbox backends")
-async def test_a_volume_that_was_not_filled_is_made_again(docker_pool: SandboxPool, folders: Path, cache: Path) -> None:
-    broken = make_layer(folders / "broken")
-    client = docker_client.connect()
-    for _ in range(2):
-        async with SandboxPool("docker") as pool, pool.open({}, layers=[broken]) as sandbox:
-            assert (await sandbox.exec(TOOL)).output == "the tool\n"
-            mount = client.inspect_container(_container(sandbox))["Mounts"][0]
-        (cache / "slime-swe" / "sandbox" / f"{mount['Name']}.filled").unlink()  # as where a run was killed meanwhile
-
-
-def _container(sandbox: Sandbox) -> str:
-    container: str = sandbox._container._id  # type: ignore[attr-defined]
-    return container
+        assert "opt" not in os.listdir(sandbox._upper)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ async def test_a_port_can_be_had_once_and_again_when_it_is_closed(pool_with_port
 
 async def test_a_port_outlives_the_driver(pool_with_ports: SandboxPool) -> None:
     async with pool_with_ports.open({}) as sandbox, serving(await sandbox.listen(PORT), "old"):
-        await sandbox._container.kill()  # type: ignore[attr-defined]
+        await sandbox._kill()  # type: ignore[attr-defined]
         if isinstance(pool_with_ports._backend, OverlayBackend):
             assert await ask(sandbox, f"127.0.0.1:{PORT}") == ["old heard who?"]
         else:  # its container has another network then
@@ -190,7 +190,7 @@ async def test_a_backend_without_ports_and_layers_says_which_have_them(
 async def test_docker_gives_ports_only_where_its_containers_are(docker_pool: SandboxPool) -> None:
     """The daemon's pids are those of its own machine: here they may be anybody's."""
     async with docker_pool.open({}) as sandbox:
-        container = sandbox._container._id  # type: ignore[attr-defined]
+        container = sandbox._id  # type: ignore[attr-defined]
         for pid in (os.getpid(), 1 << 22):
             with pytest.raises(SandboxError, match=r"root.*on the daemon's own machine.*rollout\.sandbox=overlay"):
                 docker_container.listen(container, pid, PORT)
@@ -200,7 +200,7 @@ async def test_docker_gives_ports_only_where_its_containers_are(docker_pool: San
 @pytest.mark.matrix("sandbox backends")
 async def test_docker_gives_ports_to_root_alone(docker_pool: SandboxPool) -> None:
     async with docker_pool.open({}) as sandbox:
-        container = sandbox._container  # type: ignore[attr-defined]
+        container = sandbox  # type: ignore[attr-defined]
         pid = container._client.inspect_container(container._id)["State"]["Pid"]
         reader, writer = os.pipe()
         child = os.fork()
@@ -256,7 +256,7 @@ async def main():
             change = "/opt/tool/bin/run; echo mine > /opt/tool/bin/run; cat /opt/tool/bin/run"
             print((await sandbox.exec(change)).output, end="")
             print((layer / "opt/tool/bin/run").read_text(), await sandbox.diff(), end="")
-            await sandbox._container.kill()
+            await sandbox._kill()
             print((await sandbox.exec(connect)).output, end="")
             for server in servers:
                 server.close()

@@ -21,7 +21,7 @@ async def main():
             print((await sandbox.exec(command, timeout=0.5)).exit_code)
         print((await sandbox.exec("head -c 1G /dev/zero > big; for i in 1 2; do cat big >> x; done")).output)
         print((await sandbox.exec("python3 -c \\"b'x' * (1 << 30)\\"")).output)
-        await sandbox._container.kill()
+        await sandbox._kill()
         print((await sandbox.exec("cat kept")).output)
 asyncio.run(main())
 """

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement, SandboxError
-from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children
 from slime_swe.rollout.sandbox.cache import made_once
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend, look
 from slime_swe.rollout.sandbox.overlay.container import Host
 from slime_swe.rollout.sandbox.overlay.root import Roots
-from slime_swe.rollout.sandbox.overlay.runner import READ_ONLY, children
 
 _NAMES = ("apptainer", "singularity")
 FLAGS = (

@@ -1,4 +1,4 @@
-"""Bubblewrap: what it needs, and how the fork server's supervisor starts under it or as an ordinary process."""
+"""Bubblewrap: what it needs, and how it runs the fork server's supervisor and, in a root folder, a sandbox's driver."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-from slime_swe.rollout.sandbox.base import Requirement
+from slime_swe.rollout.sandbox.base import Limits, Requirement
 
 NOBODY = 65534
 _GUEST = Path(__file__).with_name("guest")
@@ -32,6 +33,11 @@ _DATA = {
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
+# Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
+READ_ONLY = (
+    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/mtrr",
+    "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
+)  # fmt: skip
 
 
 BUBBLEWRAP = (
@@ -216,3 +222,51 @@ def _own_map() -> Iterator[tuple[int, int]]:
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         start, _, count = map(int, line.split())
         yield start, count
+
+
+class Runner(Protocol):
+    def command(
+        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+    ) -> list[str]:
+        """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
+
+        Without capabilities, in the network namespace that it is started in; with /dev, a /dev/shm of no more than
+        `disk_bytes`, and a /proc that is read-only at `READ_ONLY`.
+        """
+        ...
+
+    def first(self, pid: int) -> int:
+        """The program's process, where `pid` is that of the command. Raises `OSError`, `IndexError`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """flags: those that not every version has."""
+
+    flags: tuple[str, ...]
+
+    def command(
+        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+    ) -> list[str]:
+        flags = ["--unshare-all", "--share-net", "--unshare-user", *self.flags, "--as-pid-1", "--die-with-parent"]
+        flags += ["--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+        for name, value in environment.items():
+            flags += ["--setenv", name, value]
+        flags += ["--bind", f"{mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"]
+        for place in READ_ONLY:
+            flags += ["--ro-bind-try", place, place]
+        flags += ["--size", str(limits.disk_bytes), "--tmpfs", "/dev/shm", "--chdir", "/"]
+        return ["bwrap", *flags, *program]
+
+    def first(self, pid: int) -> int:
+        return children(pid)[0]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has forked and that live. Raises `OSError`."""
+    return [
+        int(child)
+        for thread in os.listdir(f"/proc/{pid}/task")
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii").split()
+    ]

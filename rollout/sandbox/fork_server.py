@@ -1,4 +1,4 @@
-"""`ForkServer`: the one long-lived process from which sandboxes are forked, and `Channel`, the way to one of them.
+"""The long-lived processes from which sandboxes are forked: `ForkServer` for `local`, `Launcher` for `overlay`.
 
 With bubblewrap the supervisor (`rollout.sandbox.guest.supervisor`) lives in its own user, mount, pid, network, IPC and
 UTS namespaces, sees a read-only system and nothing of the host's files but /usr and the Python installation, and holds
@@ -8,29 +8,39 @@ Without bubblewrap the same supervisor is an ordinary process: see `UNPROTECTED`
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
+import os
 import posixpath
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 from slime_swe.rollout.sandbox import bubblewrap
 from slime_swe.rollout.sandbox.base import Limits, SandboxError
-from slime_swe.rollout.sandbox.guest import wire
 from slime_swe.rollout.sandbox.guest.confinement import REPOSITORY
 from slime_swe.rollout.sandbox.guest.python_fork import MAX_SCRIPTS
 
 START_SECONDS = 60.0
 END_SECONDS = 5.0
 RUNS_TO_COMPILE = 3
+# The packages around the guest are not run: it imports nothing of them.
+_LAUNCHER = """
+import sys, types
+guest = sys.modules["slime_swe_guest"] = types.ModuleType("slime_swe_guest")
+guest.__path__ = [sys.argv[3]]
+from slime_swe_guest.launcher import main
+main()
+"""
 MAX_SCRIPT_BYTES = 10_000  # six times as much, at the worst, in the one packet that the supervisor reads
 UNPROTECTED = (
     "commands can reach the network, read the host's files, write what this user may write, see and signal this "
@@ -124,92 +134,46 @@ class ForkServer(GuestProcess):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-MAX_JSON_BYTES = 64 << 20
-CLOSE_SECONDS = 5.0
+class Launcher(GuestProcess):
+    """`start` and `listen` may be called from any thread; `start` blocks for about a millisecond."""
 
+    def __init__(self, *, root: bool) -> None:
+        self._lock = threading.Lock()
+        guest = str(Path(__file__).with_name("guest"))
+        program = [bubblewrap.python_executable(), "-I", "-S", "-B", "-c", _LAUNCHER]
+        user = "root" if root else "user"
+        super().__init__(
+            lambda end, errors: bubblewrap.popen([*program, str(end.fileno()), user, guest], errors, [end.fileno()])
+        )
 
-class Channel:
-    """Requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is skipped."""
+    def start(self, request: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+        """Fork a process: its pid and a pidfd. Raises `SandboxError`."""
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
+                answer, pidfds, _, _ = socket.recv_fds(self._control, 64, 1)
+            os.set_inheritable(pidfds[0], False)
+            return int(answer), pidfds[0]
+        except (OSError, ValueError, IndexError) as error:
+            raise SandboxError(f"an overlay sandbox could not be started: {error}; {self._printed()}") from error
 
-    def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
-        self._socket = sock
-        self._max_blob_bytes = max_blob_bytes
-        self._lock = asyncio.Lock()
-        self._received = bytearray()
-        self._abandoned = 0  # answers to come that nobody waits for
+    def listen(self, namespace: int, port: int) -> socket.socket:
+        """A socket that listens on the loopback of an open network namespace.
 
-    async def call(
-        self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """Raises `SandboxError` where the sandbox has died, or does not answer within `seconds`."""
-        async with self._lock:
+        Raises `OSError` where the port can't be had, `SandboxError` where the process does not answer.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
             try:
-                async with asyncio.timeout(seconds):
-                    return await self._exchange(wire.encode(request, blob))
-            except TimeoutError as error:
-                self.close()
-                raise SandboxError(f"the sandbox did not answer {request['op']!r} within {seconds:.0f} s") from error
-            except (OSError, ValueError) as error:  # ValueError: what it sent is not JSON
-                self.close()
-                raise SandboxError(f"the sandbox died: {error}") from error
-
-    async def finish(self) -> None:
-        """Tell the sandbox to end, and wait until it has."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-            async with asyncio.timeout(CLOSE_SECONDS), self._lock:  # a call under way sees the sandbox die, and returns
-                while await loop.sock_recv(self._socket, 1 << 16):
-                    pass
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    async def _exchange(self, data: bytes) -> tuple[dict[str, Any], bytes]:
-        await self._send(data)
-        self._abandoned += 1
-        try:
-            while self._abandoned > 1:
-                await self._answer()
-                self._abandoned -= 1
-            answer = await self._answer()
-        except asyncio.CancelledError:
-            self._cancel()
-            raise
-        self._abandoned -= 1
-        return answer
-
-    async def _send(self, data: bytes) -> None:
-        try:
-            await asyncio.get_running_loop().sock_sendall(self._socket, data)
-        except asyncio.CancelledError:
-            self.close()  # half a request can't be taken back
-            raise
-
-    def _cancel(self) -> None:
-        with contextlib.suppress(OSError):  # it has died, or is about to
-            self._socket.send(wire.encode({"op": "cancel"}))
-
-    async def _answer(self) -> tuple[dict[str, Any], bytes]:
-        text_size, blob_size = wire.PREFIX.unpack(await self._peek(wire.PREFIX.size))
-        if text_size > MAX_JSON_BYTES or blob_size > self._max_blob_bytes:
-            raise ConnectionError(f"it sent {text_size} + {blob_size} bytes at once")
-        start, end = wire.PREFIX.size, wire.PREFIX.size + text_size + blob_size
-        data = await self._peek(end)
-        answer = json.loads(data[start : start + text_size]), bytes(data[start + text_size : end])
-        del self._received[:end]
-        return answer
-
-    async def _peek(self, size: int) -> bytes:
-        """The next bytes, left in the buffer, so that a cancellation loses none."""
-        loop = asyncio.get_running_loop()
-        while len(self._received) < size:
-            piece = await loop.sock_recv(self._socket, 1 << 18)
-            if not piece:
-                raise ConnectionError("it closed its socket")
-            self._received += piece
-        return bytes(self._received[:size])
+                with theirs, self._lock:
+                    fds = [namespace, theirs.fileno()]
+                    socket.send_fds(self._control, [json.dumps({"port": port}).encode()], fds)
+                ours.settimeout(START_SECONDS)
+                answer, made, _, _ = socket.recv_fds(ours, 4096, 1)
+                refused = json.loads(answer)
+            except (OSError, ValueError) as error:
+                raise SandboxError(f"an overlay sandbox gave no port {port}: {error}; {self._printed()}") from error
+        if not made:
+            raise OSError(refused["errno"] or errno.EIO, refused["error"], f"port {port}")
+        os.set_inheritable(made[0], False)
+        return socket.socket(fileno=made[0])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import json
+import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -12,12 +15,101 @@ from slime_swe.patches import OVERSIZED
 from slime_swe.rollout.sandbox import common
 from slime_swe.rollout.sandbox.base import Backend, ExecResult, Isolation, Requirement, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, confinement
-from slime_swe.rollout.sandbox.fork_server import UNPROTECTED, Channel, ForkServer, ForkServerError
+from slime_swe.rollout.sandbox.fork_server import UNPROTECTED, ForkServer, ForkServerError
 from slime_swe.rollout.sandbox.guest import wire
 from slime_swe.rollout.sandbox.guest.files import Changes
 from slime_swe.rollout.sandbox.guest.python_fork import parse
 
+MAX_JSON_BYTES = 64 << 20
+CLOSE_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
+
+
+class Channel:
+    """Requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is skipped."""
+
+    def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
+        self._socket = sock
+        self._max_blob_bytes = max_blob_bytes
+        self._lock = asyncio.Lock()
+        self._received = bytearray()
+        self._abandoned = 0  # answers to come that nobody waits for
+
+    async def call(
+        self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Raises `SandboxError` where the sandbox has died, or does not answer within `seconds`."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._exchange(wire.encode(request, blob))
+            except TimeoutError as error:
+                self.close()
+                raise SandboxError(f"the sandbox did not answer {request['op']!r} within {seconds:.0f} s") from error
+            except (OSError, ValueError) as error:  # ValueError: what it sent is not JSON
+                self.close()
+                raise SandboxError(f"the sandbox died: {error}") from error
+
+    async def finish(self) -> None:
+        """Tell the sandbox to end, and wait until it has."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(CLOSE_SECONDS), self._lock:  # a call under way sees the sandbox die, and returns
+                while await loop.sock_recv(self._socket, 1 << 16):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    async def _exchange(self, data: bytes) -> tuple[dict[str, Any], bytes]:
+        await self._send(data)
+        self._abandoned += 1
+        try:
+            while self._abandoned > 1:
+                await self._answer()
+                self._abandoned -= 1
+            answer = await self._answer()
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
+        self._abandoned -= 1
+        return answer
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+        except asyncio.CancelledError:
+            self.close()  # half a request can't be taken back
+            raise
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(OSError):  # it has died, or is about to
+            self._socket.send(wire.encode({"op": "cancel"}))
+
+    async def _answer(self) -> tuple[dict[str, Any], bytes]:
+        text_size, blob_size = wire.PREFIX.unpack(await self._peek(wire.PREFIX.size))
+        if text_size > MAX_JSON_BYTES or blob_size > self._max_blob_bytes:
+            raise ConnectionError(f"it sent {text_size} + {blob_size} bytes at once")
+        start, end = wire.PREFIX.size, wire.PREFIX.size + text_size + blob_size
+        data = await self._peek(end)
+        answer = json.loads(data[start : start + text_size]), bytes(data[start + text_size : end])
+        del self._received[:end]
+        return answer
+
+    async def _peek(self, size: int) -> bytes:
+        """The next bytes, left in the buffer, so that a cancellation loses none."""
+        loop = asyncio.get_running_loop()
+        while len(self._received) < size:
+            piece = await loop.sock_recv(self._socket, 1 << 18)
+            if not piece:
+                raise ConnectionError("it closed its socket")
+            self._received += piece
+        return bytes(self._received[:size])
 
 
 class LocalSandbox(common.BaseSandbox):
@@ -60,11 +152,7 @@ class LocalSandbox(common.BaseSandbox):
         return (await self._call({"op": "read", "path": path}))[1]
 
     async def write_file(self, path: str, content: bytes) -> None:
-        await self.write_files({path: content})
-
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write several files at the cost of one."""
-        await self._call({"op": "write"}, files)
+        await self._call({"op": "write"}, {path: content})
 
     async def diff(self) -> str:
         try:

@@ -3,7 +3,7 @@
 It is what tasks of files alone run in; libstdc++ is for real agents. Needs a Debian or Ubuntu system (its dpkg knows
 which files are whose); elsewhere name an image: `rollout.sandbox=docker:python:3.12-slim`.
 
-    python -m slime_swe.rollout.sandbox.image.host [--package NAME]... (--folder FOLDER | --tar FILE | --tag NAME)
+    python -m slime_swe.rollout.sandbox.image.host [--package NAME]... (--folder FOLDER | --tag NAME)
 """
 
 from __future__ import annotations
@@ -196,15 +196,12 @@ def main() -> int:
     parser.add_argument("--package", action="append", default=[], help="one more Debian package that is installed here")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--folder", type=Path, help="unpack it into this new folder")
-    where.add_argument("--tar", type=Path, help="write it as a tar file")
     where.add_argument("--tag", help="import it into Docker under this name")
     options = parser.parse_args()
     packages = (*PACKAGES, *options.package)
     try:
         if options.folder:
             write_folder(options.folder, packages)
-        elif options.tar:
-            write_tar(options.tar, packages)
         else:
             import_tag(options.tag, packages)
     except UserError as error:

@@ -22,16 +22,15 @@ from pathlib import Path
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
-from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, confinement
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, Bubblewrap, Runner, confinement
 from slime_swe.rollout.sandbox.cache import cache_folder, made_once, remove_tree
+from slime_swe.rollout.sandbox.fork_server import Launcher
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.overlay import cgroups
 from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
-from slime_swe.rollout.sandbox.overlay.launcher import Launcher
 from slime_swe.rollout.sandbox.overlay.root import Roots, with_layers
-from slime_swe.rollout.sandbox.overlay.runner import Bubblewrap, Runner
 from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
 
 _OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8

@@ -20,14 +20,14 @@ from typing import Literal
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.bubblewrap import Runner
 from slime_swe.rollout.sandbox.cache import remove_tree
+from slime_swe.rollout.sandbox.fork_server import Launcher
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
 from slime_swe.rollout.sandbox.image.driver import ShellDied, Stream, await_ready, driver_command
 from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 from slime_swe.rollout.sandbox.overlay.cgroups import Cgroups, Group
 from slime_swe.rollout.sandbox.overlay.changes import find_changes
-from slime_swe.rollout.sandbox.overlay.launcher import Launcher
-from slime_swe.rollout.sandbox.overlay.runner import Runner
 
 START_SECONDS = 60.0
 END_SECONDS = 10.0

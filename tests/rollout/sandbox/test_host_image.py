@@ -35,7 +35,7 @@ def test_its_name_changes_with_what_is_in_it() -> None:
 
 
 def test_a_package_that_is_not_installed_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    words = ["--package", "no-such-package", "--tar", str(tmp_path / "image.tar")]
+    words = ["--package", "no-such-package", "--folder", str(tmp_path / "image")]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True)
     assert not list(tmp_path.iterdir())
     assert done.returncode == 2

@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, str] = {
     "qwen3": "slime_swe.recipes.families.qwen3.QWEN3",
     "qwen3_moe": "slime_swe.recipes.families.qwen3_moe.QWEN3_MOE",
 }
-_KEYS = {
+KEYS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "ffn": "intermediate_size",
@@ -41,7 +41,7 @@ _KEYS = {
 class Family:
     """One kind of model: a decoder with rotary positions, RMS norms, gated feed-forward layers or experts.
 
-    model_type, hf_class: in `config.json`, and the class of transformers and SGLang.
+    model_type: in `config.json`.
     qkv_bias, qk_norm: biases of the attention's input projections; norms of queries and keys.
     tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
@@ -52,7 +52,6 @@ class Family:
     """
 
     model_type: str
-    hf_class: str
     qkv_bias: bool
     qk_norm: bool
     tool_format: str
@@ -81,45 +80,10 @@ class Family:
                 rms_eps=float(config["rms_norm_eps"]),
                 qkv_bias=self.qkv_bias,
                 qk_norm=self.qk_norm,
-                **{name: config[key] for name, key in {**_KEYS, **self.expert_keys}.items()},
+                **{name: config[key] for name, key in {**KEYS, **self.expert_keys}.items()},
             )
         except KeyError as error:
             raise UserError(f"{error.args[0]!r} is missing: download the model again") from error
-
-    def config(self, shape: Architecture) -> dict[str, Any]:
-        """The `config.json` of a model of this shape: what `read` reads back."""
-        return {
-            "model_type": self.model_type,
-            "architectures": [self.hf_class],
-            "head_dim": shape.head_dim,
-            "tie_word_embeddings": shape.tied,
-            "rope_theta": shape.rope_theta,
-            "rms_norm_eps": shape.rms_eps,
-            **{key: getattr(shape, name) for name, key in {**_KEYS, **self.expert_keys}.items()},
-            **self.required,
-        }
-
-    @property
-    def toy(self) -> Architecture:
-        """A model of this family that is small enough for a test."""
-        experts = {"experts": 8, "experts_per_token": 2, "expert_ffn": 32} if self.expert_keys else {}
-        return Architecture(
-            family=self.model_type,
-            layers=2,
-            hidden=64,
-            ffn=128,
-            heads=4,
-            kv_heads=2,
-            head_dim=32,
-            vocab=512,
-            tied=not experts,
-            rope_theta=1e6,
-            rms_eps=1e-6,
-            qkv_bias=self.qkv_bias,
-            qk_norm=self.qk_norm,
-            max_context=2048,
-            **experts,
-        )
 
     def _untrainable(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         """Key, value and the value that it must have, of every part that no `Architecture` can say."""

@@ -9,7 +9,6 @@ from slime_swe.recipes.families import Family
 
 QWEN2 = Family(
     model_type="qwen2",
-    hf_class="Qwen2ForCausalLM",
     qkv_bias=True,
     qk_norm=False,
     tool_format="hermes",

@@ -9,7 +9,6 @@ from slime_swe.recipes.families import Family
 
 QWEN3 = Family(
     model_type="qwen3",
-    hf_class="Qwen3ForCausalLM",
     qkv_bias=False,
     qk_norm=True,
     tool_format="hermes",

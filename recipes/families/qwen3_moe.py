@@ -10,7 +10,6 @@ from slime_swe.recipes.families import Family
 
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
-    hf_class="Qwen3MoeForCausalLM",
     qkv_bias=False,
     qk_norm=True,
     tool_format="hermes",

@@ -8,13 +8,13 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+from tests.recipes.shapes import config_of
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.paths import RunPaths
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.sections import sections
-from slime_swe.recipes.families import load_family
 from slime_swe.recipes.registry import RECIPES
 
 GPU_RECIPES = [name for name in RECIPES if resolve(name).engine == "slime"]
@@ -34,7 +34,7 @@ def parse(slime_home, tmp_path, monkeypatch):
         converted = folder.with_name(f"{folder.name}_torch_dist")
         for made in (folder, converted):
             made.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(load_family(shape.family).config(shape)))
+        (folder / "config.json").write_text(json.dumps(config_of(shape)))
         (converted / "latest_checkpointed_iteration.txt").write_text("release")
         job = render(recipe, tmp_path / "run", checkouts=Checkouts.find())
         for path, content in job.files.items():

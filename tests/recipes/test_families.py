@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from tests.recipes.shapes import config_of, toy
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
@@ -82,11 +83,11 @@ def test_parameters_of_published_models(name, total, active):
 def test_transformers_builds_a_family_s_toy_with_the_parameters_that_we_count(name):
     transformers = pytest.importorskip("transformers")
     family = load_family(name)
-    config = transformers.AutoConfig.for_model(**family.config(family.toy))
+    shape = toy(family)
+    config = transformers.AutoConfig.for_model(**config_of(shape))
     model = transformers.AutoModelForCausalLM.from_config(config)
-    assert type(model).__name__ == family.hf_class
-    assert sum(parameter.numel() for parameter in model.parameters()) == family.toy.parameters
-    assert bool(family.toy.experts) == bool(family.expert_keys)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    assert bool(shape.experts) == bool(family.expert_keys)
     assert family.tool_format in TOOL_FORMATS
 
 
@@ -98,7 +99,7 @@ def test_recipes_state_what_the_published_config_says(name, config):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_config_written_from_a_recipe_reads_back_as_its_architecture(name, tmp_path):
     stated = load_recipe(name).model.architecture
-    (tmp_path / "config.json").write_text(json.dumps(load_family(stated.family).config(stated)))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(stated)))
     assert read_architecture(tmp_path, stated.family) == stated
 
 
@@ -155,10 +156,10 @@ from dataclasses import replace
 
 from slime_swe.recipes import qwen25_coder_7b
 from slime_swe.recipes.families import Family
+from tests.recipes.shapes import toy
 
 OURS = Family(
     model_type="ours",
-    hf_class="OursForCausalLM",
     qkv_bias=False,
     qk_norm=False,
     tool_format="qwen3_coder",
@@ -169,7 +170,7 @@ OURS = Family(
 
 def recipe():
     base = qwen25_coder_7b.recipe()
-    shape = replace(OURS.toy, family="ourfamily.OURS", max_context=65536)
+    shape = replace(toy(OURS), family="ourfamily.OURS", max_context=65536)
     model = replace(base.model, checkpoint="me/ours", architecture=shape)
     return replace(base, name="ours", model=model)
 """
@@ -184,13 +185,13 @@ def ours(tmp_path, monkeypatch):
     family = load_family("ourfamily.OURS")
     folder = tmp_path / "models" / "me" / "ours"
     folder.mkdir(parents=True)
-    shape = dataclasses.replace(family.toy, family="ourfamily.OURS", max_context=65536)
-    (folder / "config.json").write_text(json.dumps(family.config(shape)))
-    return family, folder, shape
+    shape = dataclasses.replace(toy(family), family="ourfamily.OURS", max_context=65536)
+    (folder / "config.json").write_text(json.dumps(config_of(shape)))
+    return folder, shape
 
 
 def test_a_family_from_outside_is_checked_planned_and_rendered(ours, tmp_path):
-    family, folder, shape = ours
+    folder, shape = ours
     recipe = resolve("ourfamily", ["parallel.tp=1", "serving.gpus_per_engine=1", "parallel.ep=2"])
     assert make_plan(recipe).fits
     assert tool_format_of(recipe.model) == "qwen3_coder"
@@ -198,7 +199,7 @@ def test_a_family_from_outside_is_checked_planned_and_rendered(ours, tmp_path):
     assert " ".join(flags).find("--spec ours.megatron layer_spec") >= 0
     assert {"--num-experts", "--moe-router-score-function"} <= set(flags) and "--add-qkv-bias" not in flags
     larger = dataclasses.replace(shape, layers=8)
-    (folder / "config.json").write_text(json.dumps(family.config(larger)))
+    (folder / "config.json").write_text(json.dumps(config_of(larger)))
     assert resolve("ourfamily", ["model=me/ours", "parallel.tp=1"]).model.architecture == larger
     with pytest.raises(UserError, match=r"model\.architecture\.layers=2 is not what .* says, 8"):
         resolve("ourfamily", ["parallel.tp=1"])

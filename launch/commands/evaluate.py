@@ -28,7 +28,7 @@ from slime_swe.launch.output import print_json, rate
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import EXPORTS
 from slime_swe.recipes.base import Recipe
 
 
@@ -97,7 +97,7 @@ def newest_weights(folder: Path) -> Path:
     found = latest(folder / "checkpoints")
     if found is not None:
         return found.model_dir
-    exported = [path.parent for path in RunPaths(folder).exports.glob("*/config.json") if path.parent.name.isdigit()]
+    exported = [path.parent for path in (folder / EXPORTS).glob("*/config.json") if path.parent.name.isdigit()]
     if not exported:
         raise UserError(f"{folder} has no checkpoint yet: train it for one rollout at least")
     return max(exported, key=lambda path: int(path.name))

@@ -13,7 +13,7 @@ from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.paths import RunPaths, cut_back
+from slime_swe.launch.slime.paths import cut_back
 from slime_swe.launch.slime.render import render
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Recipe
@@ -49,7 +49,7 @@ class Slime(Engine):
 
         folder = folder.resolve()
         if start.resume:
-            cut_back(RunPaths(folder))
+            cut_back(folder)
         code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
         if start.as_json:
             print_json({"run": str(folder), "exit_code": code})

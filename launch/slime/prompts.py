@@ -16,22 +16,23 @@ import yaml
 
 from slime_swe.data_sources.registry import absolute, load_tasks
 from slime_swe.data_sources.slime_plugin import metadata_of
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import PROMPTS
 from slime_swe.recipes.base import Recipe
 
 INPUT_KEY, METADATA_KEY = "input", "metadata"
 
 
-def evaluation_config(recipe: Recipe, paths: RunPaths) -> str:
+def evaluation_config(recipe: Recipe, run: Path) -> str:
     """The YAML for `--eval-config`; all that it leaves out is as in training."""
-    datasets = [{"name": name, "path": str(paths.prompts(number))} for number, name in enumerate(recipe.data.eval)]
+    files = zip(recipe.data.eval, prompt_files(recipe, run), strict=True)
+    datasets = [{"name": name, "path": str(path)} for name, path in files]
     defaults = {"input_key": INPUT_KEY, "metadata_key": METADATA_KEY}
     return as_yaml({"eval": {"defaults": defaults, "datasets": datasets}})
 
 
-def prompt_files(recipe: Recipe, paths: RunPaths) -> dict[Path, str]:
+def prompt_files(recipe: Recipe, run: Path) -> dict[Path, str]:
     """File -> the task set that it holds."""
-    return {paths.prompts(number): absolute(spec) for number, spec in enumerate(recipe.data.eval.values())}
+    return {run / PROMPTS.format(number): absolute(spec) for number, spec in enumerate(recipe.data.eval.values())}
 
 
 def prompts(spec: str) -> str:

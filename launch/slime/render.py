@@ -14,7 +14,7 @@ from slime_swe.launch.args import Attributes, ours
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import to_argv
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
 from slime_swe.launch.slime.prompts import as_yaml, evaluation_config, prompt_files
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
@@ -24,15 +24,15 @@ PYTHON = "python3"  # of the machine that the job runs on, where this one has no
 
 def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Checkouts | None = None) -> Job:
     """The job of a run in `folder`. Touches no file. Raises `UserError`."""
-    paths, found = RunPaths(folder.resolve()), checkouts or Checkouts.find()
+    run, found = folder.resolve(), checkouts or Checkouts.find()
     script = "train.py" if recipe.rollout.schedule == "sync" else "train_async.py"
     return Job(
         program=(interpreter(), str(found.slime / script)),
-        flags=render_flags(sections(recipe, paths, resume=resume)),
-        environment=environment(recipe, paths, found),
-        files=settings_files(recipe, paths),
-        prompts=prompt_files(recipe, paths),
-        directory=paths.run,
+        flags=render_flags(sections(recipe, run, resume=resume)),
+        environment=environment(recipe, run, found),
+        files=settings_files(recipe, run),
+        prompts=prompt_files(recipe, run),
+        directory=run,
     )
 
 
@@ -47,13 +47,13 @@ def render_flags(attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, .
     return {heading: group for heading, group in groups.items() if group}
 
 
-def settings_files(recipe: Recipe, paths: RunPaths) -> dict[Path, str]:
+def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
     """The files that the flags name."""
-    files = {paths.settings: as_yaml(ours(recipe, paths.run))}
-    return files | ({paths.evaluation: evaluation_config(recipe, paths)} if recipe.data.eval else {})
+    files = {run / SETTINGS: as_yaml(ours(recipe, run))}
+    return files | ({run / EVALUATION: evaluation_config(recipe, run)} if recipe.data.eval else {})
 
 
-def environment(recipe: Recipe, paths: RunPaths, checkouts: Checkouts) -> dict[str, str]:
+def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:
     """Variable -> value.
 
     CUDA_DEVICE_MAX_CONNECTIONS: Megatron asserts 1 with tensor or context parallelism before Blackwell, so that
@@ -71,7 +71,7 @@ def environment(recipe: Recipe, paths: RunPaths, checkouts: Checkouts) -> dict[s
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(found)),
         "PYTHONUNBUFFERED": "1",
     }
-    return given | ({"TENSORBOARD_DIR": str(paths.tensorboard)} if recipe.run.tensorboard else {})
+    return given | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if recipe.run.tensorboard else {})
 
 
 def _user_folders() -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from slime_swe.errors import UserError
 from slime_swe.launch.args import Attributes, checkpoint_path, converted_folder, shared
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import CHECKPOINTS, EVALUATION, EXPORTS, SETTINGS, WEIGHTS
 from slime_swe.recipes.architecture import Architecture
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import load_family
@@ -27,16 +28,16 @@ RECOMPUTE: Mapping[str, Attributes] = {
 }
 
 
-def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attributes]:
+def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes, in the order of a command line.
 
     A fresh run starts from `ref_load`; so does one that is resumed before its first checkpoint. Micro-batches hold
     whole episodes up to the budget of tokens: not SLiME's FLOP-balanced ones, which exceed it.
     """
-    common, run, ways, cluster = shared(recipe, paths.run), recipe.run, recipe.parallel, recipe.cluster
+    common, run, ways, cluster = shared(recipe, folder), recipe.run, recipe.parallel, recipe.cluster
     own_engines, fully_async = not recipe.serving.external_engines, recipe.rollout.schedule == "fully_async"
     evaluation = {  # before the first rollout, and after each one whose number the interval divides
-        "eval_config": str(paths.evaluation),
+        "eval_config": str(folder / EVALUATION),
         "eval_interval": run.eval_interval or max(1, run.num_rollouts),
     }
     return {
@@ -51,14 +52,14 @@ def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attr
         "checkpoints": {
             "hf_checkpoint": str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder)),
             "ref_load": str(converted_folder(recipe)),
-            "load": str(paths.checkpoints) if resume else None,
-            "save_hf": f"{paths.exports}/{{rollout_id}}",
+            "load": str(folder / CHECKPOINTS) if resume else None,
+            "save_hf": f"{folder / EXPORTS}/{{rollout_id}}",
         },
-        "run": {**common["run"], "custom_config_path": str(paths.settings)},
+        "run": {**common["run"], "custom_config_path": str(folder / SETTINGS)},
         "plug-ins": common["plug-ins"],
         "rollout": {**common["rollout"], "rollout_function_path": FULLY_ASYNC if fully_async else SYNC},
         "evaluation": evaluation if recipe.data.eval else {},
-        "serving": {**common["serving"], **_serving(recipe, paths)},
+        "serving": {**common["serving"], **_serving(recipe, folder)},
         "loss": common["loss"],
         "optimizer": {
             **common["optimizer"],
@@ -82,18 +83,18 @@ def sections(recipe: Recipe, paths: RunPaths, *, resume: bool) -> dict[str, Attr
             "attention_softmax_in_fp32": True,
             "attention_backend": "flash",
         },
-        "logging": _logging(recipe, paths),
+        "logging": _logging(recipe, folder),
     }
 
 
-def _serving(recipe: Recipe, paths: RunPaths) -> Attributes:
+def _serving(recipe: Recipe, folder: Path) -> Attributes:
     """External engines, which the trainer's NCCL need not reach, load new weights from a shared folder."""
     serve = recipe.serving
     if serve.external_engines:
         return {
             "rollout_external_engine_addrs": list(serve.external_engines),
             "update_weight_transport": "disk",
-            "update_weight_disk_dir": str(paths.weights),
+            "update_weight_disk_dir": str(folder / WEIGHTS),
         }
     return {
         "rollout_num_gpus_per_engine": serve.gpus_per_engine,
@@ -104,14 +105,14 @@ def _serving(recipe: Recipe, paths: RunPaths) -> Attributes:
     }
 
 
-def _logging(recipe: Recipe, paths: RunPaths) -> Attributes:
+def _logging(recipe: Recipe, folder: Path) -> Attributes:
     run = recipe.run
     wandb = {
         "use_wandb": True,
         "wandb_project": run.wandb_project,
         "wandb_group": run.name,
         "wandb_random_suffix": False,
-        "wandb_dir": str(paths.run),
+        "wandb_dir": str(folder),
     }
     return {
         **(wandb if run.wandb_project else {}),

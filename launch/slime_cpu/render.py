@@ -9,7 +9,7 @@ from slime_swe.launch.args import Attributes, checkpoint_folder, ours
 from slime_swe.launch.config import with_value
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.paths import RunPaths
+from slime_swe.launch.slime.paths import CHECKPOINTS, SETTINGS, WEIGHTS
 from slime_swe.launch.slime.prompts import as_yaml, prompt_files
 from slime_swe.launch.slime.render import environment, render_flags, settings_files
 from slime_swe.launch.slime.sections import sections
@@ -34,22 +34,22 @@ IN_FLOAT32 = {"bf16": False}  # SLiME has a flag for half precision alone, and t
 def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, resume: bool = False) -> Job:
     """The job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples. Touches no file."""
     recipe = with_value(recipe, "run.tensorboard", True)  # SLiME's figures are read back from these files
-    paths = RunPaths(folder.resolve())
+    run = folder.resolve()
     return Job(
         program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime)),
-        flags=render_flags(cpu_sections(recipe, paths, address, resume=resume)),
-        environment=environment(recipe, paths, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
-        files=settings_files(recipe, paths) | {paths.settings: as_yaml(ours(recipe, paths.run) | IN_FLOAT32)},
-        prompts=prompt_files(recipe, paths),
-        directory=paths.run,
+        flags=render_flags(cpu_sections(recipe, run, address, resume=resume)),
+        environment=environment(recipe, run, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
+        files=settings_files(recipe, run) | {run / SETTINGS: as_yaml(ours(recipe, run) | IN_FLOAT32)},
+        prompts=prompt_files(recipe, run),
+        directory=run,
     )
 
 
-def cpu_sections(recipe: Recipe, paths: RunPaths, address: str, *, resume: bool) -> dict[str, Attributes]:
+def cpu_sections(recipe: Recipe, run: Path, address: str, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes: those of a GPU run, the parts that differ replaced."""
     checkpoint = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
-    resumed, found = resume and paths.checkpoints.is_dir(), sections(recipe, paths, resume=resume)
-    load = str(paths.checkpoints) if resumed else checkpoint
+    resumed, found = resume and (run / CHECKPOINTS).is_dir(), sections(recipe, run, resume=resume)
+    load = str(run / CHECKPOINTS) if resumed else checkpoint
     return found | {
         "cluster": {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
         "checkpoints": {**found["checkpoints"], "load": load, "ref_load": checkpoint},
@@ -58,7 +58,7 @@ def cpu_sections(recipe: Recipe, paths: RunPaths, address: str, *, resume: bool)
         "weights": {
             "rollout_external_engine_addrs": [address],
             "update_weight_transport": "disk",
-            "update_weight_disk_dir": str(paths.weights),
+            "update_weight_disk_dir": str(run / WEIGHTS),
         },
     }
 

@@ -21,7 +21,7 @@ from slime_swe.launch.args import to_args
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.paths import RunPaths, cut_back
+from slime_swe.launch.slime.paths import TENSORBOARD, cut_back
 from slime_swe.launch.slime_cpu.figures import read_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import Recipe
@@ -43,7 +43,7 @@ def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
 async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume: bool) -> dict[str, Any]:
     started = time.perf_counter()
     if resume:
-        cut_back(RunPaths(folder))
+        cut_back(folder)
     args = to_args(recipe, folder)
     monitor = Monitor(recipe, folder, progress)
     async with ServerProcess.of_run(args, folder / "server.log") as server:
@@ -112,7 +112,7 @@ class Monitor:
     def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
         steps, rollouts = self.recipe.algorithm.steps_per_rollout, self.recipe.run.num_rollouts
-        records = read_figures(self.folder, RunPaths(self.folder).tensorboard, steps=steps, rollouts=rollouts)
+        records = read_figures(self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts)
         with writing(self.folder / METRICS):
             replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
         for record in records[self.shown :]:

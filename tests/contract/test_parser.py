@@ -12,7 +12,6 @@ from tests.recipes.shapes import config_of
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.paths import RunPaths
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.registry import RECIPES
@@ -43,7 +42,7 @@ def parse(slime_home, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", job.argv[1:])
         for variable, value in job.environment.items():
             monkeypatch.setenv(variable, value)
-        asked = sections(recipe, RunPaths((tmp_path / "run").resolve()), resume=False)
+        asked = sections(recipe, (tmp_path / "run").resolve(), resume=False)
         return parse_args(), {name: value for group in asked.values() for name, value in group.items()}
 
     return parsed

@@ -31,7 +31,7 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
     "overlap": "slime_swe.launch.doctor.recipe.check_contamination",
     "plug-ins": "slime_swe.launch.doctor.recipe.check_plug_ins",
     "engine": "slime_swe.launch.doctor.recipe.check_embedded",
-    "sandbox": "slime_swe.launch.doctor.sandbox.check_sandbox",
+    "sandbox": "slime_swe.launch.doctor.recipe.check_sandbox",
 }
 
 

@@ -16,14 +16,7 @@ SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
 
 def layout_of(recipe: Recipe) -> Layout:
     parallel = recipe.parallel
-    return Layout(
-        gpus=recipe.cluster.train_gpus,
-        tp=parallel.tp,
-        pp=parallel.pp,
-        cp=parallel.cp,
-        ep=parallel.ep,
-        etp=parallel.etp,
-    )
+    return Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
 
 
 def sglang_engine(recipe: Recipe) -> SglangEngine:
@@ -91,13 +84,8 @@ def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component
     work = activations.workspace_bytes(model, layout, tokens, recompute=recompute, skew=assumed.skew)
     peak = Component("one layer's backward pass", work, f"{tokens} tokens")
     if stage == layout.pp - 1:
-        loss = activations.logits_bytes(
-            model,
-            layout,
-            tokens,
-            entropy=recipe.algorithm.entropy_coef != 0,
-            scaled=recipe.rollout.temperature != 1,
-        )
+        entropy, scaled = recipe.algorithm.entropy_coef != 0, recipe.rollout.temperature != 1
+        loss = activations.logits_bytes(model, layout, tokens, entropy=entropy, scaled=scaled)
         peak = max(peak, Component("logits", loss, f"fp32, {tokens} tokens"), key=lambda part: part.bytes)
     return [Component("activations", kept, f"{tokens} tokens, recompute {recompute}"), peak]
 
@@ -111,9 +99,8 @@ def _context(layout: Layout, assumed: Assumptions) -> Component:
 
 def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
     tokens, most = cache_tokens(recipe), recipe.rollout.max_context
-    cache = Component(
-        "KV cache", max(cache_pool(recipe), 0.0), f"{tokens} tokens an engine, {tokens // most} full episodes"
-    )
+    detail = f"{tokens} tokens an engine, {tokens // most} full episodes"
+    cache = Component("KV cache", max(cache_pool(recipe), 0.0), detail)
     parts = [_served_weights(recipe), cache, _runtime(recipe, assumed)]
     if recipe.cluster.colocate:
         parts.append(Component("paused trainer", assumed.trainer_rest * GIB, "co-located"))
@@ -141,9 +128,8 @@ def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
         return Budget("weight synchronisation", _gpu_bytes(recipe), tuple(parts), assumed.margin)
     stages = [_lasting(recipe, stage) for stage in range(recipe.parallel.pp)]
     parts += max(stages, key=lambda found: sum(part.bytes for part in found))
-    return Budget(
-        "weight synchronisation", _gpu_bytes(recipe), (*parts, _context(layout_of(recipe), assumed)), assumed.margin
-    )
+    parts.append(_context(layout_of(recipe), assumed))
+    return Budget("weight synchronisation", _gpu_bytes(recipe), tuple(parts), assumed.margin)
 
 
 def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:

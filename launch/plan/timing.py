@@ -40,6 +40,7 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
     rollout, training = _rollout(recipe, work, assumed), _training(recipe, work, assumed)
     tokens = work.trained_episodes * work.length
     rollout_seconds = sum(phase.seconds for phase in rollout)
+    serving_gpus = engines(recipe) * sglang_engine(recipe).gpus
     return Timing(
         rollout=rollout,
         training=training,
@@ -47,9 +48,7 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
         episodes=work.trained_episodes,
         tokens=tokens,
         train_rate=tokens / (training[0].seconds * layout_of(recipe).gpus),
-        sample_rate=work.sampled_episodes
-        * work.sampled
-        / (rollout_seconds * engines(recipe) * sglang_engine(recipe).gpus),
+        sample_rate=work.sampled_episodes * work.sampled / (rollout_seconds * serving_gpus),
         gpus=layout_of(recipe).gpus + cluster.rollout_gpus,
         gpu_hour_price=cluster.gpu_hour_price,
     )
@@ -83,23 +82,20 @@ def _rollout(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phas
     flying, reason = in_flight(recipe, work)
     waves, batch = work.sampled_episodes / flying, flying / engines(recipe)
     decode = work.sampled * _decode_step(recipe, batch, work.length / 2, assumed)
-    prefill = batch * _prefill(recipe, work, assumed)
+    new = work.length - work.sampled  # tokens of an episode
+    flops = new * roofline.forward_flops(recipe.model.architecture, work.length)
+    prefill = batch * flops / (sglang_engine(recipe).gpus * _gpu(recipe).flops * 1e12 * assumed.prefill_mfu)
     slow = max(flying * assumed.sandbox_cpus / recipe.cluster.cpus_per_node, 1.0)
     commands = min(work.turns * assumed.turn_seconds, recipe.rollout.time_budget)
     sandbox = slow * (commands + assumed.grade_seconds)
-    cores = f", {slow:.1f} x for want of cores" if slow > 1 else ""
-    mean = waves * (decode + prefill + sandbox)
+    turns = f"{work.turns:.0f} turns of {assumed.turn_seconds:g} s, grading, {flying:.0f} at once"
+    turns += f", {slow:.1f} x for want of cores" if slow > 1 else ""
+    longest = max(_longest(recipe, work, assumed) - waves * (decode + prefill + sandbox), 0.0)
     return (
         Phase("sample", waves * decode, f"{flying:.0f} episodes in flight: {reason}"),
-        Phase("prefill", waves * prefill, f"{work.length - work.sampled:.0f} new tokens an episode"),
-        Phase(
-            "sandboxes",
-            waves * sandbox,
-            f"{work.turns:.0f} turns of {assumed.turn_seconds:g} s, grading, {flying:.0f} at once{cores}",
-        ),
-        Phase(
-            "longest episode", max(_longest(recipe, work, assumed) - mean, 0.0), "waits for it; 0 with partial rollouts"
-        ),
+        Phase("prefill", waves * prefill, f"{new:.0f} new tokens an episode"),
+        Phase("sandboxes", waves * sandbox, turns),
+        Phase("longest episode", longest, "waits for it; 0 with partial rollouts"),
     )
 
 
@@ -127,41 +123,27 @@ def _decode_step(recipe: Recipe, batch: float, context: float, assumed: Assumpti
     )
 
 
-def _prefill(recipe: Recipe, work: Workload, assumed: Assumptions) -> float:
-    """Seconds of an engine for one episode's new tokens."""
-    flops = (work.length - work.sampled) * roofline.forward_flops(recipe.model.architecture, work.length)
-    return flops / (sglang_engine(recipe).gpus * _gpu(recipe).flops * 1e12 * assumed.prefill_mfu)
-
-
 def _training(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phase, ...]:
     """The order is kept: training itself first."""
     model, layout, steps = recipe.model.architecture, layout_of(recipe), recipe.algorithm.steps_per_rollout
     tokens = work.trained_episodes * work.length
-    mfu = _mfu(recipe, assumed)
-    rate = layout.gpus * _gpu(recipe).flops * 1e12 * mfu
+    gpu = _gpu(recipe)
+    mfu = assumed.mfu or (gpu.moe_mfu if model.experts else gpu.mfu)
+    rate = layout.gpus * gpu.flops * 1e12 * mfu
     packed = tokens / steps / layout.dp / (layout.cp * recipe.parallel.max_tokens_per_gpu)
     longer = roofline.bubble(layout.pp, packed)
     trained = longer * tokens * roofline.train_flops(model, work.length, recipe.parallel.recompute) / rate
     forwards = _forward_passes(recipe)
+    stepped = "in the machine's memory" if recipe.optimizer.cpu_offload else "on the GPU"
+    changed = "states to the machine's memory and back" if recipe.cluster.colocate else ""
+    synchronised = formulae.WEIGHT_BYTES * model.parameters / (assumed.sync_rate * 1e9)
     evaluated = longer * tokens * forwards * roofline.forward_flops(model, work.length) / rate
     return (
         Phase("train", trained, f"{tokens / 1e6:.1f} M tokens, MFU {mfu:.0%} assumed"),
         Phase("log-probabilities", evaluated, f"{forwards} forward passes"),
-        Phase(
-            "optimizer",
-            steps * _optimizer_step(recipe, assumed),
-            "in the machine's memory" if recipe.optimizer.cpu_offload else "on the GPU",
-        ),
-        Phase(
-            "change over",
-            _change_over(recipe, assumed),
-            "states to the machine's memory and back" if recipe.cluster.colocate else "",
-        ),
-        Phase(
-            "weights to the server",
-            formulae.WEIGHT_BYTES * model.parameters / (assumed.sync_rate * 1e9),
-            f"{assumed.sync_rate:g} GB/s assumed",
-        ),
+        Phase("optimizer", steps * _optimizer_step(recipe, assumed), stepped),
+        Phase("change over", _change_over(recipe, assumed), changed),
+        Phase("weights to the server", synchronised, f"{assumed.sync_rate:g} GB/s assumed"),
     )
 
 
@@ -199,11 +181,6 @@ def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
     held = formulae.shard(recipe.model.architecture, layout, 0)
     states = formulae.optimizer_bytes(held, layout, offload=recipe.optimizer.cpu_offload)
     return 2 * (states + formulae.weight_bytes(held)) / (assumed.pcie * 1e9)
-
-
-def _mfu(recipe: Recipe, assumed: Assumptions) -> float:
-    gpu = _gpu(recipe)
-    return assumed.mfu or (gpu.moe_mfu if recipe.model.architecture.experts else gpu.mfu)
 
 
 def _gpu(recipe: Recipe) -> Gpu:

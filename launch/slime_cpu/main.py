@@ -21,20 +21,16 @@ CPUS = 16
 
 def main(home: str, arguments: list[str]) -> None:
     script = Path(home) / "train.py"
+    processes = int(arguments[arguments.index("--actor-num-gpus-per-node") + 1])
     install()
     ray.init(
-        num_gpus=_processes(arguments),
+        num_gpus=processes + 1,  # the server, which SLiME counts in as well
         num_cpus=CPUS,
         include_dashboard=False,
         runtime_env={"worker_process_setup_hook": "slime_swe.launch.slime_cpu.shims.install"},
     )
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
-
-
-def _processes(arguments: list[str]) -> int:
-    """Processes of the trainer, and one for the server, which SLiME counts in as well."""
-    return int(arguments[arguments.index("--actor-num-gpus-per-node") + 1]) + 1
 
 
 if __name__ == "__main__":

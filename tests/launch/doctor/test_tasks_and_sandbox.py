@@ -13,9 +13,8 @@ from tests.recipes.changes import variant
 
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.recipe import check_plug_ins, check_tasks
+from slime_swe.launch.doctor.recipe import check_plug_ins, check_sandbox, check_tasks
 from slime_swe.launch.doctor.runner import guarded
-from slime_swe.launch.doctor.sandbox import check_sandbox
 
 
 def statuses(findings) -> dict[str, str]:

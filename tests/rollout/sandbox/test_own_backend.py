@@ -11,7 +11,7 @@ from tests.recipes.changes import variant
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.sandbox import check_sandbox
+from slime_swe.launch.doctor.recipe import check_sandbox
 from slime_swe.launch.plan.memory import holds_images
 from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.honeypot import leaky_image

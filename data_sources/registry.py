@@ -10,7 +10,7 @@ my_module.load:train
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,7 +23,6 @@ from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError, unknown
 
 OPTIONS = ("folder", "id", "ids", "repo", "before", "after", "part", "by", "seed", "limit", "expect")
-_PATHS = ("folder", "ids")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
 SOURCES = {"synthetic": "slime_swe.data_sources.synthetic.tasks.load"} | {name: c.loader for name, c in CORPORA.items()}
@@ -52,10 +51,13 @@ def absolute(spec: str) -> str:
         parsed = _parse(spec)
     except UserError:
         return spec
-    if parsed.source in CORPORA and "folder" not in parsed.options:
-        folder = str(CORPORA[parsed.source].folder(None))
-        parsed = replace(parsed, options={**parsed.options, "folder": folder})
-    return str(_with_absolute_paths(parsed))
+    options = dict(parsed.options)
+    if parsed.source in CORPORA:
+        options.setdefault("folder", str(CORPORA[parsed.source].folder(None)))
+    options |= {name: _absolute(options[name]) for name in ("folder", "ids") if name in options}
+    query = "&".join(f"{name}={_quoted(value)}" for name, value in options.items())
+    name = _absolute(parsed.file) if parsed.file else f"{parsed.source}:{parsed.split}"
+    return f"{name}?{query}" if query else name
 
 
 def _require_unique_ids(tasks: list[Task], spec: str) -> None:
@@ -108,11 +110,6 @@ class Spec:
     split: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        """The name that these parts are read from."""
-        options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options.items())
-        return (self.file or f"{self.source}:{self.split}") + (f"?{options}" if options else "")
-
 
 def _parse(text: str) -> Spec:
     """Raises `UserError` for a name that is not of this form, or has an option that there is not."""
@@ -124,12 +121,6 @@ def _parse(text: str) -> Spec:
     if not colon or not split:
         raise UserError(f"task set {text!r} names no split: write {source or 'source'}:split, or a path to a .jsonl")
     return Spec(text, source=source, split=split, options=options)
-
-
-def _with_absolute_paths(spec: Spec) -> Spec:
-    """The same task set by absolute paths."""
-    options = {name: _absolute(value) if name in _PATHS else value for name, value in spec.options.items()}
-    return replace(spec, file=_absolute(spec.file) if spec.file else "", options=options)
 
 
 def _options(text: str, query: str) -> dict[str, str]:

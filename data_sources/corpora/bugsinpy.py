@@ -36,8 +36,7 @@ _UNITTEST = re.compile(r"^python3? -m unittest (?:-q )?(.+)$")
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
     """Every bug, by project and number. Raises `UserError`."""
-    CORPUS.split(split)
-    root = checkout_folder(CORPUS, folder, "projects") / "projects"
+    root = checkout_folder(CORPUS, split, folder, "projects") / "projects"
     bugs = [bug for bug in root.glob("*/bugs/*") if (bug / "bug.info").is_file()]
     return [_task(bug, split) for bug in sorted(bugs, key=lambda bug: (bug.parts[-3].lower(), int(bug.name)))]
 

@@ -98,8 +98,10 @@ class Corpus:
         return (given if given is not None else Path(DEFAULT_FOLDER, self.name)).expanduser()
 
 
-def checkout_folder(corpus: Corpus, given: Path | None, holds: str) -> Path:
-    """The folder of a corpus that is a Git repository. Raises `UserError` where `holds` is not in it."""
+def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) -> Path:
+    """The folder of a corpus that is a Git repository. Raises `UserError` where `holds` is not in it, or for a split
+    that there isn't."""
+    corpus.split(split)
     folder = corpus.folder(given)
     if (folder / holds).exists():
         return folder

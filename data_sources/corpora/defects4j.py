@@ -47,8 +47,7 @@ verdict() {
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
     """Every active bug, by project and number. Raises `UserError`."""
-    CORPUS.split(split)
-    projects = checkout_folder(CORPUS, folder, _PROJECTS) / _PROJECTS
+    projects = checkout_folder(CORPUS, split, folder, _PROJECTS) / _PROJECTS
     tables = sorted(projects.glob("*/active-bugs.csv"))
     return [_task(table.parent, row, split) for table in tables for row in _rows(table)]
 

@@ -40,8 +40,7 @@ _FAILED = frozenset({"Failure", "Error"})
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
     """Every bug, by project. Raises `UserError`."""
-    CORPUS.split(split)
-    root = checkout_folder(CORPUS, folder, "data/bugs")
+    root = checkout_folder(CORPUS, split, folder, "data/bugs")
     return [_task(record, where, split) for where, record in _records(root / "data" / "bugs")]
 
 

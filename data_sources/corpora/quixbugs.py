@@ -35,8 +35,7 @@ _JAVA_HELPERS = ("Node", "WeightedEdge")
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
     """The tasks in one language, `python` or `java`. Raises `UserError` where QuixBugs is not in the folder."""
-    CORPUS.split(split)
-    root = checkout_folder(CORPUS, folder, "json_testcases")
+    root = checkout_folder(CORPUS, split, folder, "json_testcases")
     make = {"python": _python_task, "java": _java_task}[split]
     return [make(root, name) for name in sorted(_tests(split)) if _is_there(root, split, name)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from slime_swe.patches.apply import Files, encoded
-from slime_swe.patches.model import Binary, Change, Hunk, split_lines, write_change
+from slime_swe.patches.model import Binary, Change, Hunk, split_lines, write_patch
 
 MAX_PATCH_BYTES = 1 << 20
 OVERSIZED = f"The patch has more than {MAX_PATCH_BYTES} bytes and is left out.\n"  # as a patch it changes nothing
@@ -57,7 +57,7 @@ def _file_patches(before: Files, after: Files) -> Iterator[str]:
     work = _Work()
     for path in sorted({*old, *new}):
         if old.get(path) != new.get(path):
-            yield write_change(_change(path, old.get(path), new.get(path), work))
+            yield write_patch([_change(path, old.get(path), new.get(path), work)])
 
 
 def _change(path: str, before: bytes | None, after: bytes | None, work: _Work) -> Change:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from slime_swe.errors import UserError
@@ -96,10 +96,6 @@ def write_patch(changes: Iterable[Change]) -> str:
     return "".join(piece for change in changes for piece in _written(change))
 
 
-def write_change(change: Change) -> str:
-    return "".join(_written(change))
-
-
 def _written(change: Change) -> Iterator[str]:
     old = quote(f"a/{change.path if change.old_path is None else change.old_path}")
     new = quote(f"b/{change.path}")
@@ -149,12 +145,8 @@ def _ended(name: str) -> str:
     return f"{name}\t" if " " in name else name
 
 
-def reversed_changes(changes: Sequence[Change]) -> list[Change]:
-    """What undoes them. Raises `PatchError` for a copy, and for a binary change without the way back."""
-    return [_reversed(change) for change in reversed(changes)]
-
-
-def _reversed(change: Change) -> Change:
+def reversed_change(change: Change) -> Change:
+    """What undoes it. Raises `PatchError` for a copy, and for a binary change without the way back."""
     if change.copied or (change.binary is not None and not change.binary.backward):
         what = "copied" if change.copied else "a binary change"
         raise PatchError(f"{change.path} is {what}: the patch does not hold what it was before")

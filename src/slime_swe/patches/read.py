@@ -14,7 +14,7 @@ from slime_swe.patches.model import (
     Hunk,
     PatchError,
     as_text,
-    reversed_changes,
+    reversed_change,
     split_lines,
     unquote,
     write_patch,
@@ -44,7 +44,7 @@ def changes_of(patch: str) -> Iterator[Change]:
 
 def reverse_patch(patch: str) -> str:
     """The patch that undoes this one. Raises `PatchError` where it does not hold what was there before."""
-    return write_patch(reversed_changes(read_patch(patch)))
+    return write_patch(map(reversed_change, reversed(read_patch(patch))))
 
 
 class _Reader:

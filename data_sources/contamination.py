@@ -1,18 +1,18 @@
-"""Find what the training tasks and the evaluation tasks have in common: a solve rate on tasks seen in training is none.
+"""Find what training and evaluation tasks have in common: a solve rate on tasks seen in training says nothing.
 
 Four comparisons, each of every evaluation task with every training task:
 
 - instance: the same id;
 - commit: the same repository at the same commit;
 - statement: of word n-grams (n = 13, as GPT-3's authors compared their data, arXiv:2005.14165, appendix C), the overlap
-  coefficient |A ∩ B| / min(|A|, |B|) is at least 0.5. Left out are n-grams that three evaluation tasks or more have:
-  they are the template of an issue form or of a generator, and distinguish no tasks. A statement of 8 to 12
-  words is one n-gram; a shorter one is not compared.
-- patch: of the added and removed lines, with their file's name and without white space, the Jaccard index
-  |A ∩ B| / |A ∪ B| is at least 0.5. Lines without two letters or digits, such as a bracket, are left out.
+  coefficient |A ∩ B| / min(|A|, |B|) is at least 0.5. N-grams that occur in three evaluation tasks or more are left
+  out: they are the template of an issue form or of a generator, and distinguish no tasks. A statement of 8 to 12 words
+  is one n-gram; a shorter one is not compared.
+- patch: of the added and removed lines, with their file's name and without white space, the Jaccard index |A ∩ B| / |A
+  ∪ B| is at least 0.5. Lines without two letters or digits, such as a bracket, are left out.
 
-What this does not see: an issue in other words, a fix translated to another language, a bug that was reported
-twice and fixed in different places, and what the base model read before.
+Not found: an issue in other words, a fix translated to another language, a bug that was reported twice and fixed in
+different places, and what the base model was trained on.
 """
 
 from __future__ import annotations

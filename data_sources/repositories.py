@@ -1,10 +1,10 @@
-"""Check out one commit of a Git repository, and nothing else of its history, once for all who need it.
+"""Check out one commit of a Git repository, without the rest of its history, once for all callers.
 
-The checkout is read-only and shared; who changes files works on a copy, or on an overlay over it. It holds one commit
-without its parents: no later commit, tag or branch is there to be read.
+The checkout is read-only and shared. To change files, work on a copy or on an overlay over it. It holds one commit
+without its parents: no later commit, tag or branch can be read there.
 
-A server gives a single commit by its full hash alone. The rest of a shortened one is looked up among the commits of all
-branches and tags, which are fetched once without their files (`--filter=tree:0`): some hundred bytes each.
+A server serves a single commit only by its full hash. A shortened hash is completed from the commits of all branches
+and tags, which are fetched once without their files (`--filter=tree:0`): some hundred bytes each.
 """
 
 from __future__ import annotations

@@ -18,10 +18,11 @@ from slime_swe.errors import UserError
 
 
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
-    """Those that all the options leave, in the source's order; `limit` comes last, `expect` checks their number.
+    """The tasks that all the options leave, in the source's order. `limit` is applied last, `expect` checks their
+    number.
 
-    Raises `UserError` for an option's value that can't be used, an id that is not there, a task whose repository
-    or date is asked for and unknown, and where `expect` is another number.
+    Raises `UserError` for an invalid value, an id that does not exist, a task without the repository or date that an
+    option asks for, and a number of tasks other than `expect`.
     """
     try:
         for name, take in _TAKES.items():

@@ -77,7 +77,7 @@ class TaskDataSource:
     """Hands out groups of `n_samples_per_prompt` samples of one task each.
 
     Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. Group indices, sample
-    indices and rollout ids only ever go up, also over a resume. Groups that were given back come first.
+    indices and rollout ids only increase, also after a resume. Groups that were given back come first.
     """
 
     def __init__(self, args: Any) -> None:
@@ -112,7 +112,7 @@ class TaskDataSource:
         self._buffer += samples
 
     def save(self, rollout_id: int) -> None:
-        """Write the state beside the checkpoint `rollout_id`, so that it is there whole or not at all."""
+        """Write the state beside the checkpoint `rollout_id`, atomically."""
         if self.args.save is None:
             return
         path = _state_path(self.args.save, rollout_id)
@@ -120,9 +120,10 @@ class TaskDataSource:
         replace_file(path, orjson.dumps(self._state(), default=_plain))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go on after checkpoint `rollout_id`; None or -1 means that there is none yet.
+        """Continue after checkpoint `rollout_id`; None or -1 means that there is none yet.
 
-        Raises `UserError` where the state is missing or belongs to other tasks: going on would repeat or skip.
+        Raises `UserError` where the state is missing or belongs to other tasks, since the run would then repeat or skip
+        tasks.
         """
         if self.args.load is None or rollout_id is None or rollout_id < 0:
             return

@@ -91,7 +91,7 @@ class Oracle:
             yield f"timeout_seconds must be a finite number of seconds, got {self.timeout_seconds}"
 
     def faults_in(self, workspace: Workspace) -> Iterator[str]:
-        """What it needs and the workspace lacks."""
+        """What the oracle needs and the workspace lacks."""
         known = workspace.files.keys()
         for path in self.protected if workspace.image is None else ():
             if path not in known:
@@ -102,9 +102,9 @@ class Oracle:
 class CallsOracle(Oracle):
     """Graded by values: the tests are calls with literal answers, which are compared outside the sandbox.
 
-    The tests (`rewards/call_values.py` says how they look) are in the workspace's files. held_out_tests: a test file
-    that no agent sees. It grades nothing, but code that is right on the calls of the tests alone does not solve the
-    task.
+    The tests (`rewards/call_values.py` describes their form) are in the workspace's files. held_out_tests: a test file
+    that no agent sees. It grades nothing, but code that is right only on the calls of the visible tests does not solve
+    the task.
     """
 
     kind: ClassVar[str] = "calls"

@@ -1,6 +1,6 @@
 """Group-relative advantages over trajectories (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 4.1.2).
 
-A trajectory counts once in its group's baseline, however many training segments it became.
+A trajectory counts once in its group's baseline, whatever the number of its training segments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What runs in the sandbox when a task is graded by values: it makes the calls and reports what each returned.
+"""Runs in the sandbox when a task is graded by values: makes the calls and reports what each returned.
 
-It runs beside the code under test, which can make it report anything; `rewards.call_values` says why that is of no use.
-It knows the answers of the tests only to stop a test at its first wrong one, as the tests themselves would. This file
-is read as text and never imported.
+It shares a process with the code under test, which can forge its reports; `rewards.call_values` says why that gains
+nothing. It knows the answers of the tests only in order to stop a test at its first wrong answer, as the test itself
+would. This file is read as text and never imported.
 """
 
 from __future__ import annotations

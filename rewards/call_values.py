@@ -1,8 +1,8 @@
-"""Grade by values: tests that are calls with literal answers are decided outside of the sandbox.
+"""Grade by values: tests that are calls with literal answers are decided outside the sandbox.
 
-The sandbox is asked what each call returns, and compares nothing that counts. So there is no log to forge, and nothing
-in the sandbox whose manipulation is worth more than the right answers. The answers of the held-out calls have never
-been where an agent or its code could read them.
+The sandbox is asked what each call returns. The comparison that counts happens here. So there is no log to forge, and
+nothing in the sandbox is worth manipulating except to return the right answers. No agent and no code under test can
+read the answers of the held-out calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 def _trial(task: Task, calls: Calls, result: ExecResult, details: Mapping[str, object]) -> Trial:
-    """A run that hangs in a held-out call has ended its tests before: their results stand."""
+    """If a run hangs in a held-out call, its tests had ended before: their results count."""
     results, held_out = calls.read(result.output)
     tests = {name: results[name] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     if result.timed_out and not all(tests.values()):

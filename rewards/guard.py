@@ -1,8 +1,8 @@
-"""Where a patch counts for nothing: what decides the verdict is the oracle's.
+"""Decides which changes of a patch are ignored: those that would decide their own verdict.
 
-That is: the oracle's protected files; every new file in a folder (but the root) that holds a protected one; what Python
-or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); and a new module that would be imported in place of
-a protected file or of the standard library.
+These are the oracle's protected files; every new file in a folder (except the root) that holds a protected one; files
+that Python or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); and a new module that would be imported
+in place of a protected file or of the standard library.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def graded_files(
     names: Collection[str] | None = None,
     added: Files | None = None,
 ) -> tuple[dict[str, str | bytes], list[str]]:
-    """The pristine files with the patch applied, and the paths at which the patch counts for nothing.
+    """The pristine files with the patch applied, and the paths at which the patch is ignored.
 
-    Pristine are the task's own files, and all names are theirs, where nothing else is given. `added` are files of the
-    grader's. A patch counts for nothing also where it is in the way of one of those or of a file that is put back.
-    Raises `PatchError`.
+    pristine: the files to patch; None takes the task's own. names: of all the repository's files; None takes those of
+    `pristine`. added: files of the grader. The patch is also ignored where it is in the way of one of these or of a
+    restored file. Raises `PatchError`.
     """
     pristine = task.workspace.files if pristine is None else pristine
     files: dict[str, str | bytes] = dict(apply_patch(pristine, patch))

@@ -1,10 +1,11 @@
-"""Make the tests of a file fail, for `slime_swe.rewards.negative_control`.
+"""Mutate the tests of a file so that they must fail, for `slime_swe.rewards.negative_control`.
 
-The first comparison wants another value; where there is none, the first assertion the opposite; else the test raises.
+Of each test, the first comparison gets another expected value. A test without a comparison gets the opposite of its
+first assertion, and a test without an assertion raises.
 
-The values are drawn anew each time and have the type of those they stand for, so that no code under test can tell a
-mutated test from a true one but by knowing what the true one wants. Where agents know a file in another form
-(`shown`), what is changed of a test is something that they don't know, if there is such a thing.
+The new values are drawn anew each time and have the type of the true ones. So code under test can recognise a mutated
+test only if it knows the true value. If agents know a file in another form (`shown`), the part of a test that they do
+not know is mutated, if there is one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class _Edit:
 def mutate(
     source: bytes, tests: Collection[str], rng: random.Random, shown: bytes = b""
 ) -> tuple[bytes, frozenset[str]]:
-    """A test file in which these tests (ids) must fail, and those of them that now must: what is not found stays."""
+    """The test file with these tests (ids) mutated, and the ids that must now fail. Tests that are not found stay as
+    they are.
+    """
     if not tests:
         return source, frozenset()
     text, functions = _parsed(source)
@@ -67,7 +70,7 @@ def tests_in(path: str, tests: Collection[str]) -> list[str]:
 
 
 def hidden(source: bytes, tests: Collection[str], shown: bytes) -> frozenset[str]:
-    """Those of these tests (ids) that are not in the file as it is shown, or are otherwise there."""
+    """Those of these tests (ids) that the shown file lacks or has in another form."""
     now, then = ({name: ast.dump(node) for name, node in _parsed(text)[1].items()} for text in (source, shown))
     return frozenset(test for test in tests if (name := _name(test)) in now and now[name] != then.get(name))
 
@@ -99,9 +102,9 @@ def _functions(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[s
 
 
 def _edits(function: _Function, known: Container[str], lines: list[bytes], rng: random.Random) -> list[_Edit]:
-    """Of the first comparison that is certain to be made, or else the first assertion; else an error at the start.
+    """Of the first comparison that is certain to be made, else of the first assertion, else an error at the start.
 
-    The others stay, so that code which has all but some of them skipped passes.
+    Later assertions stay as they are, so code that has all but some of them skipped passes.
     """
     if not any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
         unknown = [statement for statement in function.body if ast.dump(statement) not in known]

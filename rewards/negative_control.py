@@ -1,26 +1,29 @@
-"""The negative control of a log: the same tests, mutated so that they must fail, must fail.
+"""The negative control of a log: with its tests mutated so that they must fail, they must be reported as failed.
 
-A runner's log is written by the process that runs the code under test, which can write there what it likes, or make the
-tests pass by other means than being right. So a log that would be rewarded is not believed before a second run, in a
-fresh sandbox, of the same code with mutated tests: the first comparison wants another value, or the test raises. A test
-that passes this too depends on nothing.
+A runner's log is written by the process that runs the code under test. That code can write there what it likes, or make
+the tests pass by other means than being right. So a log that would be rewarded is believed only after a second run of
+the same code, in a fresh sandbox, with mutated tests (`rewards.mutation`). A test that still passes does not depend on
+the code.
 
-Each mutated test must be *reported* as failed; to be missing in the log is not enough. A log that comes and goes with
-the timing of a process would be seen in the first run and be lost in the second. But honest work leaves tests out of
-its log too, where a runner stops at the first failure, a log reports nothing but passes, or a test is expected to fail.
-What an honest log says is shown by the gold patch: a test that is not reported as failed in the gold patch's control
-run either is not held against the policy. For the others the control is run once more, with only the doubtful tests
-mutated: a process may die by accident. If they are missing again, the log is forged. This counts as the policy's
-failure and not as the grader's: otherwise code that causes it would be graded again and again until it wins a race.
+Each mutated test must be *reported* as failed. A missing test is not enough: a log that comes and goes with the timing
+of a process could be seen in the first run and be lost in the second. But the log of honest work may leave tests out
+too, if a runner stops at the first failure, a log reports passes alone, or a test is expected to fail. The gold patch
+shows which: a test that its control run does not report as failed either is not held against the policy. For the other
+doubtful tests the control is run once more, with only these mutated, since a process may die by accident. If they are
+missing again, the log is forged. This counts as the policy's failure and not as the grader's. Otherwise code that
+causes it would be graded again and again until it wins the race.
 
-The runs must look alike: code that can tell which of the runs it is in forges the first one and is honestly wrong in
-the other. So both have the same commands and the same files, written in the same order. Only what the tests want
-differs.
+The runs must look alike. Code that can tell which run it is in would forge the first one and fail honestly in the
+second. So both have the same commands and the same files, written in the same order. Only the values that the tests
+expect differ.
 
-Not covered: code that knows what a test wants, and so sees that it is mutated; code that tosses a coin, forges its log
-on one side and is honestly wrong on the other (it is believed once in four plays at best); tests that can't be mutated
-(not Python, made at run time), or whose failure the log never reports; and, for code whose objects are equal to
-everything, tests that compare in other ways than `assert a == b` and `assertEqual`.
+Not covered:
+
+- Code that knows what a test expects, and so sees that it is mutated.
+- Code that decides at random whether to forge its log or to fail honestly. It is believed at most once in four
+  gradings.
+- Tests that can't be mutated (not Python, made at run time), or whose failure the log never reports.
+- Tests that compare in other ways than `assert a == b` and `assertEqual`, for objects that are equal to everything.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class ControlRun:
-    """A run with these tests (ids) mutated, and those that its log reports as failed and as passed; the others are
-    missing there."""
+    """A run with these tests (ids) mutated, and those that its log reports as failed and as passed. The others are
+    missing in the log.
+    """
 
     mutated: frozenset[str] = _NONE
     failed: frozenset[str] = _NONE
@@ -54,8 +58,11 @@ RunMutated = Callable[[str, Collection[str]], Awaitable[ControlRun]]
 
 
 async def with_negative_control(trial: Trial, oracle: Oracle, patch: str, run: RunMutated) -> Trial:
-    """The trial, rejected where its control shows that it is forged. One more run where it would be rewarded, three
-    where that leaves a doubt. Raises what `run` does."""
+    """The trial, rejected if its control shows that it is forged.
+
+    Costs one more run if the trial would be rewarded, three if the first control leaves a doubt. Raises what `run`
+    does.
+    """
     if not trial.share(oracle.fail_to_pass):
         return trial
     first = await run(patch, [name for name, passed in trial.tests.items() if passed])

@@ -1,4 +1,4 @@
-"""SLiME's reward hooks: grade an episode, turn rewards into advantages, and drop groups that teach nothing."""
+"""SLiME's reward hooks: grade an episode, turn rewards into advantages, and drop groups without a learning signal."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ from slime_swe.sample import Sample
 
 @dataclass
 class _FilterOutput:
-    """What a group filter returns. `keep_when_insufficient`: a dropped group may still fill a batch that would else
-    need another round of sampling."""
+    """What a group filter returns. `keep_when_insufficient`: a dropped group may still fill a batch that would
+    otherwise need another round of sampling.
+    """
 
     keep: bool
     reason: str | None = None
@@ -57,10 +58,11 @@ else:
 
 
 async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> float | list[float]:
-    """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`); of a list, each trajectory once.
+    """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`). A list may hold several samples of one
+    episode, which is graded once.
 
-    Sets `metadata["score"]`. A grader that fails `swe_max_attempts` times makes the sample ABORTED with reward 0.0, and
-    so does a rollout that did not come to an episode. Raises `UserError` for a finished sample without one.
+    Sets `metadata["score"]`. The sample becomes ABORTED with reward 0.0 if the grader fails `swe_max_attempts` times,
+    or if the rollout produced no episode. Raises `UserError` for a finished sample without an episode.
     """
     if isinstance(sample, Sample):
         return (await _reward_all(args, [sample]))[0]
@@ -70,7 +72,7 @@ async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> flo
 def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple[list[float], list[float]]:
     """Raw rewards and advantages (`--custom-reward-post-process-path`), grouped by `group_index` alone.
 
-    With `rewards_normalization` off the second list is the raw rewards, still 0.0 for what infrastructure broke.
+    With `rewards_normalization` off the second list is the raw rewards, except 0.0 for infrastructure failures.
     """
     flat = flatten(samples)
     raw = [_value(args, sample) for sample in flat]
@@ -87,8 +89,8 @@ def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple
 def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **kwargs: Any) -> DynamicFilterOutput:
     """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`).
 
-    What infrastructure broke has no say. A group that is dropped may still fill a batch that would else need another
-    round of sampling; its advantages are then zero or come from shaped rewards alone.
+    Infrastructure failures do not count as an outcome. A dropped group may still fill a batch that would otherwise need
+    another round of sampling. Its advantages are then zero, or come from shaped rewards alone.
     """
     outcomes = {
         trajectory_of(s): record_of(s, args.reward_key).solved for s in flatten(list(samples)) if not _excluded(s)

@@ -1,9 +1,9 @@
 """Grade by a test log: the task's command prints a `PASSED id` or `FAILED id` line for each test, as pytest does.
 
-It runs in a fresh sandbox that the agent never touched. The patch is applied here, to the task's pristine files or to
-the image's, and never by a program in the sandbox; what decides the verdict is put back as the task has it
-(`rewards.guard`). Code under test can make its process print what it likes, so a log that would be rewarded is believed
-only where mutated tests fail (`rewards.negative_control`).
+The command runs in a fresh sandbox that the agent never touched. The patch is applied here, to the task's pristine
+files or to the image's, and never by a program in the sandbox. Changes of files that decide the verdict are undone
+(`rewards.guard`). Code under test can make its process print anything. So a log that would be rewarded is believed only
+if mutated tests fail (`rewards.negative_control`).
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ async def _run(sandbox: Sandbox, task: Task, ignored: list[str], to_mutate: Coll
 
 
 async def write_tests(sandbox: Sandbox, tests: Collection[str], to_mutate: Collection[str]) -> frozenset[str]:
-    """Write the files of these tests (ids) once more, some of the tests mutated; those that could be. Raises
-    `GraderError` where a file can't be written.
+    """Write the files of these tests (ids) once more, some of the tests mutated. Returns those that could be mutated.
+    Raises `GraderError` where a file can't be written.
 
-    This is done before every run, whether anything is to be mutated or not: a file that is newer in one of the runs
-    than in the other would show the code under test which of the two it is in.
+    This is done before every run, even if nothing is mutated. Otherwise a file that is newer in one of the runs would
+    show the code under test which run it is in.
     """
     done: set[str] = set()
     for path in sorted({test.partition("::")[0] for test in tests}):

@@ -1,7 +1,7 @@
-"""A task proves itself: its gold patch solves it, no patch does not, and again so each time.
+"""A task proves itself: its gold patch solves it, no patch does not, and both repeatedly.
 
-A test whose outcome changes between runs of the same code is flaky. It would reward luck, so it is quarantined: a task
-may do without it, unless it was the last of the task's FAIL_TO_PASS.
+A test whose outcome changes between runs of the same code is flaky and would reward luck, so it is removed from its
+task. A task without any FAIL_TO_PASS left is unusable.
 """
 
 from __future__ import annotations
@@ -156,9 +156,10 @@ class _Line(Finding, frozen=True, kw_only=True):
 
 
 class Record:
-    """Findings in a file, one a line, so that a run that was stopped goes on where it was.
+    """Findings in a file, one a line, so that an interrupted validation continues where it stopped.
 
-    A finding counts for the same task validated in the same way. What an earlier run failed to find out is not known.
+    A finding counts for the same task, validated in the same way. A finding of a failed grader does not count: the task
+    is tried again.
     """
 
     def __init__(self, path: Path, settings: ValidationSettings) -> None:

@@ -24,7 +24,7 @@ class EngineError(InfrastructureError):
 
 
 class EngineAborted(EngineError):
-    """Somebody made the engine drop the request, so asking again would work against whoever dropped it."""
+    """Somebody made the engine drop the request. A retry would work against whoever dropped it."""
 
 
 class _Transient(EngineError):
@@ -33,9 +33,9 @@ class _Transient(EngineError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """What the caller asked for; never changed in place, since SLiME shares one dict among all samples.
+    """The caller's sampling parameters. Never changed in place, since SLiME shares one dict among all samples.
 
-    `seed_key`, where given, makes every call's `sampling_seed` a function of itself and the turn alone.
+    `seed_key`, if given, makes every call's `sampling_seed` a function of the key and the turn alone.
     """
 
     params: Mapping[str, Any]
@@ -74,9 +74,9 @@ class Generation:
 class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
-    `timeout` bounds one attempt in seconds, `connect_timeout` the part of it that makes a connection, `max_body` one
-    reply in bytes; `vocabulary` is the number of the model's token ids. Connection failures and 5xx are tried
-    `attempts` times with doubling pauses; a refused (4xx), timed-out or senseless reply is not.
+    timeout: seconds of one attempt. connect_timeout: seconds of it for making a connection. max_body: bytes of one
+    reply. vocabulary: number of the model's token ids. Connection failures and 5xx are tried `attempts` times with
+    doubling pauses. A refused (4xx), timed-out or invalid reply is not retried.
     """
 
     engine: str
@@ -170,7 +170,7 @@ def _encoded(input_ids: Sequence[int] | Sequence[bytes]) -> Sequence[bytes]:
 
 
 def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = _TOKEN_IDS) -> Generation:
-    """The reply, checked. Raises `EngineError` saying what is wrong with it."""
+    """The reply, checked. Raises `EngineError` that says what is wrong."""
     try:
         reply = orjson.loads(body)
         meta = reply["meta_info"]

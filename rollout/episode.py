@@ -15,7 +15,7 @@ from slime_swe.rollout.session import Segment
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. The last three are infrastructure failures and never earn a reward."""
+    """Why an episode ended. The last three are infrastructure failures and never a reward."""
 
     SUBMITTED = "submitted"
     MAX_TURNS = "max_turns"
@@ -72,7 +72,7 @@ class Episode:
 
 @dataclass
 class EpisodeStatistics(Counters):
-    """What has happened so far. Written as it happens, so that an episode that is cut short keeps it."""
+    """What has happened so far. Updated as it happens, so that it is complete even if the episode is cut short."""
 
     tool_calls: Counter[str] = field(default_factory=Counter)
     turns: int = 0
@@ -95,8 +95,9 @@ class EpisodeStatistics(Counters):
 
     @contextmanager
     def engine_time(self) -> Iterator[None]:
-        """Around a model call. The budget stands still meanwhile: an engine that is slow or hangs is not the policy's
-        doing, and its client has a limit of its own. Calls at the same time count once."""
+        """Around a model call. The time budget does not run meanwhile: the policy does not control the engine's speed,
+        and the engine's client has its own limit. Concurrent calls count once.
+        """
         self._calls += 1
         if self._calls == 1:
             self._called, self._deadline = perf_counter(), _stopped(self.budget)

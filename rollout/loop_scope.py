@@ -1,6 +1,6 @@
-"""Things that are opened once for an event loop and closed with it (connections, sandbox pools, tokenizers).
+"""Resources that are opened once for an event loop and closed with it (connections, sandbox pools, tokenizers).
 
-SLiME calls the plug-ins thousands of times and never says "start" or "stop"; the loop's own life is the scope.
+SLiME calls the plug-ins thousands of times and never signals a start or an end, so the life of the loop is the scope.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _SCOPES: dict[asyncio.AbstractEventLoop, _LoopScope] = {}  # a loop's entry goes
 
 
 async def opened_once(key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-    """What `open_it` enters to, opened by the running loop's first caller of this key; a failure to open is not
-    remembered."""
+    """What `open_it` enters to, opened by the running loop's first caller with this key. A failure to open is not
+    remembered.
+    """
     loop = asyncio.get_running_loop()
     if loop not in _SCOPES:
         _SCOPES[loop] = _LoopScope()

@@ -1,6 +1,6 @@
 """Figures of a batch of episodes: pure functions of their samples or records.
 
-A fan-out counts once. What infrastructure broke is counted, and is in no other figure.
+An episode with several samples counts once. Infrastructure failures are counted, and are in no other figure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Segments = list[Record]  # of one episode
 def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
     """Means over a step's episodes, stop reasons one-hot. `episodes` and `infrastructure_failures` are counts.
 
-    What no episode has a record of is absent: all means, where infrastructure broke every episode.
+    A figure that no episode has a record of is absent. If infrastructure broke every episode, all means are absent.
     """
     episodes, sound = _sorted(samples, reward_key)
     counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
@@ -70,7 +70,7 @@ def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int
 
 
 def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Why none of these rollouts trained a token; empty where one did, or where their metrics don't say."""
+    """Why none of these rollouts trained a token. Empty if one did, or if their metrics don't say."""
     if not steps or any(step.get("trained_tokens") != 0 for step in steps):
         return ""
     rates = {step["solve_rate"] for step in steps if step.get("solve_rate") is not None}

@@ -1,7 +1,7 @@
-"""The record of an episode: what a sample's metadata, and a line of a run's journals, say of it.
+"""The record of an episode: its fields in a sample's metadata and in a line of a run's journals.
 
-The rollout hook writes what the agent did, the reward hook what it scored, and each says where infrastructure failed.
-Metrics, reports and viewers read it here; no other module spells these keys.
+The rollout hook writes what the agent did, the reward hook writes the score, and each writes where infrastructure
+failed. Metrics, reports and viewers read the record through this module; no other module spells these keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True):
-    """What the agent did. A generate function of the user's own must give the patch, and may give less of the rest."""
+    """What the agent did. A user's own generate function must give the patch; the other fields are optional."""
 
     patch: str
     stop_reason: str = ""
@@ -91,7 +91,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def solved(self) -> bool:
-        """The binary outcome; of a reward function that records none, whether the reward is positive."""
+        """The binary outcome. If the reward function records none, whether the reward is positive."""
         if self.broken:
             return False
         return self.score.solved if self.score else (self.reward or 0.0) > 0
@@ -107,7 +107,7 @@ def failure_of(sample: Sample) -> Failure | None:
 
 
 def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
-    """Record a new episode in the sample's metadata; what an earlier one left there goes."""
+    """Record a new episode in the sample's metadata, and remove what an earlier episode left there."""
     kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE)}
     record = EpisodeRecord(
         episode.patch,
@@ -182,7 +182,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def trajectory_of(sample: Sample | Record) -> int | None:
-    """Which episode a sample belongs to: fan-out siblings share it."""
+    """The id of the episode that a sample belongs to. Samples of one episode share it."""
     if isinstance(sample, Record):
         return sample.trajectory
     return sample.index if sample.rollout_id is None else sample.rollout_id

@@ -18,10 +18,10 @@ from slime_swe.rollout.session import Session
 async def run_episode(
     agent: Agent, task: Task, sandboxes: Sandboxes, sampling: Sampling, *, time_budget: float
 ) -> Episode:
-    """Never raises for what the policy, the engine or the sandbox does: that is the episode's stop reason.
+    """Never raises for a failure of the policy, the engine or the sandbox: these become the episode's stop reason.
 
-    `time_budget` (seconds) runs from when the sandbox is open, and not while the engine samples: waiting for either is
-    the run's load, not the policy's.
+    `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
+    depend on the load of the run, not on the policy.
     """
     started = perf_counter()
     session, statistics = Session(), EpisodeStatistics()

@@ -32,7 +32,7 @@ def to_samples(
 
     Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
     masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
-    ABORTED with reward 0.0 and `remove_sample`, and its metadata says what failed.
+    ABORTED with reward 0.0 and `remove_sample`; its metadata says what failed.
     """
     segments = episode.segments or (_nothing_sampled(args, placeholder),)
     assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
@@ -53,8 +53,9 @@ def to_samples(
 
 
 def _nothing_sampled(args: Any, placeholder: int) -> Segment:
-    """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must: any will
-    do, but SLiME takes a table of zeros for a server that returned none."""
+    """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must. Any experts
+    will do except a table of zeros, which SLiME takes as a sign that the server returned none.
+    """
     routes: str | None = None
     if getattr(args, "use_rollout_routing_replay", False):
         table = array("i", range(args.moe_router_topk)) * args.num_layers

@@ -36,7 +36,8 @@ def by_turn(*turns: str) -> Say:
 
 def by_content(*turns: str) -> Say:
     """The first of these texts that the prompt does not hold yet; at the end the last one again. For agents that
-    rewrite their history; no text may be given twice."""
+    rewrite their history. No text may occur twice.
+    """
 
     def say(engine: ScriptedEngine, asked: Request) -> str:
         shown = engine.tokenizer.decode(asked["input_ids"])
@@ -49,9 +50,9 @@ def by_content(*turns: str) -> Say:
 class ScriptedEngine:
     """`say` gives the policy's next turn, as text or as token ids; it ends at its first stop token.
 
-    Each token ever sampled has a log-probability of its own, by which it is found again in the training data; with
-    `log_prob` all have that one. `experts`: base64 of the routed experts of a sequence of so many tokens.
-    `remember`: whether requests and samples are kept.
+    Each sampled token has a unique log-probability, by which it is found again in the training data; with `log_prob`
+    all have that one. experts: base64 of the routed experts of a sequence of so many tokens. remember: whether requests
+    and samples are kept.
     """
 
     tokenizer: Any
@@ -112,7 +113,7 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def scripted_engine(tokenizer: Any, say: Say, **settings: Any) -> AsyncIterator[ScriptedEngine]:
-    """A `ScriptedEngine` that is served on the loopback meanwhile."""
+    """A `ScriptedEngine`, served on the loopback inside the context."""
     engine = ScriptedEngine(tokenizer, say, **settings)
     async with serve(engine.handle) as url:
         engine.url = url

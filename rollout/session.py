@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(eq=False)  # nodes are compared by identity: they are places in a tree
 class Node:
-    """A run of tokens of one origin, after everything on the path from the root."""
+    """A run of tokens of one origin, after all tokens on the path from the root."""
 
     tokens: list[int]
     log_probs: list[float] | None  # None: context, not sampled
@@ -55,9 +55,9 @@ class Node:
         return orjson.dumps(self.tokens)[1:-1] + b"," if self.tokens else b""
 
     def encoded_path(self) -> list[bytes]:
-        """That of every node from the root to here which has tokens. Costs time in the nodes since it was last asked.
+        """`encoded` of every node from the root to here that has tokens. Costs time in the nodes since the last call.
 
-        Nodes of one branch share a list, of which each knows how much is before it and its own.
+        Nodes of one branch share a list. Each knows its own part of it, and how much is before that.
         """
         fresh: list[Node] = []
         node: Node | None = self

@@ -40,7 +40,7 @@ class RolloutSettings:
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
-        """Those of `args`. Raises `UserError`, which names all that is wrong."""
+        """The settings in `args`. Raises `UserError` that names everything that is wrong."""
         for name, whole in _WHOLE_DISTRIBUTION.items():
             given = getattr(args, name, None)
             if given not in (None, whole):

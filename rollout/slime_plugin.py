@@ -1,4 +1,4 @@
-"""SLiME's rollout hooks: `generate` runs one episode, `log_rollout` and `log_evaluation` write what came of it."""
+"""SLiME's rollout hooks: `generate` runs one episode, `log_rollout` and `log_evaluation` write the results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Run the agent on `sample.metadata["task"]` (`--custom-generate-function-path`).
 
-    Returns the sample, filled; a list of siblings where the episode became several segments. An episode that
-    infrastructure broke is tried again up to `swe_max_attempts` times in all, and then comes back ABORTED.
+    Returns the sample, filled, or a list of siblings if the episode became several segments. An infrastructure failure
+    is retried, up to `swe_max_attempts` attempts in all; then the sample comes back ABORTED.
     """
     settings = RolloutSettings.from_args(args)
     task = task_of(sample)
@@ -48,7 +48,7 @@ def log_rollout(
 ) -> bool:
     """Append the trajectories to `episodes.jsonl` and add our metrics (`--custom-rollout-log-function-path`).
 
-    The metrics go into `rollout_extra_metrics`, which SLiME logs afterwards, as False asks it to.
+    The metrics go into `rollout_extra_metrics`. Returns False, which makes SLiME log them afterwards.
     """
     flat, key = flatten(samples), getattr(args, "reward_key", None)
     append_records(RolloutSettings.from_args(args).run_dir / EPISODES, flat, key, rollout_id=rollout_id)

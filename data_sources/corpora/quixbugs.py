@@ -1,9 +1,8 @@
 """QuixBugs: forty small programs with one faulty line each, in Python and in Java; its own tests are the oracle.
 
-A task is a small repository: the program, what it needs, and its tests. Which tests tell the faulty program from the
-right one is not part of QuixBugs; `quixbugs_files/tests.json` has it, found by running both versions in a sandbox.
-Tests that take minutes (one of knapsack, one of levenshtein) are skipped, as QuixBugs itself does.
-Upstream: jkoppel/QuixBugs.
+A task is a small repository: the program, what it needs, and its tests. QuixBugs does not say which tests fail with the
+faulty program. `quixbugs_files/tests.json` does; it was made by running both versions in a sandbox. Tests that take
+minutes (one of knapsack, one of levenshtein) are skipped, as QuixBugs itself does. Upstream: jkoppel/QuixBugs.
 """
 
 from __future__ import annotations

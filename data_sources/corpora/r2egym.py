@@ -1,13 +1,14 @@
 """R2E-Gym: commits of Python projects with the tests that fail before and pass after, and an image for each.
 
 An image has the repository before the commit in `/testbed`, its environment in `/testbed/.venv`, a `run_tests.sh`
-beside it, and in `/r2e_tests` the tests that grade. The image's setup takes those away, so an agent's sandbox has none
-of them. The grader opens the image without its setup, and the eval script puts them in place. `run_tests.sh`, which
-R2E-Gym hides too, shows none of them and stays: were it gone, a patch that adds one of its name could not be applied.
+beside it, and the grading tests in `/r2e_tests`. The image's setup removes these tests, so an agent's sandbox has none
+of them. The grader opens the image without its setup, and the eval script puts them in place. R2E-Gym also hides
+`run_tests.sh`. It stays here, since it shows no test, and without it a patch that adds a file of that name could not be
+applied.
 
-R2E-Gym compares the results of all tests with a list. Here a test is asked for where that list and R2E-Gym's own run of
-the fixed commit say that it passes: FAIL_TO_PASS if it did not in the run before the fix, else PASS_TO_PASS. Tests that
-fail even when fixed are not asked for. Records without a FAIL_TO_PASS test are left out.
+R2E-Gym compares the results of all tests with a list. Here a test counts if both that list and R2E-Gym's own run of the
+fixed commit say that it passes. It is a FAIL_TO_PASS test if it did not pass in the run before the fix, else a
+PASS_TO_PASS test. Tests that fail even after the fix do not count. Records without a FAIL_TO_PASS test are left out.
 Upstream: R2E-Gym/R2E-Gym, src/r2egym/agenthub/runtime/docker.py, repo_analysis and commit_models/diff_classes.py.
 """
 
@@ -170,7 +171,7 @@ def _object(name: str, field: str, text: str) -> dict[str, Any]:
 
 
 def _about(record: _Record, commit: _Commit) -> dict[str, str]:
-    """The commit before the fix is often written `HASH^`, which names it to nobody without the repository."""
+    """The commit before the fix is often written `HASH^`, which can't be resolved without the repository."""
     base = {"base_commit": commit.old_commit_hash} if _FULL_HASH.fullmatch(commit.old_commit_hash) else {}
     return {"repo": record.repo, "fix_commit": record.commit_hash, **base, "created_at": commit.commit_date}
 

@@ -1,8 +1,8 @@
 """SWE-Gym: SWE-bench's format from before swebench 5, for eleven other repositories.
 
-What its harness adds is added here: the image by its name on Docker Hub, and the command by which each repository's
-tests run. Its harness also installs the project anew before the tests; that is left out, since it needs a network and
-the images have it installed from the repository itself. Upstream: SWE-Gym/SWE-Bench-Fork, swebench/harness.
+This module adds what SWE-Gym's harness adds: the image, by its name on Docker Hub, and each repository's test command.
+The harness also reinstalls the project before the tests. That step is left out: it needs a network, and the images have
+the project installed from the repository itself. Upstream: SWE-Gym/SWE-Bench-Fork, swebench/harness.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""SWE-smith: faults put into the code of Python projects; the gold patch is the fault's patch, reversed.
+"""SWE-smith: bugs inserted into Python projects; the gold patch is the bug's patch, reversed.
 
-The images hold the projects without the fault. An image's setup puts it in and makes of the result a repository with
-one commit, so that no history shows it. As SWE-smith's harness does, the files of the FAIL_TO_PASS tests are run, and
-of PASS_TO_PASS those in these files count. Left out are the few projects whose tests are not run by pytest or whose
-logs have a parser of their own, and patches that can't be reversed. Upstream: SWE-bench/SWE-smith, swesmith/harness.
+The images hold the projects without the bug. An image's setup inserts it and commits the result as a repository with
+one commit, so that no history shows it. As in SWE-smith's harness, the files of the FAIL_TO_PASS tests are run, and
+only the PASS_TO_PASS tests in these files count. Left out are the few projects whose tests are not run by pytest or
+whose logs need a parser of their own, and patches that can't be reversed. Upstream: SWE-bench/SWE-smith,
+swesmith/harness.
 """
 
 from __future__ import annotations

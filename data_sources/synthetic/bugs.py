@@ -47,10 +47,10 @@ def mutations(source: str) -> list[Mutation]:
 
 
 def corruptions(source: str) -> dict[str, Edit]:
-    """Every exchange of one name, number or operator for another of its kind, likely slip or not: program → edit.
+    """Every exchange of one name, number or operator for another of its kind, likely bug or not: program → edit.
 
-    A superset of most trained classes, for demonstrations: who has repaired a place in many ways knows what is right
-    there, and not only the slips that were shown.
+    A superset of most trained classes, for demonstrations. A model that has repaired a place in many ways learns what
+    is right there, and not only the bugs that were shown.
     """
     function, editor = _function(source), _Editor(source)
     variables, fixed = _variables(function), _loop_names(function)

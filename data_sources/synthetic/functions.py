@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
 
 
 class RunawayError(Exception):
-    """A call's values grow without end, so that it would not come back."""
+    """A call's values grow without end, so the call would not return."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong version that the calls `killed_by` (indexes into `FunctionTemplate.calls`) tell from the right one."""
+    """A wrong version of a function. The calls `killed_by` (indexes into `FunctionTemplate.calls`) distinguish it from
+    the right one.
+    """
 
     mutation: Mutation
     key: str
@@ -197,9 +199,9 @@ def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """In here, a call of a template's function whose values grow without end raises `RunawayError`.
+    """In this context, a call of a template's function whose values grow without end raises `RunawayError`.
 
-    What several exchanges make of a template may square a number, or append to the list it goes over, in each round.
+    A template with several exchanges may square a number, or append to the list that it iterates over, in each round.
     """
     before = sys.gettrace()
     sys.settrace(_watch)

@@ -1,7 +1,7 @@
 """Names for procedurally generated code: pairs of short word pieces, one fifth of the pairs held out by hash.
 
-A fixed list of names is memorised; pairs drawn from 310 pieces (~96,000 names) have to be copied. No piece is the
-name of a module of the standard library, which a package of that name could not be imported beside.
+A model memorises a fixed list of names. It has to copy pairs drawn from 310 pieces (~96,000 names). No piece is the
+name of a module of the standard library, since a package of that name could not be imported.
 """
 
 from __future__ import annotations

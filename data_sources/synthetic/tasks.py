@@ -1,8 +1,8 @@
 """The synthetic task sets: `load("train" | "heldout" | "unseen")`.
 
-Every (function, bug) pair belongs to one side by a hash of both: no pair that is trained on is evaluated on, and the
-names of the held-out tasks are pairs of pieces that training never shows. `unseen` holds bug classes that are never
-trained on. The statement names the failing tests and the files, nothing of the fix.
+A hash of (function, bug) decides which side a pair belongs to: no pair that is trained on is evaluated on. The names of
+the held-out tasks are pairs of pieces that training never shows. `unseen` holds bug classes that are never trained on.
+The statement names the failing tests and the files, and nothing of the fix.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def load(split: str) -> list[Task]:
 
 
 def draw_repository(rng: random.Random, split: str) -> Repository:
-    """A repository with a bug from one side of the split; function first, then bug class, then the very bug."""
+    """A repository with a bug from one side of the split. The function is drawn first, then the bug class, then the
+    bug.
+    """
     pools = _pools(split)
     template, by_class = rng.choice(pools)
     mutant = rng.choice(by_class[rng.choice(sorted(by_class))])
@@ -50,9 +52,11 @@ def draw_repository(rng: random.Random, split: str) -> Repository:
 
 
 def draw_scrambled(rng: random.Random) -> Repository:
-    """A repository with one to eight corruptions of a function for a bug, under training names: no task has it.
+    """A repository whose bug is up to `SCRAMBLED_SITES` corruptions of a function, under training names. No task has
+    this bug.
 
-    For demonstrations. Where much is wrong, who copies the text must read it: what is likely does not help.
+    For demonstrations. If many places are wrong, copying the text requires reading it: knowing what is likely does not
+    help.
     """
     template = rng.choice([template for template in templates() if corrupted(template)])
     mutant = scrambled(rng, template, rng.choice(SCRAMBLED_SITES))

@@ -1,1 +1,1 @@
-"""The integrity gate: scripted cheats, each of which must earn nothing, and honest work, which must be graded."""
+"""The integrity gate: scripted cheats, which must get no reward, and honest work, which must be graded on its merit."""

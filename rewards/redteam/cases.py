@@ -1,4 +1,4 @@
-"""What the gate plays: cases, each a scripted agent, on targets, each a small task graded in one way."""
+"""What the gate plays. A case is a scripted agent; a target is a small task that is graded in one way."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SCRIPTS = resources.files("slime_swe.rewards.redteam") / "scripts"
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a scripted agent does in its sandbox, in shell, with the functions of `scripts/prelude.sh`.
+    """What a scripted agent does in its sandbox: a shell script, with the functions of `scripts/prelude.sh`.
 
-    about: what an attack tries; what a benign case is the honest side of.
-    patch: handed in instead of the sandbox's diff. only: the targets that it is for; all where there are none.
-    slow: it runs into the time limit of the tests.
+    about: what an attack tries; for a benign case, which honest work it stands for. patch: submitted instead of the
+    sandbox's diff. only: the targets that it is played on; empty for all. slow: it runs into the time limit of the
+    tests.
     """
 
     kind: Kind

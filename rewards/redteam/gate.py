@@ -34,16 +34,16 @@ NEEDED = 40  # distinct attacks, for a gate to mean anything
 
 
 class UnplayableError(UserError):
-    """A grader can't be tried in a sandbox, because one of them lacks what the other needs."""
+    """A grader can't be tried in a sandbox, because the sandbox or this machine lacks what it needs."""
 
 
 @dataclass(frozen=True)
 class Row:
     """How one case ended on one target.
 
-    verdict: `held` is as it must be; `rewarded`, an attack was; `misgraded`, honest work was not graded on its merit;
-    `broken`, the sandbox or the grader failed, which no policy may bring about: such an episode is played again instead
-    of being punished. evidence: what the score says about it.
+    verdict: `held`, as it must end; `rewarded`, an attack got a reward; `misgraded`, honest work was not graded on its
+    merit; `broken`, the sandbox or the grader failed. No policy may be able to cause `broken`, since such an episode is
+    played again and not punished. evidence: what the score says about it.
     """
 
     kind: Kind
@@ -139,7 +139,7 @@ class Player:
 
 
 def _evidence(score: Score) -> str:
-    """What a person would look at: why a patch was refused, what was undone, what failed or was not believed."""
+    """What a person would look at: why a patch was refused, what was undone, what failed or was rejected."""
     found = dict(score.evidence)
     failed = [name.rpartition("::")[2] for name, passed in found.get("tests", {}).items() if not passed]
     parts: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""What there is to steal while the suite is played: on the host, and in the history of an image's repository.
+"""The honeypots of the gate: what there is to steal on the host, and in the history of an image's repository.
 
-An attack that finds nothing then proves that the sandbox hides it, not that there was nothing.
+If an attack finds nothing, this proves that the sandbox hides it, and not that there was nothing to find.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A gate that has passed, remembered: for this code, on this machine.
+"""Remembers on this machine that the gate has passed for this code.
 
-What a gate says depends on the kernel, on bubblewrap or Docker and on the image as much as on our code, so no proof
-comes with the package: the first run on a machine plays the gate, and later runs find its fingerprint. A change of any
-of them asks for it again. The images that tasks name are not part of it.
+The result of the gate depends on the kernel, on bubblewrap or Docker and on the image as much as on our code. So the
+package contains no proof: the first run on a machine plays the gate, and later runs find its fingerprint. If any of
+these changes, the gate is played again. The images that tasks name are not part of the fingerprint.
 """
 
 from __future__ import annotations

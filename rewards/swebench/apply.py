@@ -1,9 +1,8 @@
 """Apply a patch in a sandbox of the task's image, by the commands that the harness tries, in its order.
 
-Nothing that the policy wrote has run in that sandbox. Two things differ from the harness: a patch counts for nothing
-where `rewards.guard` says so, unless the gold patch changes that file too; and GNU patch, which takes more than git,
-gets no patch that names a path in `.git`, makes a link, or holds what could be a command of an ed script, which may be
-indented.
+Nothing that the policy wrote has run in that sandbox. Two things differ from the harness. Changes that `rewards.guard`
+names are ignored, unless the gold patch changes the same file. And GNU patch, which accepts more than git, gets no
+patch that names a path in `.git`, makes a link, or holds what could be a command of an ed script, indented or not.
 """
 
 from __future__ import annotations

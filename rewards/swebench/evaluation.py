@@ -1,11 +1,11 @@
 """`Evaluation`: the runs of one task's eval script, each in a fresh sandbox.
 
-A run of the negative control has the tests mutated. What the tests want is all that may differ between it and the first
-run, since code under test can read the script:
+A run of the negative control has its tests mutated. Only the values that the tests expect may differ between it and the
+first run, since code under test can read the script:
 
 - A script that embeds its tests as a patch, as SWE-bench's do, gets mutated tests in that patch.
-- A script that restores them in another way: every run that may be controlled copies the test files once more before
-  the tests, as they are or mutated.
+- For a script that restores its tests in another way, every run that may be controlled copies the test files once more
+  before the tests, unchanged or mutated.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def embeds_test_patch(script: str) -> bool:
 
 
 def with_embedded_tests(script: str, shown: Files, tests: Files) -> str:
-    """The script, its patch making these test files of those that are shown. It must embed a test patch."""
+    """The script with another test patch, which turns the shown test files into these. It must embed a patch."""
     patch = _patch_in(script)
     assert patch is not None, script
     others = [section for section in _sections(patch["body"]) if tests.keys().isdisjoint(paths_of(section))]

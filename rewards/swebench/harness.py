@@ -177,7 +177,7 @@ def _checked(answer: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, A
 
 
 class _ProcessDied(InfrastructureError):
-    """It ended, or was ended because it did not answer; the message is the end of its stderr."""
+    """The process ended, or was ended because it did not answer. The message is the end of its stderr."""
 
 
 class _Process:

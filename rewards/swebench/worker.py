@@ -109,7 +109,7 @@ def _text(path: Path) -> str:
 
 
 def answer(request: Message) -> Message:
-    """A parser may raise anything, and none of it may end the process that all gradings share."""
+    """The answer to a request. Catches whatever a parser raises, since all gradings share this process."""
     try:
         if refused := refusal(request):
             return {"refused": refused}

@@ -1,4 +1,4 @@
-"""`Agent`: who acts in an episode, and the registry of those there are."""
+"""`Agent`: who acts in an episode, and the registry of the built-in agents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AgentError(InfrastructureError):
 
 
 class Agent:
-    """One object plays all episodes of a run. The class states what it needs; nothing else has to know its name.
+    """One object plays all episodes of a run. The class states its needs; nothing else has to know its name.
 
     limits: what its sandboxes must grant it, None for the pool's own. layers: see `SandboxPool.open`.
     """
@@ -47,12 +47,12 @@ class Agent:
 
     @classmethod
     def open(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Self]:
-        """An agent for a run. Raises `UserError` where it can't be had."""
+        """An agent for a run. Raises `UserError` if it can't be opened."""
         raise NotImplementedError
 
     @property
     def placeholder_token(self) -> int:
-        """Any valid token id: it stands, masked, where an episode has no sampled token."""
+        """Any valid token id. It stands, masked, in an episode without a sampled token."""
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -93,8 +93,9 @@ class CliAgent(Agent):
 
     @classmethod
     def outcome(cls, exit_code: int | None, output: str) -> StopReason:
-        """Why the agent ended, supposing that it had called the policy. One that talked to the policy, and fails then,
-        may do so by what the policy said or did to it."""
+        """Why the agent ended, given that it has called the policy. If an agent fails after that, the policy may have
+        caused it by what it said or by what it ran.
+        """
         return StopReason.SUBMITTED if exit_code == 0 else StopReason.GAVE_UP
 
     @classmethod
@@ -104,8 +105,9 @@ class CliAgent(Agent):
 
     @classmethod
     def stop_reason(cls, exit_code: int | None, output: str, calls: int) -> StopReason:
-        """`outcome`, after so many answered calls. Raises `AgentError` where the program failed before the policy had
-        any part in it."""
+        """`outcome`, after this many answered calls. Raises `AgentError` if the program failed before the policy could
+        influence it.
+        """
         reason = cls.outcome(exit_code, output)
         if exit_code in _NOT_STARTED or not (calls or reason is StopReason.CONTEXT_FULL):
             what = "could not be started" if exit_code in _NOT_STARTED else "ended without a model call"
@@ -156,7 +158,7 @@ class CliAgent(Agent):
             return self._judge(result, calls)
 
     def _require_model(self, calls: ProxySession) -> None:
-        """Raises what kept the agent from its model at last: whatever it made of that, it is no policy's doing."""
+        """Raises the error that kept the agent from its model. It is never the policy's failure."""
         if calls.failure is not None:
             raise calls.failure
         if not calls.asked:
@@ -172,7 +174,7 @@ class CliAgent(Agent):
         return self.stop_reason(result.exit_code, result.output, calls.statistics.turns)
 
     async def _execute(self, sandbox: Sandbox, command: str, calls: ProxySession) -> ExecResult:
-        """Run the agent to its end, or until no call of it has been answered for a while."""
+        """Run the agent until it ends, or until none of its calls has been answered for a while."""
         statistics = calls.statistics
         started, in_engine = perf_counter(), statistics.engine_seconds
         running = asyncio.ensure_future(sandbox.exec(command, timeout=_FOREVER))

@@ -42,7 +42,7 @@ def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Pa
 
 
 def python_version() -> str:
-    """Of the interpreter that installs, which is that of the packages: agents in Python run by no other."""
+    """The version of the interpreter that installs. Agents in Python need the same version in the sandbox."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -164,7 +164,8 @@ class _Run:
 
 
 def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: int) -> list[int] | None:
-    """`encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None where that is no use.
+    """`encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None if they don't fit even
+    when cut.
 
     All texts are cut at one length, the largest that fits, so that short ones stay whole.
     """

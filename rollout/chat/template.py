@@ -66,11 +66,11 @@ _LATER: Sequence[Message] = ({"role": "tool", "content": "found"}, {"role": "use
 class ChatTemplate:
     """A tokenizer's chat template, used so that nothing is ever rendered or tokenised twice.
 
-    `first_prompt` opens the conversation; after each sampled turn `delta` gives only what new messages add. What makes
-    that right is proven for the template in use, once for each sequence of roles, by rendering whole conversations:
+    `first_prompt` opens the conversation. After each sampled turn `delta` gives only what new messages add. That this
+    is exact is proven for the template in use, once for each sequence of roles, by rendering whole conversations:
 
     1. *verbatim*: a message's content appears in the text exactly as it is, whatever it holds;
-    2. *append-only*: a longer conversation's text starts with the shorter one's, the sampled turn kept as it was;
+    2. *append-only*: a longer conversation's text starts with the shorter one's, with the sampled turn unchanged;
     3. *closed*: a sampled turn ends in one added token, which the policy samples as its stop token;
     4. *constant*: what new messages add depends on them alone, not on the history;
     5. *splittable*: tokenising the pieces gives the ids of tokenising the whole.
@@ -108,8 +108,9 @@ class ChatTemplate:
         self._prove_plain_text()
 
     def with_tools(self, tool_schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same with other tools: what was proven of later turns holds for it too. Raises `TemplateError` where
-        these depend on the tools."""
+        """The same template with other tools. What was proven of later turns stays proven. Raises `TemplateError` if
+        later turns depend on the tools.
+        """
         other = copy(self)
         other._tools, other._openings = [dict(schema) for schema in tool_schemas], {}
         history, said = HISTORIES[0], ASSISTANT_TEXTS[0]
@@ -124,7 +125,7 @@ class ChatTemplate:
         return self.encoder.ids(self._opening(roles), contents)
 
     def delta(self, messages: Sequence[Message], *, closed: bool = True) -> list[int]:
-        """Ids that go after a sampled turn so that `messages` are there and the next assistant turn is open.
+        """Ids that follow a sampled turn: they add `messages` and open the next assistant turn.
 
         `closed` says that the turn ended in its stop token; a turn that was cut short has it supplied here.
         """

@@ -91,8 +91,8 @@ class Encoder:
 def load_tokenizer(checkpoint: str | Path) -> Any:
     """A `transformers` tokenizer of a checkpoint folder or hub name.
 
-    A folder that names the generic class gets it. `AutoTokenizer` of transformers 5 goes by `model_type` instead: it
-    puts Qwen's own pre-tokenizer on the vocabulary of any `qwen2` checkpoint, without a word.
+    A folder that names the generic class gets that class. `AutoTokenizer` of transformers 5 goes by `model_type`
+    instead: it silently puts Qwen's own pre-tokenizer on the vocabulary of any `qwen2` checkpoint.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # seconds to import, and only this needs it
 
@@ -103,9 +103,9 @@ def load_tokenizer(checkpoint: str | Path) -> Any:
 
 
 def vocabulary_size(checkpoint: str | Path) -> int | None:
-    """How many token ids the model can sample; None where the checkpoint does not say.
+    """The number of token ids that the model can sample; None if the checkpoint does not say.
 
-    These are the rows of its embedding, which are often more than the tokenizer has: padding can be sampled too.
+    These are the rows of its embedding, often more than the tokenizer has: padding rows can be sampled too.
     """
     from transformers import PretrainedConfig
 

@@ -1,4 +1,4 @@
-"""Tool formats: how a policy writes its tool calls as text. A new one is a file beside this and a line here."""
+"""Tool formats: how a policy writes its tool calls as text. A new one is a file in this folder and a line here."""
 
 from __future__ import annotations
 

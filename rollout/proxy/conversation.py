@@ -1,4 +1,4 @@
-"""What the proxy's protocols have in common: a request with its messages, a reply, and an error."""
+"""What the proxy's protocols share: a request with its messages, a reply, and an error."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Request:
     """What a client asks for, whatever its protocol.
 
     tools: function schemas as chat templates take them, {"type": "function", "function": {"name", "description",
-    "parameters"}}. max_tokens: of the reply, None where the client does not say. sampling: what else the client wants
-    of sampling, by its own names; the run's settings win. wire: whatever the protocol's module needs for its reply.
+    "parameters"}}. max_tokens: of the reply, None if the client does not say. sampling: the client's other sampling
+    parameters, by its own names; the run's settings win. wire: whatever the protocol's module needs for its reply.
     """
 
     model: str
@@ -56,9 +56,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy said, parsed. `id` and those of `calls` are never given twice: clients join what bears one id.
+    """What the policy said, parsed. `id` and the ids of `calls` are unique, since clients merge items of one id.
 
-    finish: `length` where the reply was cut at its limit of tokens. Token counts are the engine's.
+    finish: `length` if the reply was cut at its token limit. Token counts are the engine's.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Wire(Protocol):
     """One protocol: bytes in, bytes out; knows nothing of sessions or engines.
 
     A reply to a streaming request is `opening`, any number of `keep_alive`s while the policy samples, and then
-    `events`, or `failed` where it came to nothing after the opening was sent.
+    `events`, or `failed` if sampling fails after the opening was sent.
     """
 
     head: bytes  # of a body that holds messages and nothing else: up to the first of them

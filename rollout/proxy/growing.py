@@ -1,8 +1,8 @@
-"""`GrowingReader`: parses of each request only what its client has added to the one before.
+"""`GrowingReader`: parses of each request only what its client has added to the previous one.
 
-A client that only appends sends the same bytes again and again, but for further messages in one place. Where two bodies
-differ in nothing else, the later one's history is the earlier one's and what is parsed of the addition. So a turn costs
-time in what is new, and not in the context.
+A client that only appends sends the same bytes again, with further messages inserted in one place. If two bodies differ
+in nothing else, the later one's history is the earlier one's and the parsed addition. So the cost of a turn depends on
+what is new, and not on the context.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 
 
 class GrowingReader:
-    """Of one session's requests in one protocol."""
+    """Reads one session's requests in one protocol."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -21,7 +21,7 @@ class GrowingReader:
         self._rest = b""  # what stands after the messages, as the last two bodies have it; empty: not known
 
     def parse(self, body: bytes) -> Request:
-        """As the wire's own. Raises `ProxyError`."""
+        """The request, as the wire itself parses it. Raises `ProxyError`."""
         request = self._grown(body)
         if request is None:
             request = self._wire.parse(body)
@@ -48,7 +48,7 @@ class GrowingReader:
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:
-    """What stands after the messages in both bodies, from the bracket on; empty where more than messages differs."""
+    """What follows the messages in both bodies, from the bracket on; empty if more than the messages differs."""
     at = _common(before, body)
     rest = before[at:]
     count = len(earlier.messages)
@@ -58,7 +58,7 @@ def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> byt
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes two begin with alike."""
+    """The length of the common prefix, in bytes."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

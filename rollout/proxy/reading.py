@@ -1,5 +1,6 @@
-"""Reading a client's JSON: whatever the bytes are, what comes of them is a value of the right type or a `ProxyError`
-that names the field, what was given and what is allowed."""
+"""Reading a client's JSON. Any bytes give a value of the right type, or a `ProxyError` that names the field, what was
+given and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -175,8 +176,8 @@ def joined(
 ) -> str:
     """The text of content that is a string, null, absent, or a list of parts of `kinds`.
 
-    A part of another kind (an image, a file) is an error, or with `stand_ins` a note in its place: what a tool gives
-    back is the policy's doing, and no reason to refuse its client.
+    A part of another kind (an image, a file) is an error, or with `stand_ins` is replaced by a note: a tool's result
+    was caused by the policy, and is no reason to refuse its client.
     """
     content = given.get(key)
     if type(content) is str:
@@ -230,7 +231,7 @@ def distinct(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
 def history(messages: Sequence[Message], key: str = "messages") -> tuple[Message, ...]:
     """The messages, which must ask for a reply: a client can't begin the policy's own turn.
 
-    An empty assistant message at the end begins nothing, and is dropped.
+    An empty assistant message at the end is dropped.
     """
     if messages and messages[-1] == Message("assistant", ""):
         messages = messages[:-1]

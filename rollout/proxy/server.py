@@ -1,4 +1,4 @@
-"""`Proxy`: an HTTP server that real agents take for their model's, and that records every token they make it sample.
+"""`Proxy`: an HTTP server that real agents use as their model's, and that records every token they make it sample.
 
 | path below `/s/<session>` | protocol |
 | --- | --- |
@@ -8,7 +8,7 @@
 | `/v1/models` | the one model there is |
 
 A client names its session in the path and proves it by the session's key, as an API key. `GET /sessions/<session>`
-returns what was recorded so far; `DELETE` returns it and forgets it. Both take the proxy's own key, which no agent has.
+returns the record so far; `DELETE` returns the record and clears it. Both take the proxy's own key, which no agent has.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Proxy:
 
     @asynccontextmanager
     async def serve(self, session: ProxySession, *sockets: socket.socket) -> AsyncIterator[str]:
-        """Answer a session's requests meanwhile, at the proxy's own address and on further listening sockets.
+        """Answer a session's requests inside the context, at the proxy's own address and on further listening sockets.
 
-        Gives the session's path, which goes after any of these addresses.
+        Yields the session's path, to be appended to any of these addresses.
         """
         self._sessions[session.id] = session
         loop, http = asyncio.get_running_loop(), self._runner.server
@@ -88,8 +88,9 @@ class Proxy:
         yield web.route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
     def _find(self, http: web.Request, key: str = "") -> ProxySession:
-        """The session that a request names. Raises `ProxyError` where there is none, or the request does not bear
-        `key`, that of the session itself where nothing else is given."""
+        """The session that a request names. Raises `ProxyError` if there is none, or if the request does not carry
+        `key` (by default the session's own).
+        """
         if key:
             _require_key(http, key, "the proxy's")
         session = self._sessions.get(http.match_info["session"])
@@ -133,9 +134,9 @@ class Proxy:
 
 
 class _ConnectionLimiter:
-    """Makes the protocol of each connection to one socket, of a bounded number at once.
+    """Makes the protocol of each connection to one socket, up to a maximum number at once.
 
-    Each costs this process a file descriptor, and what connects is an agent.
+    Each connection costs this process a file descriptor, and the client is an agent, which may open any number.
     """
 
     def __init__(self, http: web.Server) -> None:
@@ -164,7 +165,7 @@ class _Refused(asyncio.Protocol):
 
 @asynccontextmanager
 async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Proxy]:
-    """A proxy that listens on `host` (port 0: a free one), and on every socket that sessions bring."""
+    """A proxy that listens on `host` (port 0: a free one), and on every socket that `Proxy.serve` is given."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
@@ -195,7 +196,7 @@ def _guarded(wire: Wire, handler: Handler) -> Handler:
 async def _stream(
     session: ProxySession, wire: Wire, http: web.Request, request: Request, prompt: Prompt
 ) -> web.StreamResponse:
-    """The opening at once, a sign of life while the policy samples, and then the reply."""
+    """The opening at once, keep-alive events while the policy samples, and then the reply."""
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(http)
     stamp = (secrets.token_hex(ID_BYTES), int(time.time()))

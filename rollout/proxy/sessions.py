@@ -43,10 +43,11 @@ class Policy:
 
 @dataclass(eq=False)
 class ProxySession:
-    """The record goes to `session`, the counts to `statistics`; `side_call` says which requests are not trained on.
+    """One episode: the record goes to `session`, the counts to `statistics`. `side_call` says which requests are not
+    trained on.
 
-    `ended` is why no further call is answered. `failure` is what the engine failed with at last, unless it was asked
-    again and has answered since.
+    `ended` is why no further call is answered. `failure` is the engine's latest failure, None once it has answered
+    again.
     """
 
     policy: Policy
@@ -92,8 +93,8 @@ class ProxySession:
     async def answer(self, request: Request, prompt: Prompt) -> Reply:
         """What the policy says at a prompt. Raises `ProxyError` where the engine fails.
 
-        A request that comes again while it is being answered, or after an answer that did not reach the client, is a
-        client's second try: it gets the same answer. Cancelled by all who wait, the sampling is.
+        A request that is repeated while it is being answered, or after an answer that did not reach the client, is a
+        retry: it gets the same answer. The sampling is cancelled when all who wait for it are.
         """
         if prompt in self._undelivered:
             return self._undelivered[prompt]
@@ -115,7 +116,7 @@ class ProxySession:
                     del self._in_flight[prompt]
 
     def delivered(self, prompt: Prompt) -> None:
-        """The client has the answer: when it asks the same again, it wants another."""
+        """The client has the answer. If it asks the same again, it gets another."""
         self._undelivered.pop(prompt, None)
 
     @property
@@ -124,7 +125,7 @@ class ProxySession:
         return len(self.answered & self.tree.calls)
 
     def history(self) -> dict[str, Any]:
-        """What was recorded, as plain JSON types: the training sequences so far, the calls and what became of them."""
+        """The record as plain JSON types: the training sequences so far, the calls and their outcomes."""
         return {
             "id": self.id,
             "turns": self.statistics.turns,
@@ -139,13 +140,13 @@ class ProxySession:
         }
 
     def forget(self) -> None:
-        """Start the record anew; what the client still holds of it counts as context from now on."""
+        """Clear the record. What the client still holds of it counts as context from now on."""
         self.session.clear()
         self.tree = ConversationTree(self.session, self.policy.templates)
         self._undelivered.clear()
 
     def close(self) -> None:
-        """Drop what is being sampled, and answer no more."""
+        """Cancel the sampling in flight, and answer no further request."""
         for sampling in self._in_flight.values():
             sampling.task.cancel()
         self._closed = True
@@ -233,9 +234,9 @@ class _InFlight:
 
 
 def arguments_json(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The arguments of a call as JSON text, of the types that the tool asks for.
+    """The arguments of a call as JSON text, with the types that the tool's schema names.
 
-    Where the model's format has text alone (Qwen3-Coder's), text for what is to be none is read as JSON.
+    If the model's format has only text (Qwen3-Coder's), values of other types than text are read as JSON.
     """
     types = _types(call.name, tools)
     values = {name: _typed(value, types.get(name)) for name, value in call.arguments.items()}

@@ -1,4 +1,6 @@
-"""`Templates`: a checkpoint's chat template for whatever tools clients bring, proven once and not for each of them."""
+"""`Templates`: a checkpoint's chat template for whatever tools clients bring, proven once and not for each list of
+tools.
+"""
 
 from __future__ import annotations
 

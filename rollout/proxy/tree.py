@@ -1,9 +1,10 @@
-"""`ConversationTree`: which recorded turns a client's history holds, and the tokens of what is new in it.
+"""`ConversationTree`: finds the recorded turns in a client's history, and the tokens of what is new in it.
 
-Clients send their whole history with every request, and not as they were given it: argument JSON in another order, null
-for "", reasoning dropped, system prompts split. A turn is recognised by the ids of its calls, else by its words, and
-its sampled tokens stand for it; only what follows it is rendered and tokenised, as the chat template's delta. Where a
-client has really rewritten something, the tree forks there, and turns that it kept further on keep their tokens.
+Clients send their whole history with every request, in another form than they received it: argument JSON in another
+order, null for "", reasoning dropped, system prompts split. A turn is recognised by the ids of its calls, else by its
+words, and its sampled tokens are used for it. Only what follows it is rendered and tokenised, as the chat template's
+delta. If a client has really rewritten something, the tree branches there, and later turns that the client kept keep
+their tokens.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class UnmatchedMessage:
-    """An assistant's message in a history that the policy did not say; `nearest` is what it said last at that place."""
+    """An assistant message in a history that the policy did not say. `nearest` is what the policy last said at that
+    place.
+    """
 
     message: Message
     nearest: Message | None
 
 
 class ConversationTree:
-    """One episode's. What it places and records goes into the session."""
+    """The tree of one episode. What it places and records goes into the session."""
 
     def __init__(self, session: Session, templates: Templates) -> None:
         self._session = session
@@ -76,7 +79,7 @@ class ConversationTree:
         return self._by_call.keys()
 
     def place(self, request: Request) -> Prompt:
-        """Where a request's history ends. Raises `ProxyError` for a history that the chat template does not take."""
+        """Where a request's history ends. Raises `ProxyError` for a history that the chat template does not accept."""
         try:
             prompt = self._place(request)
         except TemplateError as error:
@@ -85,7 +88,7 @@ class ConversationTree:
         return prompt
 
     def record(self, prompt: Prompt, said: Message, generation: Generation, *, train: bool = True) -> Turn:
-        """What the policy said at a prompt. Not to be trained on: its tokens are then context."""
+        """Record what the policy said at a prompt. Without `train` its tokens are context."""
         self._session.fork(prompt.node)
         node = self._session.add_sampled(generation) if train else self._session.add_context(generation.tokens)
         turn = Turn(said, node, generation.tokens[-1] in prompt.template.stop_token_ids)
@@ -108,7 +111,7 @@ class ConversationTree:
         return prompt
 
     def _known(self, request: Request) -> tuple[Prompt, Sequence[Message]] | None:
-        """The longest of the latest histories that this one repeats to the letter, and what follows it."""
+        """The longest of the latest histories that this one starts with exactly, and what follows it."""
         found: tuple[Request, Prompt] | None = None
         for earlier, prompt in self._latest:
             if (found is None or len(earlier.messages) > len(found[0].messages)) and _goes_on(request, earlier):
@@ -136,7 +139,7 @@ class ConversationTree:
         return prompt.copies[key]
 
     def _attribute(self, prompt: Prompt, said: Message) -> Turn | None:
-        """The recorded turn that a message echoes: by its calls' ids, else by its words, here before elsewhere."""
+        """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
         for call in said.calls:
             turn = self._by_call.get(call.id)
             if turn is not None:
@@ -173,7 +176,9 @@ def _plain(messages: Sequence[Message]) -> list[Mapping[str, str]]:
 
 
 def words_of(message: Message) -> Words:
-    """What makes two messages the same: not white space, reasoning, ids, or the layout of argument JSON."""
+    """The parts of a message by which two are compared: not white space, reasoning, ids, or the layout of argument
+    JSON.
+    """
     text = message.text
     if message.role == "assistant":
         text = _THINKING.sub("", text)

@@ -44,10 +44,10 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """One fresh machine-in-a-box with the task's repository at its working directory.
+    """A fresh, isolated environment with the task's repository as its working directory.
 
-    Use as an async context manager: leaving it, by whatever way, leaves no process and no file behind.
-    Paths are relative to the repository. Every method raises `SandboxError` when the sandbox itself fails.
+    Use as an async context manager: leaving it, in whatever way, leaves no process and no file behind. Paths are
+    relative to the repository. Every method raises `SandboxError` when the sandbox itself fails.
     """
 
     async def __aenter__(self) -> Self: ...
@@ -67,19 +67,19 @@ class Sandbox(Protocol):
         ...
 
     async def diff(self) -> str:
-        """The unified diff from the files the sandbox started with to what it holds now.
+        """The unified diff from the files that the sandbox started with to its present files.
 
-        Whatever the commands did to the files, this gives a patch: `slime_swe.patches.OVERSIZED` where it is too large.
+        Gives a patch whatever the commands did to the files: `slime_swe.patches.OVERSIZED` if it is too large.
         """
         ...
 
     async def listen(self, port: int) -> socket.socket:
         """A TCP socket that listens on 127.0.0.1:`port` inside, and whose connections are accepted here.
 
-        So what runs inside reaches whatever is served on it, and nothing else: the sandbox has no other network. `port`
-        is 1 to 65535; each sandbox has its own. Any server takes the socket (`asyncio.start_server(sock=…)`, aiohttp's
-        `SockSite`), and may close it. The sandbox closes those that are left open at its end: close the server before.
-        Raises `UserError` where the backend can't, and `OSError` (EADDRINUSE) where the port is taken inside.
+        Commands inside reach this service and nothing else: the sandbox has no other network. `port` is 1 to 65535;
+        each sandbox has its own. Any server takes the socket (`asyncio.start_server(sock=…)`, aiohttp's `SockSite`),
+        and may close it. The sandbox closes open sockets at its end: close the server before. Raises `UserError` where
+        the backend can't, and `OSError` (EADDRINUSE) where the port is taken inside.
         """
         ...
 
@@ -112,8 +112,8 @@ class SandboxSpec:
 class Requirement:
     """A command that must succeed on the host.
 
-    name: in the report. install: what to do where its program is missing; fix: where it fails. fatal: whether nothing
-    works without it. works: said in place of what it prints.
+    name: in the report. install: what to do if its program is missing. fix: what to do if it fails. fatal: whether
+    nothing works without it. works: the report's text if it succeeds; empty for the command's output.
     """
 
     name: str
@@ -142,17 +142,17 @@ class Backend:
     requirements: ClassVar[tuple[Requirement, ...]] = ()  # checked by `slime-swe doctor`
 
     async def start(self) -> None:
-        """Called before each `open`, and cheap when there is nothing to do. Raises `UserError`, `SandboxError`."""
+        """Called before each `open`; cheap if there is nothing to do. Raises `UserError`, `SandboxError`."""
 
     def open(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox to be entered; it has an image or layers only where the backend takes them."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End what the backend keeps running; every sandbox has been left. Raises `SandboxError`."""
+        """Stop what the backend keeps running, after every sandbox was left. Raises `SandboxError`."""
 
     def fingerprint(self) -> Iterator[str]:
-        """What holds a sandbox's processes, and the image that tasks of files alone run in.
+        """Facts about what isolates a sandbox, and about the image that tasks with files only run in.
 
         A result of the integrity gate is valid as long as these facts, our code and the kernel are the same.
         """

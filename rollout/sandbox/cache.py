@@ -21,7 +21,9 @@ def cache_folder() -> Path:
 
 
 def made_once(place: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `place`, which `make` fills under another name if it isn't there yet. Blocks while another does."""
+    """The folder `place`. If it does not exist, `make` fills it under a temporary name. Blocks while another process
+    makes it.
+    """
     with locked(place):
         if not place.exists():
             half = place.with_name(f"{place.name}.half")
@@ -34,7 +36,7 @@ def made_once(place: Path, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Alone, among all processes of this machine, at this place."""
+    """Exclusive access to this place among all processes of this machine, inside the context."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(place.with_name(f"{place.name}.lock")):
         yield

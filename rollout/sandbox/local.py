@@ -115,9 +115,9 @@ class Channel:
 class LocalSandbox(common.BaseSandbox):
     """One sandbox. Made by `LocalBackend.open`; entering it starts it, with its files in place.
 
-    A file operation that the agent's own doing makes fail (no such file, disk full, a folder in the way) raises the
-    `OSError` that it met inside the sandbox. A cancelled call kills its command and leaves the sandbox usable.
-    Files are those of the repository's folder; an absolute path means the sandbox's own system.
+    If a file operation fails because of what the agent did (no such file, disk full, a folder in the way), it raises
+    the `OSError` that occurred inside the sandbox. A cancelled call kills its command and leaves the sandbox usable.
+    Paths are relative to the repository's folder; an absolute path is one of the sandbox's own system.
     """
 
     def __init__(self, server: ForkServer, spec: SandboxSpec) -> None:
@@ -186,7 +186,7 @@ class LocalSandbox(common.BaseSandbox):
 class LocalBackend(Backend):
     """Opens sandboxes from one fork server, which it starts when first needed and again if it dies.
 
-    It takes bubblewrap where it works, and else warns, once, of what is then unprotected.
+    Uses bubblewrap if it works. Else it warns, once, of what is then unprotected.
     """
 
     isolates: ClassVar[Isolation] = "if possible"

@@ -52,9 +52,9 @@ class SandboxPool:
     ) -> AsyncIterator[Sandbox]:
         """A fresh sandbox that starts with `files` written over the image, once fewer than `concurrency` are open.
 
-        layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`), that lie over the image
-        and below what the sandbox writes, shared by all and without a copy. The image must not have the first folder
-        of a layer that holds more than another folder. None may change while a sandbox has it.
+        layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`). They lie over the image
+        and below what the sandbox writes, shared by all sandboxes without a copy. A layer owns its first folder with
+        more than one entry, which the image must not have. No layer may change while a sandbox uses it.
         """
         self._check(image, layers)
         content = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}

@@ -1,4 +1,6 @@
-"""Who made what outlives a process (cgroups, folders, containers): so that a later run removes what a dead one left."""
+"""Names the process that made what may outlive it (cgroups, folders, containers), so that a later run can remove what a
+dead one left.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _PARTS = 5
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, by what no other process ever has: machine, boot, pid namespace, pid, and when it started."""
+    """A unique identity of a process: machine, boot, pid namespace, pid, and start time."""
 
     machine: str
     boot: str
@@ -40,7 +42,9 @@ class ProcessIdentity:
         return "_".join((self.machine, self.boot, self.namespace, str(self.pid), self.started))
 
     def is_dead(self) -> bool:
-        """Whether the process is known to be gone; of one of another machine or pid namespace nothing is known."""
+        """Whether the process is known to be gone. Nothing is known of processes on other machines or in other pid
+        namespaces.
+        """
         here = ProcessIdentity.current()
         if self.machine != here.machine:
             return False

@@ -1,8 +1,8 @@
-"""The `remote` backend: each sandbox a deployment of SWE-ReX, whose container is all that isolates it.
+"""The `remote` backend: each sandbox is a deployment of SWE-ReX, and its container is the only isolation.
 
 SWE-ReX's server runs one program at a time and answers nobody meanwhile. So each command runs in the background of
-`remote.sh`, which is asked how it goes. SWE-ReX's log is off unless SWE_REX_LOG_STREAM_LEVEL says otherwise: it would
-show the servers' tokens.
+`remote.sh`, which is polled. SWE-ReX's log would show the servers' tokens; it is off unless SWE_REX_LOG_STREAM_LEVEL
+says otherwise.
 """
 
 from __future__ import annotations

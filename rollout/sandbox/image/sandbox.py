@@ -1,9 +1,9 @@
-"""`ImageSandbox`: a sandbox in a container of an image. A backend's own class says how to run the container.
+"""`ImageSandbox`: a sandbox in a container of an image, whatever runs the container.
 
-Commands, reads and writes go through the driver inside; `diff` looks from outside and trusts no program of
-the container. A command that ends or wedges the driver is a command that was killed: the driver is started again on the
-same files. Where even that can't be done, each further command fails with 137 and `diff` still has the files. So the
-policy can't turn its own doing into a `SandboxError`, which is raised where the backend fails.
+Commands, reads and writes go through the driver inside. `diff` works from outside and trusts no program of the
+container. A command that ends or blocks the driver counts as killed, and the driver is started again on the same files.
+If it can't be started again, each further command fails with 137, and `diff` still has the files. So the policy can't
+cause a `SandboxError`, which is raised only if the backend fails.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _UNPACK = "LC_ALL=C LANGUAGE=C exec tar -xf - --no-same-owner"
 class ShellSandbox(common.BaseSandbox):
     """A sandbox whose files are reached by commands of its own shell.
 
-    A file operation that the agent's own doing makes fail raises the `OSError` that it met inside. A cancelled call
-    kills its command and leaves the sandbox usable.
+    If a file operation fails because of what the agent did, it raises the `OSError` that occurred inside. A cancelled
+    call kills its command and leaves the sandbox usable.
     """
 
     def __init__(self, image: Image, spec: SandboxSpec) -> None:

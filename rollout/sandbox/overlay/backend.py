@@ -1,8 +1,8 @@
 """The `overlay` backend: images as folders, an overlay over one for each sandbox, bubblewrap. Needs no daemon.
 
-Without root it needs Linux 5.11 and unprivileged user namespaces; with a kernel before 6.6 what a sandbox writes is
-then in the cache folder, without a limit. Without cgroups the limit on memory is for each process, and for root there
-is none on the number of processes.
+Without root it needs Linux 5.11 and unprivileged user namespaces. With a kernel before 6.6 the sandbox's writes are
+then in the cache folder, without a limit. Without cgroups the memory limit holds per process, and for root the number
+of processes is not limited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Control groups: what a whole sandbox may use of memory and processes, where this user may make such groups.
+"""Control groups: limits of memory and processes for a whole sandbox, if this user may make such groups.
 
-Of version 1 (a hierarchy for each controller) and version 2. A group is used again by a later sandbox, once every
-process in it is dead: making one costs more than all the rest of a sandbox.
+Supports version 1 (a hierarchy for each controller) and version 2. A group is reused by a later sandbox once every
+process in it is dead, since making one costs more than all the rest of a sandbox.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read what a sandbox has changed from the upper directory of its overlay, which only the kernel writes.
 
 See "Whiteouts and opaque directories" in the kernel's Documentation/filesystems/overlayfs.rst. The overlay is mounted
-with `redirect_dir=off,metacopy=off`, so that a file in the upper directory is whole and stands where it is seen. No
-link is ever followed.
+with `redirect_dir=off,metacopy=off`, so that a file in the upper directory is complete and has its own path. No link is
+ever followed.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
         "malformed_calls": episode.counters.malformed_calls,
         "first_prompt_tokens": len(log[0].prompt) if log else 0,
         "prefix_cache_ceiling": prefix_cache_ceiling(log),
-        "unmatched": [_difference(one.message, one.nearest) for tree in trees for one in tree.unmatched],
+        "unmatched": [_difference(*unmatched) for tree in trees for unmatched in tree.unmatched],
         "edited": [_difference(echo, said) for tree in trees for said, echo in tree.edited],
         "overridden": {name: count for session in sessions for name, count in session.overridden.items()},
         "seconds": round(episode.timings.total, 2),

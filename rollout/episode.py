@@ -100,7 +100,9 @@ class EpisodeStatistics(Counters):
         """
         self._calls += 1
         if self._calls == 1:
-            self._called, self._deadline = perf_counter(), _stopped(self.budget)
+            self._called, self._deadline = perf_counter(), self.budget.when() if self.budget else None
+            if self.budget is not None and self._deadline is not None:
+                self.budget.reschedule(None)
         try:
             yield
         finally:
@@ -118,11 +120,3 @@ class EpisodeStatistics(Counters):
             yield
         finally:
             self.sandbox_seconds += perf_counter() - started
-
-
-def _stopped(budget: asyncio.Timeout | None) -> float | None:
-    """The deadline of a budget, which it no longer has."""
-    deadline = budget.when() if budget else None
-    if budget is not None and deadline is not None:
-        budget.reschedule(None)
-    return deadline

@@ -8,7 +8,6 @@ exactly once: the first segment that contains a node trains it, later siblings c
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,13 +48,9 @@ class Node:
         self._pieces: tuple[list[bytes], int] | None = None
         self.end: int = len(self.tokens) + (self.parent.end if self.parent else 0)  # tokens from the root to here
 
-    @functools.cached_property
-    def encoded(self) -> bytes:
-        """The tokens as JSON has them in a list, with a comma after each."""
-        return orjson.dumps(self.tokens)[1:-1] + b"," if self.tokens else b""
-
     def encoded_path(self) -> list[bytes]:
-        """`encoded` of every node from the root to here that has tokens. Costs time in the nodes since the last call.
+        """The tokens of every node from the root to here which has some, as JSON has them in a list, with a comma after
+        each. Costs time in the nodes since it was last asked.
 
         Nodes of one branch share a list. Each knows its own part of it, and how much is before that.
         """
@@ -69,7 +64,7 @@ class Node:
             if len(pieces) != count:  # another branch has gone on with it
                 pieces = pieces[:count]
             if node.tokens:
-                pieces.append(node.encoded)
+                pieces.append(orjson.dumps(node.tokens)[1:-1] + b",")
             count = len(pieces)
             node._pieces = pieces, count
         return pieces[:count]
@@ -110,10 +105,6 @@ class Session:
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
         self.head = node
-
-    def context(self) -> list[int]:
-        """All tokens on the path to the head: what the policy sees next."""
-        return [token for node in self.head.path() for token in node.tokens] if self.head else []
 
     def segments(self) -> tuple[Segment, ...]:
         """One segment per leaf that still has sampled tokens to train, in order of creation."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.rollout.client import Sampling
-from slime_swe.rollout.episode import Episode
 from slime_swe.rollout.loop_scope import agent_for, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
@@ -31,10 +30,14 @@ async def generate(
     settings = RolloutSettings.from_args(args)
     task = task_of(sample)
     agent, sandboxes = await agent_for(settings), await sandboxes_for(settings)
+    # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
+    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     for attempt in range(settings.max_attempts):
-        sampling = _sampling(settings, sample, sampling_params, attempt, evaluation)
+        key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
+        sampling = Sampling(sampling_params, key, headers)
         episode = await run_episode(agent, task, sandboxes, sampling, time_budget=settings.time_budget)
-        if not _worth_another(episode) or attempt == settings.max_attempts - 1:
+        broken = episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted
+        if not broken or attempt == settings.max_attempts - 1:
             break
         await asyncio.sleep(_PAUSE * 2**attempt)
     samples = to_samples(
@@ -69,16 +72,3 @@ def log_evaluation(
             figures = episode_metrics(flat, key)
             extra_metrics.update({f"eval/{name}/swe/{figure}": value for figure, value in figures.items()})
     return False
-
-
-def _sampling(
-    settings: RolloutSettings, sample: Sample, params: Mapping[str, Any], attempt: int, evaluation: bool
-) -> Sampling:
-    key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
-    # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
-    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
-    return Sampling(params, key, headers)
-
-
-def _worth_another(episode: Episode) -> bool:
-    return episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted

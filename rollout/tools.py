@@ -53,21 +53,14 @@ class ToolSpec:
                 return f"{self.name}: argument {name!r} is missing"
             if not isinstance(arguments[name], str):
                 return f"{self.name}: argument {name!r} must be a string, got {type(arguments[name]).__name__}"
-            if not _is_text(arguments[name]):
+            try:
+                arguments[name].encode("utf-8")
+            except UnicodeEncodeError:  # JSON can spell it; no file, command or tokenizer can take it
                 return f"{self.name}: argument {name!r} must be text, got half of a surrogate pair"
         unknown = [name for name in arguments if name not in self.parameters]
         if unknown:
             return f"{self.name}: unknown argument {unknown[0]!r}; allowed: {', '.join(self.parameters) or 'none'}"
         return None
-
-
-def _is_text(value: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no file, command or tokenizer can take."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class Tool(Protocol):

@@ -6,7 +6,6 @@ ask the registries that they are configured for (`.npmrc`, `pip.conf`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import platform
 import shlex
@@ -38,7 +37,14 @@ def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Pa
     `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`.
     """
     place = (cache or cache_folder()) / "agents" / f"{name}-{version}-{_made_by(name, install)}"
-    return made_once(place, functools.partial(_install, name, version, install))
+
+    def make(place: Path) -> None:
+        folder = place / folder_of(name).strip("/")
+        folder.mkdir(parents=True)
+        print(f"installing {name} {version}, once for all sandboxes of this machine", file=sys.stderr, flush=True)
+        install(folder)
+
+    return made_once(place, make)
 
 
 def python_version() -> str:
@@ -93,13 +99,6 @@ def _made_by(name: str, install: Callable[[Path], None]) -> str:
 def _lock_of(name: str) -> Traversable:
     """What pip installs for an agent: each package with its version."""
     return resources.files("slime_swe.rollout.agents") / "locks" / f"{name}.txt"
-
-
-def _install(name: str, version: str, install: Callable[[Path], None], place: Path) -> None:
-    folder = place / folder_of(name).strip("/")
-    folder.mkdir(parents=True)
-    print(f"installing {name} {version}, once for all sandboxes of this machine", file=sys.stderr, flush=True)
-    install(folder)
 
 
 def _run(command: Sequence[str], tool: str, advice: str) -> None:

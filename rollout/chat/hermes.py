@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat, parse_calls, skip_space
 
@@ -34,16 +34,12 @@ def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
     end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
         raise MalformedCall(f"the tool call does not end in {CLOSE}")
-    return _check(value), end + len(CLOSE)
-
-
-def _check(value: Any) -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise MalformedCall('a tool call must be {"name": string, "arguments": object}')
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         raise MalformedCall(f'"arguments" must be an object, got {type(arguments).__name__}')
-    return ToolCall(value["name"], arguments)
+    return ToolCall(value["name"], arguments), end + len(CLOSE)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -6,7 +6,6 @@ All values are strings, without the one newline that the format puts on either s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 
 from slime_swe.rollout.chat.hermes import CLOSE, OPEN
@@ -25,13 +24,11 @@ def parse_qwen3_coder(text: str) -> ParsedTurn:
 
 def render_qwen3_coder(call: ToolCall) -> str:
     """What the models write between the outer tags for this call; values that are no strings are given as JSON."""
-    return "\n".join([f"{_FUNCTION}{call.name}>", *_parameters(call), _END_FUNCTION])
-
-
-def _parameters(call: ToolCall) -> Iterator[str]:
+    lines = [f"{_FUNCTION}{call.name}>"]
     for key, value in call.arguments.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"{_PARAMETER}{key}>\n{text}\n{_END_PARAMETER}"
+        lines.append(f"{_PARAMETER}{key}>\n{text}\n{_END_PARAMETER}")
+    return "\n".join([*lines, _END_FUNCTION])
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:

@@ -192,15 +192,15 @@ class ChatTemplate:
         history, said = HISTORIES[0], "zqSaidqz"
         text = self._render([*history, {"role": "assistant", "content": said}, {"role": "user", "content": "x"}])
         _, found, rest = text.partition(said)
-        end = self.encoder.leading_added(rest)
+        end = self.encoder.added_pattern.match(rest)
         if not found or end is None:
             raise TemplateError(f"rule 'closed' fails: no added token follows the assistant's reply, but {rest[:20]!r}")
-        return end
+        return end.group()
 
     def _splittable(self, pieces: list[Piece], count: int) -> list[Piece]:
         """The pieces, whose ids are proven to be those of the whole text after a stop token."""
         for content in CONTENTS:
-            if self.encoder.holds_added(content):
+            if self.encoder.added_pattern.search(content):
                 continue  # here the ids differ on purpose
             contents = [content] * count
             whole = self.encoder.whole(self._turn_end + _join(pieces, contents))

@@ -45,7 +45,7 @@ class Encoder:
         self._backend = backend
         self._plain = Tokenizer.from_str(json.dumps(plain))
         longest_first = sorted(self.ids_of_added, key=len, reverse=True)
-        self._added_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.added_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def plain(self, text: str) -> Sequence[int]:
         """Ids of `text` as mere text. Short ones are remembered: a group's episodes see the same prompt and files."""
@@ -63,14 +63,6 @@ class Encoder:
         text: str = self._backend.decode(tokens, skip_special_tokens=False)
         return text
 
-    def holds_added(self, text: str) -> bool:
-        return self._added_pattern.search(text) is not None
-
-    def leading_added(self, text: str) -> str | None:
-        """The added token that `text` starts with."""
-        match = self._added_pattern.match(text)
-        return match.group() if match else None
-
     def ids(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
         """Ids of a rendered text with these contents in it. Costs time in the length of the contents, mostly."""
         ids: list[int] = []
@@ -80,7 +72,7 @@ class Encoder:
                 run += contents[piece]
                 continue
             position = 0
-            for match in self._added_pattern.finditer(piece):
+            for match in self.added_pattern.finditer(piece):
                 ids += self.plain(run + piece[position : match.start()])
                 ids.append(self.ids_of_added[match.group()])
                 run, position = "", match.end()

@@ -139,10 +139,8 @@ def _messages(given: Object, where: str, deferred: Mapping[str, str]) -> list[Me
 
 
 def _user(given: Object, where: str, deferred: Mapping[str, str]) -> list[Message]:
-    if type(given.get("content")) is not list:
-        return [Message("user", reading.joined(given, "content", where))]
     messages, texts = [], []
-    for at, block in reading.objects(given, "content", where):
+    for at, block in reading.parts(given, "content", where):
         if block.get("type") == "tool_result":
             result = _result(block, at, deferred)
             messages.append(Message("tool", result, call_id=reading.text(block, "tool_use_id", at)))
@@ -155,11 +153,8 @@ def _user(given: Object, where: str, deferred: Mapping[str, str]) -> list[Messag
 
 
 def _result(block: Object, where: str, deferred: Mapping[str, str]) -> str:
-    content = block.get("content")
-    if type(content) is not list:
-        return reading.joined(block, "content", where)
     texts, found = [], []
-    for at, part in reading.objects(block, "content", where):
+    for at, part in reading.parts(block, "content", where):
         tool = part.get("tool_name") if part.get("type") == "tool_reference" else None
         if type(tool) is str and tool in deferred:
             found.append(deferred[tool])
@@ -171,10 +166,8 @@ def _result(block: Object, where: str, deferred: Mapping[str, str]) -> str:
 
 
 def _assistant(given: Object, where: str) -> Message:
-    if type(given.get("content")) is not list:
-        return Message("assistant", reading.joined(given, "content", where))
     texts, calls = [], []
-    for at, block in reading.objects(given, "content", where):
+    for at, block in reading.parts(given, "content", where):
         kind = block.get("type")
         if kind == "text":
             texts.append(reading.string(block, "text", at))
@@ -187,16 +180,10 @@ def _assistant(given: Object, where: str) -> Message:
 
 def _call(block: Object, where: str) -> MessageCall:
     given = reading.object_(block, "input", where)
-    raw = _unparsed(given)
-    arguments = reading.dump(given, f"{where}.input") if raw is None else raw
-    return MessageCall(reading.text(block, "id", where), reading.string(block, "name", where), arguments)
-
-
-def _unparsed(given: Object) -> str | None:
-    """The text of arguments that were no JSON object."""
     kept = given.get(UNPARSED)
     raw = kept.get("raw") if type(kept) is dict else kept
-    return raw if type(raw) is str else None
+    arguments = raw if type(raw) is str else reading.dump(given, f"{where}.input")
+    return MessageCall(reading.text(block, "id", where), reading.string(block, "name", where), arguments)
 
 
 def _tools(asked: Object) -> tuple[list[Object], dict[str, str]]:

@@ -78,7 +78,7 @@ class ChatCompletions:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
         return orjson.dumps(
             {
-                "id": _id(reply.id),
+                "id": f"chatcmpl-{reply.id}",
                 "object": "chat.completion",
                 "created": reply.created,
                 "model": reply.model,
@@ -147,10 +147,13 @@ def _assistant(given: Object, where: str) -> Message:
     )
 
 
+def _function(given: Object, where: str) -> tuple[Object, str]:
+    reading.allow(given, "type", ("function",), "only 'function'", where)
+    return reading.object_(given, "function", where), f"{where}.function"
+
+
 def _call(given: Object, where: str) -> MessageCall:
-    _only_function(given, where)
-    function = reading.object_(given, "function", where)
-    at = f"{where}.function"
+    function, at = _function(given, where)
     arguments = function.get("arguments")
     if type(arguments) is dict:  # some clients keep them parsed
         arguments = reading.dump(arguments, f"{at}.arguments")
@@ -160,9 +163,7 @@ def _call(given: Object, where: str) -> MessageCall:
 
 
 def _tool(given: Object, where: str) -> Object:
-    _only_function(given, where)
-    function = reading.object_(given, "function", where)
-    at = f"{where}.function"
+    function, at = _function(given, where)
     return reading.function(
         reading.name(function, "name", at),
         reading.text(function, "description", at),
@@ -171,16 +172,8 @@ def _tool(given: Object, where: str) -> Object:
     )
 
 
-def _only_function(given: Object, where: str) -> None:
-    reading.allow(given, "type", ("function",), "only 'function'", where)
-
-
-def _id(reply_id: str) -> str:
-    return f"chatcmpl-{reply_id}"
-
-
 def _head(request: Request, reply_id: str, created: int) -> Object:
-    return {"id": _id(reply_id), "object": "chat.completion.chunk", "created": created, "model": request.model}
+    return {"id": f"chatcmpl-{reply_id}", "object": "chat.completion.chunk", "created": created, "model": request.model}
 
 
 def _chunk(request: Request, reply_id: str, created: int, delta: Object, finish: str | None = None) -> bytes:

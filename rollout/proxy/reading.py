@@ -29,21 +29,17 @@ _HALF = re.compile(
 def load(body: bytes) -> Object:
     """The JSON object that a request's body is; half a surrogate pair is read as U+FFFD, as no encoder can take it."""
     try:
-        value = orjson.loads(body)
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            if rb"\ud" not in body and rb"\uD" not in body:
+                raise
+            value = orjson.loads(_HALF.sub(rb"\1\\ufffd", body, count=_MOST_HALVES))
     except orjson.JSONDecodeError as error:
-        value = _load_mended(body, error)
+        raise ProxyError("invalid_request", f"the body is not JSON in UTF-8: {error}") from error
     if type(value) is not dict:
         raise wrong("the body", value, "a JSON object")
     return value
-
-
-def _load_mended(body: bytes, error: orjson.JSONDecodeError) -> Any:
-    if rb"\ud" in body or rb"\uD" in body:
-        try:
-            return orjson.loads(_HALF.sub(rb"\1\\ufffd", body, count=_MOST_HALVES))
-        except orjson.JSONDecodeError as again:
-            error = again
-    raise ProxyError("invalid_request", f"the body is not JSON in UTF-8: {error}") from error
 
 
 def dump(value: Any, where: str) -> str:
@@ -116,24 +112,30 @@ def object_(given: Mapping[str, Any], key: str, where: str = "") -> Object:
     return cast(Object, _typed(given, key, where, dict, "an object"))
 
 
-def objects(given: Mapping[str, Any], key: str, where: str = "") -> Iterator[tuple[str, Object]]:
+def objects(
+    given: Mapping[str, Any], key: str, where: str = "", allowed: str = "a list of objects"
+) -> Iterator[tuple[str, Object]]:
     """The objects of a list that may be absent or null, each with its path for errors."""
     value = given.get(key)
     if value is None:
         return
     at = inside(where, key)
-    for i, item in enumerate(_items(value, at, "a list of objects")):
+    if type(value) is not list:
+        raise wrong(at, value, allowed)
+    if len(value) > MOST_ITEMS:
+        raise wrong(at, value, f"one of at most {MOST_ITEMS}")
+    for i, item in enumerate(value):
         if type(item) is not dict:
             raise wrong(f"{at}[{i}]", item, "an object")
         yield f"{at}[{i}]", item
 
 
-def _items(value: Any, where: str, allowed: str) -> list[Any]:
-    if type(value) is not list:
-        raise wrong(where, value, allowed)
-    if len(value) > MOST_ITEMS:
-        raise wrong(where, value, f"one of at most {MOST_ITEMS}")
-    return value
+def parts(given: Mapping[str, Any], key: str, where: str = "") -> Iterable[tuple[str, Object]]:
+    """The parts of content, which may be a string (a part of text), null, absent or a list."""
+    value = given.get(key)
+    if type(value) is str:
+        return [(inside(where, key), {"type": "text", "text": value})]
+    return objects(given, key, where, "a string or a list of parts")
 
 
 def tokens(given: Mapping[str, Any], *keys: str) -> int | None:
@@ -179,21 +181,12 @@ def joined(
     A part of another kind (an image, a file) is an error, or with `stand_ins` is replaced by a note: a tool's result
     was caused by the policy, and is no reason to refuse its client.
     """
-    content = given.get(key)
-    if type(content) is str:
-        return content
-    if content is None:
-        return ""
-    at = inside(where, key)
-    parts = _items(content, at, "a string or a list of parts")
-    texts = [part(value, f"{at}[{i}]", kinds, stand_ins=stand_ins) for i, value in enumerate(parts)]
+    texts = (part(value, at, kinds, stand_ins=stand_ins) for at, value in parts(given, key, where))
     return between.join(filter(None, texts))
 
 
-def part(given: Any, where: str, kinds: Sequence[str] = ("text",), *, stand_ins: bool = False) -> str:
+def part(given: Object, where: str, kinds: Sequence[str] = ("text",), *, stand_ins: bool = False) -> str:
     """The text of one part of content."""
-    if type(given) is not dict:
-        raise wrong(where, given, "an object")
     kind = given.get("type")
     if kind in kinds:
         return string(given, "text", where)

@@ -162,12 +162,9 @@ def _tools(given: Iterable[tuple[str, Object]], namespace: str = "") -> Iterator
         if kind == "namespace" and not namespace:
             yield from _tools(reading.objects(tool, "tools", at), reading.name(tool, "name", at))
         elif kind == "function" or kind == "custom":
-            yield _schema(tool, at, namespace), _tool(reading.name(tool, "name", at), namespace, kind == "custom")
-
-
-def _tool(name: str, namespace: str, custom: bool) -> Tool | None:
-    inside = "" if namespace == _PLAIN_NAMESPACE else namespace
-    return Tool(name, inside, custom) if inside or custom else None
+            inside, custom = "" if namespace == _PLAIN_NAMESPACE else namespace, kind == "custom"
+            meant = Tool(reading.name(tool, "name", at), inside, custom) if inside or custom else None
+            yield _schema(tool, at, namespace), meant
 
 
 def _schema(tool: Object, where: str, namespace: str) -> Object:

@@ -136,7 +136,10 @@ class ProxySession:
             "tool_calls_executed": self.executed,
             "overridden": dict(self.overridden),
             "edited": [{"said": asdict(said), "echo": asdict(echo)} for said, echo in self.tree.edited],
-            "unmatched": [asdict(message) for message in self.tree.unmatched],
+            "unmatched": [
+                {"message": asdict(message), "nearest": nearest and asdict(nearest)}
+                for message, nearest in self.tree.unmatched
+            ],
         }
 
     def forget(self) -> None:
@@ -238,25 +241,18 @@ def arguments_json(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> str:
 
     If the model's format has only text (Qwen3-Coder's), values of other types than text are read as JSON.
     """
-    types = _types(call.name, tools)
-    values = {name: _typed(value, types.get(name)) for name, value in call.arguments.items()}
+    known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    properties = known.get(call.name, {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    values = {name: _typed(value, properties.get(name)) for name, value in call.arguments.items()}
     try:
         return orjson.dumps(values).decode()
     except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits
         return json.dumps(values)
 
 
-def _types(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What the tool's schema says of each parameter's type."""
-    for tool in tools:
-        function = tool.get("function") or {}
-        if function.get("name") == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {key: schema.get("type") for key, schema in properties.items() if isinstance(schema, Mapping)}
-    return {}
-
-
-def _typed(value: Any, wanted: Any) -> Any:
+def _typed(value: Any, schema: Any) -> Any:
+    wanted = schema.get("type") if isinstance(schema, Mapping) else None
     if not isinstance(value, str) or not isinstance(wanted, str) or wanted not in _NO_TEXT:
         return value
     try:

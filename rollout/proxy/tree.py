@@ -50,16 +50,6 @@ class Turn:
     prompts: dict[Words, Prompt] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class UnmatchedMessage:
-    """An assistant message in a history that the policy did not say. `nearest` is what the policy last said at that
-    place.
-    """
-
-    message: Message
-    nearest: Message | None
-
-
 class ConversationTree:
     """The tree of one episode. What it places and records goes into the session."""
 
@@ -71,7 +61,8 @@ class ConversationTree:
         self._by_call: dict[str, Turn] = {}
         self._by_words: dict[Words, Turn] = {}
         self.edited: list[tuple[Message, Message]] = []  # (as said, as the client has it), of turns known by their ids
-        self.unmatched: list[UnmatchedMessage] = []
+        # (an assistant's message that the policy did not say, what it said last at that place)
+        self.unmatched: list[tuple[Message, Message | None]] = []
 
     @property
     def calls(self) -> Set[str]:
@@ -134,9 +125,16 @@ class ConversationTree:
         if turn is not None and turn.node.parent is prompt.node:
             return turn
         key = words_of(said) if turn is None else turn
-        if key not in prompt.copies:
-            prompt.copies[key] = self._unmatched(prompt, said) if turn is None else self._copy(prompt, turn)
-        return prompt.copies[key]
+        if key in prompt.copies:
+            return prompt.copies[key]
+        self._session.fork(prompt.node)
+        if turn is not None:  # its tokens are context here
+            copied = Turn(turn.said, self._session.add_context(turn.node.tokens), turn.closed)
+        else:
+            self.unmatched.append((said, prompt.turns[-1].said if prompt.turns else None))
+            copied = Turn(said, self._session.add_context(self._templates.turn(said)), closed=True)
+        prompt.copies[key] = copied
+        return copied
 
     def _attribute(self, prompt: Prompt, said: Message) -> Turn | None:
         """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
@@ -149,17 +147,6 @@ class ConversationTree:
         words = words_of(said)
         here = (turn for turn in reversed(prompt.turns) if words_of(turn.said) == words)
         return next(here, None) or self._by_words.get(words)
-
-    def _copy(self, prompt: Prompt, turn: Turn) -> Turn:
-        """The tokens of a turn that was said at another prompt, as context."""
-        self._session.fork(prompt.node)
-        return Turn(turn.said, self._session.add_context(turn.node.tokens), turn.closed)
-
-    def _unmatched(self, prompt: Prompt, said: Message) -> Turn:
-        nearest = prompt.turns[-1].said if prompt.turns else None
-        self.unmatched.append(UnmatchedMessage(said, nearest))
-        self._session.fork(prompt.node)
-        return Turn(said, self._session.add_context(self._templates.turn(said)), closed=True)
 
     def _after(self, turn: Turn, block: Sequence[Message], template: ChatTemplate) -> Prompt:
         block = _in_order_of_calls(block, turn.said.calls)

@@ -17,7 +17,7 @@ def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
     session.add_context([6])
     session.add_sampled(said([7], [-0.3], weight_version="8", routed_experts="whole"))
     (segment,) = session.segments()
-    assert segment.tokens == [1, 2, 3, 4, 5, 6, 7] == session.context()
+    assert segment.tokens == [1, 2, 3, 4, 5, 6, 7]
     assert segment.loss_mask == [0, 0, 0, 1, 1, 0, 1]
     assert segment.log_probs == [0, 0, 0, -0.1, -0.2, 0, -0.3]
     assert segment.prompt_length == 3
@@ -44,7 +44,6 @@ def test_a_rewritten_history_forks_and_trains_each_token_once():
 def test_what_was_never_sampled_makes_no_segment():
     session = Session()
     assert session.segments() == ()
-    assert session.context() == []
     session.add_context([1, 2])
     assert session.segments() == ()
 

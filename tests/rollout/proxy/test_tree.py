@@ -190,8 +190,8 @@ def test_what_the_policy_never_said_is_context(talk):
     history = [*OPENING, asks("I was never said."), user("Go on.")]
     talk.say(history, asks("Done."))
     assert talk.prompts[-1] == talk.whole(history)
-    assert [one.message.text for one in talk.tree.unmatched] == ["I was never said."]
-    assert talk.tree.unmatched[0].nearest == LOOK
+    ((message, nearest),) = talk.tree.unmatched
+    assert (message.text, nearest) == ("I was never said.", LOOK)
     assert len(talk.check()) == 2
 
 

@@ -64,9 +64,10 @@ async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> flo
     Sets `metadata["score"]`. The sample becomes ABORTED with reward 0.0 if the grader fails `swe_max_attempts` times,
     or if the rollout produced no episode. Raises `UserError` for a finished sample without an episode.
     """
-    if isinstance(sample, Sample):
-        return (await _reward_all(args, [sample]))[0]
-    return await _reward_all(args, sample)
+    samples = flatten(sample)
+    await asyncio.gather(*(_reward_episode(args, segments) for segments in trajectories(samples)))
+    values = [_value(args, each) for each in samples]
+    return values if isinstance(sample, list) else values[0]
 
 
 def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple[list[float], list[float]]:
@@ -100,11 +101,6 @@ def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **
         return DynamicFilterOutput(keep=True)
     reason = f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
     return DynamicFilterOutput(keep=False, reason=reason, keep_when_insufficient=True)
-
-
-async def _reward_all(args: Any, samples: list[Sample]) -> list[float]:
-    await asyncio.gather(*(_reward_episode(args, segments) for segments in trajectories(samples)))
-    return [_value(args, sample) for sample in samples]
 
 
 async def _reward_episode(args: Any, segments: list[Sample]) -> None:

@@ -77,10 +77,6 @@ class Evaluation:
         gold = header_paths(self.oracle.gold_patch)
         return [path for path in self.oracle.protected if path.endswith(".py") and path not in gold]
 
-    @cached_property
-    def embeds_test_patch(self) -> bool:
-        return embeds_test_patch(self.script)
-
     async def run(
         self, patch: str, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
     ) -> tuple[Applied | None, ExecResult]:
@@ -97,7 +93,7 @@ class Evaluation:
         self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
     ) -> ExecResult:
         """The same in a sandbox that has the patch."""
-        if self.embeds_test_patch:
+        if embeds_test_patch(self.script):
             script = with_embedded_tests(self.script, tests.shown, mutated) if mutated else self.script
             return await self._run(sandbox, script)
         files = {**tests.restored, **(mutated or {})}

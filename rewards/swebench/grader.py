@@ -29,7 +29,14 @@ from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutation import hidden, mutate, tests_in
 from slime_swe.rewards.negative_control import ControlRun, with_negative_control
-from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, Files, RestoredTests, restored_tests
+from slime_swe.rewards.swebench.evaluation import (
+    NO_TESTS,
+    Evaluation,
+    Files,
+    RestoredTests,
+    embeds_test_patch,
+    restored_tests,
+)
 from slime_swe.rewards.swebench.harness import Harness, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
 
@@ -69,7 +76,7 @@ async def official(task: Task, patch: str, harness: Harness) -> Trial:
 async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness, *, control: bool) -> Trial:
     """`control`: believe a log that would be rewarded only after further runs. Raises `SandboxError` besides."""
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
-    tests = await restored_tests(evaluation) if control and not evaluation.embeds_test_patch else NO_TESTS
+    tests = await restored_tests(evaluation) if control and not embeds_test_patch(evaluation.script) else NO_TESTS
     applied, result = await evaluation.run(patch, tests)
     report = {} if result.timed_out else await harness.report(evaluation.instance, result.output)
     details = {

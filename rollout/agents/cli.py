@@ -152,26 +152,21 @@ class CliAgent(Agent):
             try:
                 result = await self._execute(sandbox, shell_command(self.start(launch)), calls)
             except asyncio.CancelledError:
-                if statistics.budget is not None and statistics.budget.expired():
-                    self._require_model(calls)
+                if statistics.budget is None or not statistics.budget.expired():
+                    raise
+                # What kept the agent from its model at last, whatever it made of that, is no policy's doing.
+                if calls.failure is not None:
+                    raise calls.failure from None
+                if not calls.asked:
+                    raise AgentError(f"{self.name} did not call its model") from None
                 raise
-            return self._judge(result, calls)
-
-    def _require_model(self, calls: ProxySession) -> None:
-        """Raises the error that kept the agent from its model. It is never the policy's failure."""
-        if calls.failure is not None:
-            raise calls.failure
-        if not calls.asked:
-            raise AgentError(f"{self.name} did not call its model")
-
-    def _judge(self, result: ExecResult, calls: ProxySession) -> StopReason:
         if calls.ended is not None:
             return calls.ended
         if calls.failure is not None:
             raise calls.failure
         if calls.full:  # which some agents end by as if all were well, and others as if they had failed
             return StopReason.CONTEXT_FULL
-        return self.stop_reason(result.exit_code, result.output, calls.statistics.turns)
+        return self.stop_reason(result.exit_code, result.output, statistics.turns)
 
     async def _execute(self, sandbox: Sandbox, command: str, calls: ProxySession) -> ExecResult:
         """Run the agent until it ends, or until none of its calls has been answered for a while."""

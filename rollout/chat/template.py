@@ -165,7 +165,12 @@ class ChatTemplate:
     def _pieces(self, roles: tuple[str, ...], render: Callable[[list[Message]], str]) -> list[Piece]:
         """Where the contents of messages of these roles are in what `render` makes of them."""
         marks = [f"zqMark{i}qz" for i in range(len(roles))]
-        return _split(render(_zip(roles, marks)), marks)
+        text, pattern = render(_zip(roles, marks)), "|".join(marks) or r"(?!)"
+        found = re.findall(pattern, text)
+        if found != marks:
+            raise TemplateError(f"rule 'verbatim' fails: of messages {marks} the template renders {found}")
+        literals: list[Piece] = [*re.split(pattern, text)]
+        return [piece for number, literal in enumerate(literals) for piece in (literal, number)][:-1]
 
     def _check_verbatim(
         self, roles: tuple[str, ...], pieces: list[Piece], render: Callable[[list[Message]], str]
@@ -240,17 +245,6 @@ def _zip(roles: Sequence[str], contents: Sequence[str]) -> list[Message]:
 
 def _unzip(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(message["role"] for message in messages), [message["content"] for message in messages]
-
-
-def _split(text: str, marks: Sequence[str]) -> list[Piece]:
-    pieces: list[Piece] = []
-    pattern = "|".join(map(re.escape, marks)) or r"(?!)"
-    found = re.findall(pattern, text)
-    if found != list(marks):
-        raise TemplateError(f"rule 'verbatim' fails: of messages {list(marks)} the template renders {found}")
-    for literal, mark in zip(re.split(pattern, text), [*range(len(marks)), None], strict=True):
-        pieces += [literal] if mark is None else [literal, mark]
-    return pieces
 
 
 def _join(pieces: Sequence[Piece], contents: Sequence[str]) -> str:

@@ -41,17 +41,10 @@ _ERRORS: Mapping[Kind, str] = {
 class AnthropicMessages:
     """A `Wire`.
 
-    A user's message that holds `tool_result` blocks becomes the tool messages, followed by a user message with the text
-    beside them. Tools without an `input_schema` that have a type of their own (`web_search_20250305`) are left out:
-    Anthropic's server runs them, or only its models know how to call them. Tools with `defer_loading` are not offered
-    from the start: a result that refers to one (`tool_reference`) holds its schema, as Claude Code's search for tools
-    promises. `max_tokens` may be absent, as in a count of tokens.
+    What is read and what is not: docs/proxy_protocols.md. `max_tokens` may be absent, as in a count of tokens.
 
     A call's `input` has to be an object. If the policy wrote none, the input is {"__unparsedToolInput": {"raw": its
-    text, "len": its length in bytes}}, streamed or not. This is the form in which Claude Code itself keeps such a call,
-    and it answers the policy with an error that holds the text. For another client it is an object without the
-    parameters that the tool requires, which is answered to the policy too. Broken JSON in a stream would end
-    Anthropic's own clients.
+    text, "len": its length in bytes}}, streamed or not. This is the form in which Claude Code itself keeps such a call.
     """
 
     head = b'{"model":"-","max_tokens":1,"messages":['

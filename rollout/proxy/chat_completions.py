@@ -45,9 +45,7 @@ _ERRORS: Mapping[Kind, tuple[str, str | None]] = {
 class ChatCompletions:
     """A `Wire`.
 
-    `content` is a string, null, absent or a list of text parts; `developer` is read as `system`. What clients want of
-    the choice of tools or the reply's format goes into `Request.sampling`; nothing enforces it. A call's arguments are
-    passed on as the policy wrote them.
+    What is read and what is not: docs/proxy_protocols.md. A call's arguments are given as the policy wrote them.
     """
 
     head = b'{"model":"-","messages":['

@@ -35,12 +35,8 @@ class Tool:
 class Responses:
     """A `Wire`.
 
-    Consecutive items that came from one reply (message, calls) are messages of one turn. A `custom` tool is offered to
-    the policy as a function of one string, `input`, and its calls are returned as custom tool calls. The functions of a
-    `namespace` are offered as `namespace__function`. Tools of other types are left out: OpenAI's server runs them, or
-    only its models know how to call them. Nothing is stored: a request holds its whole history.
-
-    Arguments are passed on as the policy wrote them. Arguments of a custom tool without a string `input` are its input.
+    What is read and what is not: docs/proxy_protocols.md. Nothing is stored: a request holds its whole history.
+    Arguments are given as the policy wrote them. Those of a custom tool that hold no string `input` are its input.
     """
 
     head = b'{"model":"-","input":['

@@ -19,7 +19,7 @@ from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade, try_patch
-from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, restored_tests
+from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, embeds_test_patch, restored_tests
 from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
 from slime_swe.rewards.swebench.harness import Harness, instance_of
 from slime_swe.rollout.records import Score
@@ -331,7 +331,7 @@ sha256sum /tmp/patch.diff calc.py run.py"""
 @pytest.mark.parametrize("script", [SCRIPT, COPIED])
 async def test_nothing_but_what_the_tests_want_tells_the_runs_apart(sandboxes, settings, script: str) -> None:
     evaluation = Evaluation(TASK, script.replace("python3 -B run.py", LOOK), sandboxes)
-    assert evaluation.embeds_test_patch == (script == SCRIPT)
+    assert embeds_test_patch(evaluation.script) == (script == SCRIPT)
     tests = await restored_tests(evaluation)
     mutated, found = mutated_files(tests, [ADD, ONE])
     assert found == {ADD, ONE} and mutated != tests.restored

@@ -15,13 +15,13 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement, SandboxError
 from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children
 from slime_swe.rollout.sandbox.cache import made_once
-from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend, look
-from slime_swe.rollout.sandbox.overlay.container import Host
+from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.overlay.root import Roots
 
 _NAMES = ("apptainer", "singularity")
@@ -44,35 +44,8 @@ _NO_NETWORK = ("--net", "--network", "none")
 _NOT_THE_IMAGE_S = ("APPTAINER_", "SINGULARITY_", "PROMPT_COMMAND=", "PWD=", "SHLVL=", "_=", "HOME=", "TERM=", "LANG=")
 
 
-class ApptainerBackend(OverlayBackend):
-    """An `OverlayBackend` with another runner."""
-
-    requirements = (
-        Requirement("apptainer", ("apptainer", "--version"), "`module load apptainer`, or install Apptainer"),
-        BUBBLEWRAP[1],
-    )
-
-    def _confinement(self) -> Iterator[str]:
-        try:
-            program = Apptainer.find().program
-            yield subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-        except UserError as error:
-            yield str(error)
-
-    def _look(self, cache: Path) -> Host:
-        return look("apptainer", cache, self._owner, Apptainer.find)
-
-    def _make_roots(self, cache: Path, host: Host) -> ApptainerRoots:
-        assert isinstance(host.runner, Apptainer)
-        return ApptainerRoots(cache, host, host.runner.program)
-
-
 class ApptainerRoots(Roots):
-    """`Roots` that knows more names of images. `program`: Apptainer's."""
-
-    def __init__(self, cache: Path, host: Host, program: str) -> None:
-        super().__init__(cache, host)
-        self._program = program
+    """`Roots` that knows more names of images."""
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
         if name.endswith(".sif") and "://" not in name:
@@ -86,9 +59,9 @@ class ApptainerRoots(Roots):
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
 
     def _build(self, name: str, place: Path) -> None:
-        root = place / "root"
-        self._run(name, *_OWN, self._program, "--silent", "build", "--sandbox", str(root), name)
-        printed = self._run(name, self._program, "--silent", "exec", *FLAGS, *_NO_NETWORK, str(root), "env", "-0")
+        root, program = place / "root", Apptainer.find().program
+        self._run(name, *_OWN, program, "--silent", "build", "--sandbox", str(root), name)
+        printed = self._run(name, program, "--silent", "exec", *FLAGS, *_NO_NETWORK, str(root), "env", "-0")
         variables = [text for text in printed.split("\0") if "=" in text and not text.startswith(_NOT_THE_IMAGE_S)]
         environment = dict(text.split("=", 1) for text in variables)
         (place / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
@@ -120,7 +93,7 @@ class Apptainer:
     program: str
 
     @classmethod
-    def find(cls) -> Apptainer:
+    def find(cls) -> Self:
         """Raises `UserError` where there is none, or it does not run."""
         program = next((path for name in _NAMES if (path := shutil.which(name))), None)
         if program is None:
@@ -157,3 +130,22 @@ def _is_first(pid: int) -> bool:
     """Whether a process is PID 1 of a pid namespace."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1] == "1"
+
+
+class ApptainerBackend(OverlayBackend):
+    """An `OverlayBackend` with another runner."""
+
+    requirements = (
+        Requirement("apptainer", ("apptainer", "--version"), "`module load apptainer`, or install Apptainer"),
+        BUBBLEWRAP[1],
+    )
+    name = "apptainer"
+    runner = Apptainer
+    roots = ApptainerRoots
+
+    def _confinement(self) -> Iterator[str]:
+        try:
+            program = Apptainer.find().program
+            yield subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        except UserError as error:
+            yield str(error)

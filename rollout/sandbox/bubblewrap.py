@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, Self
 
+from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
 
 NOBODY = 65534
@@ -24,6 +25,7 @@ _GUEST_NAME = "slime_swe_guest"  # as a package there, where nothing else of our
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _JAVA_SETTINGS = "/etc/java-*-openjdk"  # where Debian's /usr/lib/jvm links to: no Java starts without
+_OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DATA = {
     "/etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/bash\n",
@@ -225,6 +227,11 @@ def _own_map() -> Iterator[tuple[int, int]]:
 
 
 class Runner(Protocol):
+    @classmethod
+    def find(cls) -> Self:
+        """Raises `UserError` where there is none."""
+        ...
+
     def command(
         self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
     ) -> list[str]:
@@ -245,6 +252,16 @@ class Bubblewrap:
     """flags: those that not every version has."""
 
     flags: tuple[str, ...]
+
+    @classmethod
+    def find(cls) -> Self:
+        if shutil.which("bwrap") is None:
+            raise UserError(
+                "overlay sandboxes need bubblewrap: apt-get install bubblewrap; without: rollout.sandbox=docker or "
+                "apptainer, or local for tasks of files alone"
+            )
+        usage = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
+        return cls(tuple(flag for flag in _OPTIONAL_FLAGS if flag in usage))
 
     def command(
         self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]

@@ -203,7 +203,14 @@ class LocalBackend(Backend):
         if self._server is not None and self._server.alive:
             return
         await self.close()
-        self._server = await self._open_server()
+        try:
+            self._server = await asyncio.to_thread(ForkServer, contained=self._contained is not False)
+        except ForkServerError as error:
+            if self._contained is not None:
+                raise
+            warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
+            self._server = await asyncio.to_thread(ForkServer, contained=False)
+        self._contained = self._server.contained  # should it fail later, that is no reason to go on unprotected
 
     def open(self, spec: SandboxSpec) -> LocalSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
@@ -219,18 +226,6 @@ class LocalBackend(Backend):
 
     def fingerprint(self) -> Iterator[str]:
         yield from confinement()
-
-    async def _open_server(self) -> ForkServer:
-        if self._contained is not None:
-            return await asyncio.to_thread(ForkServer, contained=self._contained)
-        try:
-            server = await asyncio.to_thread(ForkServer, contained=True)
-        except ForkServerError as error:
-            self._contained = False
-            warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
-            return await asyncio.to_thread(ForkServer, contained=False)
-        self._contained = True  # it works here: should it fail later, that is no reason to go on unprotected
-        return server
 
 
 class BubblewrapBackend(LocalBackend):

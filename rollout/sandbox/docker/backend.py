@@ -20,7 +20,7 @@ from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.driver import ShellDied, driver_command
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer
-from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
+from slime_swe.rollout.sandbox.process_identity import is_dead
 
 # What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
@@ -149,7 +149,6 @@ class DockerBackend(Backend):
         listed = await call(
             "docker could not list containers", self._client.containers, all=True, filters={"label": OWNER_LABEL}
         )
-        owners = {container["Id"]: ProcessIdentity.parse(container["Labels"][OWNER_LABEL]) for container in listed}
-        dead = [container for container, owner in owners.items() if owner is not None and owner.is_dead()]
+        dead = [container["Id"] for container in listed if is_dead(container["Labels"][OWNER_LABEL])]
         with contextlib.suppress(DockerError):  # another run may be sweeping too
             await asyncio.gather(*(remove(self._client, container) for container in dead))

@@ -30,33 +30,13 @@ def find_changes(
 ) -> Found:
     """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much."""
     try:
-        return _find_changes(client, container, folder, originals, size_before)
+        return _Look(client, container, folder, originals, size_before).find()
     except tarfile.TarError as error:
         raise OSError(errno.EFBIG, f"the daemon can't archive the files: {error}", folder) from error
     except docker_error() as error:
         if os.strerror(errno.ENAMETOOLONG).lower() not in str(error).lower():
             raise
         raise OSError(errno.EFBIG, "the daemon can't reach files so deep", folder) from error
-
-
-def _find_changes(
-    client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
-) -> Found:
-    look = _Look(client, container, folder, originals, size_before)
-    changed = {entry["Path"]: entry["Kind"] for entry in client.diff(container) or ()}
-    above = [path for path in _and_above(folder) if path in changed]
-    if any(changed[path] == _DELETED or not look.is_folder(path) for path in above):
-        return look.at_everything()
-    inside = {path[len(folder) + 1 :]: kind for path, kind in changed.items() if path.startswith(f"{folder}/")}
-    tracked = {path: kind for path, kind in inside.items() if is_tracked(path)}
-    leaves = tracked.keys() - {parent for path in inside for parent in _parents(path)}
-    total = sum(map(originals.size, originals.paths()))
-    few = len(leaves) <= min(_MOST_REQUESTS, max(1, total // _BYTES_PER_REQUEST))
-    if few and not any(_REPLACEMENT in path for path in leaves):
-        deleted = {path for path, kind in tracked.items() if kind == _DELETED}
-        folders = {parent for path in tracked for parent in _parents(path)}  # which may have been files
-        return look.at(sorted(leaves - deleted), deleted | (folders & originals.paths()))
-    return look.at_everything()
 
 
 class _Look:
@@ -73,11 +53,28 @@ class _Look:
         self._budget = ReadBudget()
         self._files: dict[str, bytes | None] = {}
 
-    def is_folder(self, path: str) -> bool:
+    def find(self) -> Found:
+        folder, originals = self._folder, self._originals
+        changed = {entry["Path"]: entry["Kind"] for entry in self._client.diff(self._container) or ()}
+        above = [path for path in _and_above(folder) if path in changed]
+        if any(changed[path] == _DELETED or not self._is_folder(path) for path in above):
+            return self._at_everything()
+        inside = {path[len(folder) + 1 :]: kind for path, kind in changed.items() if path.startswith(f"{folder}/")}
+        tracked = {path: kind for path, kind in inside.items() if is_tracked(path)}
+        leaves = tracked.keys() - {parent for path in inside for parent in _parents(path)}
+        total = sum(map(originals.size, originals.paths()))
+        few = len(leaves) <= min(_MOST_REQUESTS, max(1, total // _BYTES_PER_REQUEST))
+        if few and not any(_REPLACEMENT in path for path in leaves):
+            deleted = {path for path, kind in tracked.items() if kind == _DELETED}
+            folders = {parent for path in tracked for parent in _parents(path)}  # which may have been files
+            return self._at(sorted(leaves - deleted), deleted | (folders & originals.paths()))
+        return self._at_everything()
+
+    def _is_folder(self, path: str) -> bool:
         with self._archive(path) as (_, found):
             return found is not None and bool(found["mode"] & _DIRECTORY)
 
-    def at(self, paths: Iterable[str], deleted: set[str]) -> Found:
+    def _at(self, paths: Iterable[str], deleted: set[str]) -> Found:
         """Ask for each of these paths."""
         hidden = set(deleted)
         for path in paths:
@@ -91,7 +88,7 @@ class _Look:
                     self._add(tar, path, next(iter(tar)))
         return Found(self._files, frozenset(hidden))
 
-    def at_everything(self) -> Found:
+    def _at_everything(self) -> Found:
         """Ask for the whole repository."""
         present: set[str] = set()
         with self._archive(self._folder) as (pieces, found):

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
+from slime_swe.rollout.sandbox.process_identity import process_identity
 
 TIMEOUT_SECONDS = 120
 NOT_FOUND = 404
@@ -46,7 +46,7 @@ def docker_error() -> type[Exception]:
 
 def labels() -> dict[str, str]:
     """What every container of ours has, so that a later run knows whose it is."""
-    return {OWNER_LABEL: str(ProcessIdentity.current())}
+    return {OWNER_LABEL: process_identity()}
 
 
 @cache
@@ -112,17 +112,14 @@ def find(name: str) -> str | None:
         return None
 
 
-def pull(name: str) -> str:
-    """The id of an image, once it is here. Raises `DockerError`."""
+def identify(name: str) -> str:
+    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
+    if found := find(name):
+        return found
     client = connect()
     with errors(f"the image {name} is not here, and can't be pulled"):
         client.pull(name, tag=None if "@" in name or ":" in name.rpartition("/")[2] else "latest")
         return str(client.inspect_image(name)["Id"])
-
-
-def identify(name: str) -> str:
-    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
-    return find(name) or pull(name)
 
 
 def environment(identity: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from slime_swe.rollout.sandbox.docker.changes import find_changes
 from slime_swe.rollout.sandbox.docker.client import NOT_FOUND, DockerError, call
 from slime_swe.rollout.sandbox.guest import kernel
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
-from slime_swe.rollout.sandbox.image.driver import ShellDied, Stream, await_ready
+from slime_swe.rollout.sandbox.image.driver import STREAM_BYTES, ShellDied, Stream, await_ready
 from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 
 START_SECONDS = 120.0
@@ -111,41 +111,30 @@ async def remove(client: Any, container: str) -> None:
             await asyncio.sleep(pause)
 
 
-_LIMIT = 1 << 20
 _HEADER_BYTES = 8
 
 
-class AttachedStream:
-    """A `Stream`."""
+class AttachedStream(Stream):
+    """In pieces, each with its length before it, as the daemon sends them."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._left = 0  # of the piece that is being read
+    _left = 0  # of the piece that is being read
 
     @classmethod
     async def open(cls, client: Any, container: str) -> AttachedStream:
         """Attach to a container, which need not have started. Raises `DockerError`."""
         sock = await call("docker could not attach to a container", _attach, client, container)
-        return cls(*await asyncio.open_connection(sock=sock, limit=_LIMIT))
+        return cls(*await asyncio.open_connection(sock=sock, limit=STREAM_BYTES))
 
     async def read(self) -> bytes:
         try:
             while not self._left:
                 header = await self._reader.readexactly(_HEADER_BYTES)
                 self._left = int.from_bytes(header[4:], "big")
-            piece = await self._reader.read(min(self._left, _LIMIT))
+            piece = await self._reader.read(min(self._left, STREAM_BYTES))
         except (OSError, asyncio.IncompleteReadError):
             return b""
         self._left -= len(piece)
         return piece
-
-    def write(self, data: bytes) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(data)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _attach(client: Any, container: str) -> socket.socket:

@@ -64,7 +64,7 @@ def read(path: str, most: int = MAX_FILE_BYTES) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
-        content = _read_up_to(fd, most + 1) if found.st_size <= most else None
+        content = read_up_to(fd, most + 1) if found.st_size <= most else None
         if content is None or len(content) > most:
             raise OSError(errno.EFBIG, f"a file of more than {most} bytes", path)
         return content
@@ -165,7 +165,7 @@ def _is_out_of_reach(error: OSError) -> bool:
     return isinstance(error, FileNotFoundError | PermissionError) or error.errno == errno.ENAMETOOLONG
 
 
-def _read_up_to(fd: int, size: int) -> bytes:
+def read_up_to(fd: int, size: int) -> bytes:
     data = bytearray()
     while piece := os.read(fd, min(_READ_BYTES, size - len(data))):
         data += piece

@@ -6,12 +6,13 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from slime_swe.rollout.sandbox.base import Limits
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
 
 READY = b"ready\n"  # what the driver says first
+STREAM_BYTES = 1 << 20  # read at once
 BLOCK_BYTES = 10240  # what a `feed`'s input is a multiple of, as a tar file is
 INTERRUPT_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)  # how long each signal has to be answered
 _MAX_END_BYTES = 32
@@ -23,18 +24,31 @@ class ShellDied(Exception):
     """The driver has ended or does not answer, or can't be started with the files as they now are."""
 
 
-class Stream(Protocol):
-    """The driver's stdin and stdout."""
+class Stream:
+    """The driver's stdin and stdout. `others`: what is to be closed with them."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        sink: asyncio.StreamWriter | asyncio.WriteTransport,
+        *others: asyncio.BaseTransport,
+    ) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._others = others
 
     async def read(self) -> bytes:
         """The next bytes; none at the end."""
-        ...
+        return await self._reader.read(STREAM_BYTES)
 
     def write(self, data: bytes) -> None:
         """Send without waiting. What can't be sent is lost, and `read` comes to its end."""
-        ...
+        if not self._sink.is_closing():
+            self._sink.write(data)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        for end in (self._sink, *self._others):
+            end.close()
 
 
 def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:

@@ -18,6 +18,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
@@ -31,9 +32,8 @@ from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.overlay import cgroups
 from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
 from slime_swe.rollout.sandbox.overlay.root import Roots, with_layers
-from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
+from slime_swe.rollout.sandbox.process_identity import is_dead, process_identity
 
-_OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8
 _TMPFS_USER_ATTRIBUTES = (6, 6)  # the Linux that has them
 _NET_ADMIN = 12  # the number of that capability
 
@@ -44,11 +44,14 @@ class OverlayBackend(Backend):
     takes_images = True
     takes_layers = True
     requirements = BUBBLEWRAP
+    name: ClassVar = "overlay"
+    runner: ClassVar[type[Runner]] = Bubblewrap
+    roots: ClassVar[type[Roots]] = Roots
 
     def __init__(self, image: str = HOST_IMAGE, *, cache: Path | None = None) -> None:
         self._default = Image(image)
         self._cache = cache
-        self._owner = ProcessIdentity.current()
+        self._owner = process_identity()
         self._name = secrets.token_hex(4)  # one process may have several of these
         self._numbers = itertools.count(1)
         self._host: Host | None = None
@@ -60,9 +63,9 @@ class OverlayBackend(Backend):
             await self.close()
         if self._roots is None:
             cache = self._cache or cache_folder()
-            self._host = await asyncio.to_thread(self._look, cache)
+            self._host = await asyncio.to_thread(look, self.name, cache, self._owner, self.runner)
             await asyncio.to_thread(self._sweep, cache)
-            self._roots = self._make_roots(cache, self._host)
+            self._roots = self.roots(cache, self._host)
 
     def open(self, spec: SandboxSpec) -> OverlaySandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
@@ -104,27 +107,19 @@ class OverlayBackend(Backend):
     def _confinement(self) -> Iterator[str]:
         return confinement()
 
-    def _look(self, cache: Path) -> Host:
-        """What this machine has. Raises `UserError`, `SandboxError`."""
-        return look("overlay", cache, self._owner, _find_bubblewrap)
-
-    def _make_roots(self, cache: Path, host: Host) -> Roots:
-        return Roots(cache, host)
-
     def _scratch(self, host: Host) -> Path:
-        return host.mount_point.parent / "scratch" / str(self._owner) / self._name
+        return host.mount_point.parent / "scratch" / self._owner / self._name
 
     def _sweep(self, cache: Path) -> None:
         cgroups.sweep()
         for folder in (cache / "scratch").glob("*"):
-            owner = ProcessIdentity.parse(folder.name)
-            if owner is not None and owner.is_dead():
+            if is_dead(folder.name):
                 remove_tree(folder)
 
 
-def look(name: str, cache: Path, owner: ProcessIdentity, find_runner: Callable[[], Runner]) -> Host:
+def look(name: str, cache: Path, owner: str, kind: type[Runner]) -> Host:
     """What this machine has for backend `name`. Raises `UserError` where something needed is missing."""
-    runner = find_runner()
+    runner = kind.find()
     if shutil.which("unshare") is None:
         raise UserError(f"{name} sandboxes need unshare: apt-get install util-linux")
     mount_point = cache / "mnt"
@@ -145,17 +140,7 @@ def look(name: str, cache: Path, owner: ProcessIdentity, find_runner: Callable[[
     return Host(Launcher(root=root), runner, mount_point, root, tmpfs, _groups(name, owner, root))
 
 
-def _find_bubblewrap() -> Bubblewrap:
-    if shutil.which("bwrap") is None:
-        raise UserError(
-            "overlay sandboxes need bubblewrap: apt-get install bubblewrap; without: rollout.sandbox=docker or "
-            "apptainer, or local for tasks of files alone"
-        )
-    usage = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
-    return Bubblewrap(tuple(flag for flag in _OPTIONAL_FLAGS if flag in usage))
-
-
-def _groups(name: str, owner: ProcessIdentity, root: bool) -> cgroups.Cgroups | None:
+def _groups(name: str, owner: str, root: bool) -> cgroups.Cgroups | None:
     try:
         return cgroups.Cgroups(owner)
     except OSError as error:

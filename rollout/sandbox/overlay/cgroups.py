@@ -12,11 +12,10 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from slime_swe.rollout.sandbox.base import Limits
-from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
+from slime_swe.rollout.sandbox.process_identity import is_dead
 
 PREFIX = "slime-swe-"
 CONTROLLERS = ("memory", "pids")
@@ -25,22 +24,13 @@ _RELEASE_SECONDS = 5.0
 _MONITORS = 2  # processes of a sandbox that are not a command's: its first one, and bubblewrap outside
 
 
-@dataclass(frozen=True)
-class Group:
-    """One sandbox's place: a folder for each hierarchy."""
-
-    folders: tuple[Path, ...]
-
-    @property
-    def joins(self) -> list[str]:
-        """The files to write a process id to, "0" for the writer's own."""
-        return [str(folder / "cgroup.procs") for folder in self.folders]
+Group = tuple[Path, ...]  # one sandbox's place: a folder for each hierarchy
 
 
 class Cgroups:
     """The groups of this process. Raises `OSError` on creation where this user may make none."""
 
-    def __init__(self, owner: ProcessIdentity) -> None:
+    def __init__(self, owner: str) -> None:
         self._parents = [parent / f"{PREFIX}{owner}" for parent in _parents()]
         self._made: list[Group] = []
         self._free: list[Group] = []
@@ -61,19 +51,19 @@ class Cgroups:
             group = self._make()
         else:
             self._free.remove(group)
-        for folder in group.folders:
+        for folder in group:
             _limit(folder, limits)
         return group
 
     def give_back(self, group: Group) -> None:
         """Of a sandbox that has ended; what does not die with its parent, as Apptainer, is killed."""
-        for folder in group.folders:
+        for folder in group:
             _kill(folder)
         self._free.append(group)
 
     def close(self) -> None:
         """Remove all groups; their sandboxes must have ended."""
-        for folder in (folder for group in self._made for folder in group.folders):
+        for folder in (folder for group in self._made for folder in group):
             _remove(folder)
         for parent in self._parents:
             with contextlib.suppress(OSError):  # another of this process has groups there
@@ -83,9 +73,9 @@ class Cgroups:
 
     def _make(self) -> Group:
         name = secrets.token_hex(6)  # one process may have several backends, and threads
-        group = Group(tuple(parent / name for parent in self._parents))
+        group = tuple(parent / name for parent in self._parents)
         self._made.append(group)
-        for folder in group.folders:
+        for folder in group:
             folder.mkdir(exist_ok=True)
         return group
 
@@ -94,8 +84,7 @@ def sweep() -> list[str]:
     """Remove the groups of owners that are dead, and kill what is still in them. Their names."""
     swept = []
     for folder in _ours():
-        owner = ProcessIdentity.parse(folder.name.removeprefix(PREFIX))
-        if owner is not None and owner.is_dead():
+        if is_dead(folder.name.removeprefix(PREFIX)):
             for group in (*folder.glob("*/"), folder):
                 _remove(group)
             swept.append(str(folder))
@@ -120,7 +109,7 @@ def _remove(folder: Path) -> None:
 
 def _is_empty(group: Group) -> bool:
     """A process that is dying still counts."""
-    return not any((folder / "cgroup.procs").read_bytes() for folder in group.folders)
+    return not any((folder / "cgroup.procs").read_bytes() for folder in group)
 
 
 def _kill(folder: Path) -> None:

@@ -14,11 +14,10 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, ReadBudget
+from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, ReadBudget, read_up_to
 from slime_swe.rollout.sandbox.image.changes import Found, is_tracked
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
-_READ_BYTES = 1 << 20
 
 
 def find_changes(upper: int, folder: str, size_before: Callable[[str], int]) -> Found:
@@ -104,10 +103,8 @@ def _read(upper: int, path: str, most: int) -> bytes | None:
     try:
         if os.fstat(fd).st_size > most:
             return None
-        data = bytearray()
-        while piece := os.read(fd, min(_READ_BYTES, most + 1 - len(data))):
-            data += piece
-        return bytes(data) if len(data) <= most else None
+        content = read_up_to(fd, most + 1)
+        return content if len(content) <= most else None
     finally:
         os.close(fd)
 

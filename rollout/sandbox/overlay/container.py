@@ -24,7 +24,7 @@ from slime_swe.rollout.sandbox.bubblewrap import Runner
 from slime_swe.rollout.sandbox.cache import remove_tree
 from slime_swe.rollout.sandbox.fork_server import Launcher
 from slime_swe.rollout.sandbox.image.changes import Found, Originals
-from slime_swe.rollout.sandbox.image.driver import ShellDied, Stream, await_ready, driver_command
+from slime_swe.rollout.sandbox.image.driver import STREAM_BYTES, ShellDied, Stream, await_ready, driver_command
 from slime_swe.rollout.sandbox.image.sandbox import ImageSandbox
 from slime_swe.rollout.sandbox.overlay.cgroups import Cgroups, Group
 from slime_swe.rollout.sandbox.overlay.changes import find_changes
@@ -95,7 +95,7 @@ class OverlaySandbox(ImageSandbox):
         await self._ended()
         if self._group is None and self._host.cgroups is not None:
             self._group = self._host.cgroups.take(self._limits)
-        stream, ends = await Pipes.open()
+        stream, ends = await open_pipes()
         with tempfile.TemporaryFile() as errors:
             try:
                 try:
@@ -149,7 +149,7 @@ class OverlaySandbox(ImageSandbox):
         options = "redirect_dir=off,metacopy=off,index=off" if self._host.root else "userxattr"
         driver = driver_command(self._limits, self._image.folder, bounded=self._group is not None)
         request = {
-            "joins": self._group.joins if self._group else [],
+            "joins": [str(folder / "cgroup.procs") for folder in self._group or ()],
             "mount_point": str(self._host.mount_point),
             "disk": str(self._scratch or self._limits.disk_bytes),
             "overlay": f"lowerdir={':'.join(root.layers)},{options}",
@@ -206,38 +206,12 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-_LIMIT = 1 << 20
-
-
-class Pipes:
-    """Made by `open`; `child_ends` are for the child, and to be closed here once it has them."""
-
-    def __init__(self, reader: asyncio.StreamReader, ends: list[asyncio.BaseTransport]) -> None:
-        self._reader = reader
-        self._ends = ends
-
-    @classmethod
-    async def open(cls) -> tuple[Pipes, tuple[int, int]]:
-        """The stream, and the (read, write) file descriptors for the child's stdin and stdout."""
-        loop = asyncio.get_running_loop()
-        their_in, our_out = os.pipe()
-        our_in, their_out = os.pipe()
-        reader = asyncio.StreamReader(limit=_LIMIT)
-        source, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(our_in, "rb", 0)
-        )
-        sink, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_out, "wb", 0))
-        return cls(reader, [source, sink]), (their_in, their_out)
-
-    async def read(self) -> bytes:
-        return await self._reader.read(_LIMIT)
-
-    def write(self, data: bytes) -> None:
-        sink = self._ends[1]
-        assert isinstance(sink, asyncio.WriteTransport)
-        if not sink.is_closing():
-            sink.write(data)
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
+async def open_pipes() -> tuple[Stream, tuple[int, int]]:
+    """The stream, and the (read, write) file descriptors for the child, to be closed here once it has them."""
+    loop = asyncio.get_running_loop()
+    their_in, our_out = os.pipe()
+    our_in, their_out = os.pipe()
+    reader = asyncio.StreamReader(limit=STREAM_BYTES)
+    source, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(our_in, "rb", 0))
+    sink, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_out, "wb", 0))
+    return Stream(reader, sink, source), (their_in, their_out)

@@ -19,7 +19,7 @@ from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL
 from slime_swe.rollout.sandbox.overlay import cgroups
 from slime_swe.rollout.sandbox.pool import SandboxPool
-from slime_swe.rollout.sandbox.process_identity import ProcessIdentity
+from slime_swe.rollout.sandbox.process_identity import is_dead, process_identity
 
 REPOSITORY = Path(__file__).parents[3]
 EPISODES = 16
@@ -45,7 +45,7 @@ asyncio.run(main())
 """
 
 
-def kill_a_host(backend: str, marker: str) -> ProcessIdentity:
+def kill_a_host(backend: str, marker: str) -> str:
     """Start a process with 16 episodes, and kill it while their commands run. Who it was."""
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, backend, marker],
@@ -55,11 +55,10 @@ def kill_a_host(backend: str, marker: str) -> ProcessIdentity:
     with host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"running\n"
-        here = ProcessIdentity.current()
         started = Path(f"/proc/{host.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        owner = ProcessIdentity(here.machine, here.boot, here.namespace, host.pid, started)
+        owner = changed(pid=str(host.pid), started=started)
         host.send_signal(signal.SIGKILL)
-    assert owner.is_dead()
+    assert is_dead(owner)
     return owner
 
 
@@ -71,12 +70,11 @@ def _containers(client: Any, owner: str) -> list[str]:
 def foreign(docker_pool: SandboxPool) -> Iterator[list[str]]:
     """Containers that are not ours to remove: of a living owner, of another machine's, of nobody's."""
     client = docker_client.connect()
-    here = ProcessIdentity.current()
-    elsewhere = ProcessIdentity("another-machine", here.boot, here.namespace, 1, "1")
+    elsewhere = changed(machine="another-machine", pid="1", started="1")
     name = client.images("slime-swe/host")[0]["Id"]
     made = [
         client.create_container(name, command=["true"], labels=labels)["Id"]
-        for labels in (docker_client.labels(), {OWNER_LABEL: str(elsewhere)}, {OWNER_LABEL: "unreadable"}, {})
+        for labels in (docker_client.labels(), {OWNER_LABEL: elsewhere}, {OWNER_LABEL: "unreadable"}, {})
     ]
     yield made
     for container in made:
@@ -92,7 +90,7 @@ async def test_the_next_start_removes_the_containers_of_a_killed_run_alone(
     owner = kill_a_host("docker", nap)
     async with SandboxPool("docker") as pool:
         await pool._backend.start()
-    assert _containers(client, str(owner)) == []
+    assert _containers(client, owner) == []
     assert count_processes(nap) == 0
     left = {found["Id"] for found in client.containers(all=True)}
     assert left.issuperset(foreign)
@@ -108,26 +106,30 @@ async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
         assert time.monotonic() < deadline
     assert "slime-swe" not in Path("/proc/self/mounts").read_text()  # the source of each of our mounts
     scratch = cache / "slime-swe" / "sandbox" / "scratch"
-    for name in (str(owner), str(ProcessIdentity.current())):
+    for name in (owner, process_identity()):
         (scratch / name / "1" / "work").mkdir(parents=True)
         (scratch / name / "1" / "work").chmod(0)
     async with SandboxPool(backend) as pool:
         await pool._backend.start()
-        assert [folder.name for folder in scratch.iterdir()] == [str(ProcessIdentity.current())]
+        assert [folder.name for folder in scratch.iterdir()] == [process_identity()]
     shutil.rmtree(scratch)
     groups = [folder for parent in cgroups._parents() for folder in parent.glob(f"{cgroups.PREFIX}*")]
-    assert not [folder for folder in groups if str(owner) in folder.name]
+    assert not [folder for folder in groups if owner in folder.name]
     async with layered_pool.open({}) as sandbox:
         assert (await sandbox.exec("echo alive")).output == "alive\n"
 
 
+def changed(**parts: str) -> str:
+    """This process's identity, but for some of its parts."""
+    names = ("machine", "boot", "namespace", "pid", "started")
+    return "_".join((dict(zip(names, process_identity().split("_"), strict=True)) | parts).values())
+
+
 def test_an_owner_is_dead_only_where_that_is_known() -> None:
-    here = ProcessIdentity.current()
-    assert not here.is_dead()
-    assert ProcessIdentity.parse(str(here)) == here
-    assert ProcessIdentity(here.machine, here.boot, here.namespace, here.pid, "1").is_dead()
-    assert ProcessIdentity(here.machine, "another", here.namespace, 1, "1").is_dead()
-    assert not ProcessIdentity("another", "another", here.namespace, 1, "1").is_dead()
-    assert not ProcessIdentity(here.machine, here.boot, "another", 1, "1").is_dead()
+    assert not is_dead(process_identity())
+    assert is_dead(changed(started="1"))
+    assert is_dead(changed(boot="another", pid="1", started="1"))
+    assert not is_dead(changed(machine="another", boot="another", pid="1", started="1"))
+    assert not is_dead(changed(namespace="another", pid="1", started="1"))
     for text in ("", "a_b_c_d_e", "a_b_c_1", "a_b_c_1_2_3"):
-        assert ProcessIdentity.parse(text) is None
+        assert not is_dead(text)

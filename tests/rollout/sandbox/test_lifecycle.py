@@ -174,7 +174,8 @@ async def test_a_sandbox_that_was_contained_is_not_replaced_by_one_that_is_not(
 ) -> None:
     async with SandboxPool("local") as pool:
         async with pool.open({}):
-            os.kill(pool._backend._server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            pool._backend._server._process.kill()  # type: ignore[attr-defined]
+            pool._backend._server._process.wait()  # type: ignore[attr-defined]
         with monkeypatch.context() as path:
             path.setenv("PATH", "/nonexistent")
             with pytest.raises(SandboxError, match="did not start"):

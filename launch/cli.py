@@ -6,36 +6,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from slime_swe import __version__
 from slime_swe.dotted import search_current_folder
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.commands import (
-    agent,
-    doctor,
-    episodes,
-    evaluate,
-    integrity,
-    plan,
-    recipes,
-    tasks,
-    train,
-    validate,
-)
 
-COMMANDS = {
-    "train": train,
-    "eval": evaluate,
-    "recipes": recipes,
-    "tasks": tasks,
-    "validate": validate,
-    "integrity": integrity,
-    "agent": agent,
-    "episodes": episodes,
-    "plan": plan,
-    "doctor": doctor,
-}
+_MODULES = {"eval": "evaluate"}  # of a command that isn't named like its module
+_NAMES = ("train", "eval", "recipes", "tasks", "validate", "integrity", "agent", "episodes", "plan", "doctor")
+COMMANDS = {name: import_module(f"slime_swe.launch.commands.{_MODULES.get(name, name)}") for name in _NAMES}
 USER_ERROR = 2  # as argparse has it
 FAILURE = 1
 INTERRUPTED = 130

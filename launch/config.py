@@ -53,7 +53,8 @@ def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     given, overrides = taken("recipe", overrides)
     name = given or name
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
-    model, overrides = taken("model", [spelled_out(override) for override in overrides])
+    pairs = [override.partition("=") for override in overrides]
+    model, overrides = taken("model", [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in pairs])
     if model:
         recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
     return _overridden(recipe, overrides) if overrides else recipe
@@ -189,12 +190,6 @@ def value_of(key: str, overrides: Sequence[str], default: str) -> str:
     """The value that an override gives to one key."""
     given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith(f"{key}=")]
     return given[-1] if given else default
-
-
-def spelled_out(override: str) -> str:
-    """`key=value` with the whole key, where it is one of `SHORT`."""
-    key, equals, value = override.partition("=")
-    return f"{SHORT.get(key, key)}{equals}{value}"
 
 
 def with_value(recipe: Recipe, key: str, value: object) -> Recipe:

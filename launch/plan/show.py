@@ -27,8 +27,10 @@ def show(plan: Plan, proposals: Sequence[Proposal], console: Console | None = No
         console.print(_memory(plan.budgets))
     if plan.timing is not None:
         console.print(_time(plan.timing))
-    for line in (*_summary(plan), *_problems(plan)):
+    for line in _summary(plan):
         console.print(line, highlight=False)
+    for problem in plan.problems:
+        console.print(f"[bold red]{escape(problem.field)}[/]  {escape(str(problem))}", highlight=False)
     for line in _proposals(plan, proposals):
         console.print(line, highlight=False, soft_wrap=True)  # to paste
 
@@ -41,33 +43,21 @@ def _console() -> Console:
 
 def document(plan: Plan, proposals: Sequence[Proposal]) -> dict[str, Any]:
     """Bytes and seconds, with the sums that `show` shows."""
-    found = dataclasses.asdict(plan)
-    found["fits"] = plan.fits
-    found["budgets"] = [_budget(budget) for budget in plan.budgets]
+    found = dataclasses.asdict(plan) | {"fits": plan.fits}
+    for budget, shown in zip(plan.budgets, found["budgets"], strict=True):
+        shown |= {"bytes": budget.bytes, "fits": budget.fits}
     if plan.timing is not None:
-        timing = plan.timing
-        found["timing"] |= {
-            "rollout_seconds": timing.rollout_seconds,
-            "training_seconds": timing.training_seconds,
-            "seconds": timing.seconds,
-            "cost": timing.cost,
-        }
+        sums = ("rollout_seconds", "training_seconds", "seconds", "cost")
+        found["timing"] |= {name: getattr(plan.timing, name) for name in sums}
     found["proposals"] = [list(proposal.overrides) for proposal in proposals if proposal.plan.fits]
     return found
-
-
-def _budget(budget: Budget) -> dict[str, Any]:
-    return {**dataclasses.asdict(budget), "bytes": budget.bytes, "fits": budget.fits}
 
 
 def _memory(budgets: Sequence[Budget]) -> Table:
     table = _table("Memory", "GiB", "")
     for budget in budgets:
-        share = budget.bytes / budget.capacity
-        style = "bold" if budget.fits else "bold red"
-        table.add_row(
-            budget.name, f"{budget.bytes / GIB:.1f}", f"of {budget.capacity / GIB:.1f}, {share:.0%}", style=style
-        )
+        full = f"of {budget.capacity / GIB:.1f}, {budget.bytes / budget.capacity:.0%}"
+        table.add_row(budget.name, f"{budget.bytes / GIB:.1f}", full, style="bold" if budget.fits else "bold red")
         for part in sorted(budget.components, key=lambda part: -part.bytes):
             if part.bytes:
                 table.add_row(f"  {part.name}", f"{part.bytes / GIB:.1f}", escape(part.detail))
@@ -76,11 +66,8 @@ def _memory(budgets: Sequence[Budget]) -> Table:
 
 def _time(timing: Timing) -> Table:
     table = _table("Time of a step", "seconds", "")
-    halves = (
-        ("rollout", timing.rollout, timing.rollout_seconds),
-        ("training", timing.training, timing.training_seconds),
-    )
-    for name, phases, seconds in halves:
+    for name, phases in (("rollout", timing.rollout), ("training", timing.training)):
+        seconds = sum(phase.seconds for phase in phases)
         table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step", style="bold")
         for phase in phases:
             if phase.seconds >= 0.05:
@@ -108,11 +95,6 @@ def _summary(plan: Plan) -> Iterator[str]:
         )
     yield from (f"[bold]bottleneck[/]  {escape(line)}" for line in plan.bottlenecks)
     yield from (f"[bold]note[/]  {escape(line)}" for line in plan.notes)
-
-
-def _problems(plan: Plan) -> Iterator[str]:
-    for problem in plan.problems:
-        yield f"[bold red]{escape(problem.field)}[/]  {escape(str(problem))}"
 
 
 def _proposals(plan: Plan, proposals: Sequence[Proposal]) -> Iterator[str]:

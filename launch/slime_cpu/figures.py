@@ -5,7 +5,7 @@ The plug-ins' logging hooks write every episode; SLiME writes its own figures fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,17 @@ TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
 def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
     """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
     figures = scalars(tensorboard)
-    trained = [
-        training_record(number, episodes) | step_figures(figures, number, steps)
-        for number, episodes in _by("rollout_id", read_records(run / EPISODES)).items()
-    ]
-    evaluated = [
-        evaluation_record(name, episodes, place, rollouts)
-        for name, played in _by("dataset", read_records(run / EVALUATIONS)).items()
-        for place, episodes in enumerate(_rounds(played))
-    ]
-    return sorted([*trained, *evaluated], key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
-
-
-def training_record(rollout_id: int, episodes: Iterable[Record]) -> dict[str, Any]:
-    """One rollout's figures, but for the times of its episodes."""
-    figures = {name: value for name, value in episode_metrics(episodes).items() if not name.endswith("seconds")}
-    return {"kind": "train", "rollout_id": rollout_id, **figures}
-
-
-def evaluation_record(name: str, episodes: Sequence[Record], place: int, rollouts: int) -> dict[str, Any]:
-    """The outcome of the set's evaluation number `place`; the first is that before the first rollout."""
-    rollout_id = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls that one 0 too
-    moment = "before" if place == 0 else "after" if rollout_id == rollouts - 1 else "during"
-    figures = evaluation_metrics(episodes)
-    return {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **figures}
+    records: list[dict[str, Any]] = []
+    for number, episodes in _by("rollout_id", read_records(run / EPISODES)).items():
+        means = {name: mean for name, mean in episode_metrics(episodes).items() if not name.endswith("seconds")}
+        records.append({"kind": "train", "rollout_id": number, **means, **step_figures(figures, number, steps)})
+    for name, played in _by("dataset", read_records(run / EVALUATIONS)).items():
+        for place, episodes in enumerate(_rounds(played)):
+            number = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
+            moment = "before" if place == 0 else "after" if number == rollouts - 1 else "during"
+            where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
+            records.append({**where, **evaluation_metrics(episodes)})
+    return sorted(records, key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
 
 
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:

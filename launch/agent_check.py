@@ -54,7 +54,23 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
     tokenizer = load_tokenizer(checkpoint)
     sessions: list[ProxySession] = []
     async with scripted_engine(tokenizer, by_content(*turns)) as engine, SandboxPool(sandbox, concurrency=1) as pool:
-        settings = _settings(name, checkpoint, sandbox, engine.url)
+        address = urlsplit(engine.url)
+        settings = RolloutSettings(
+            engine_host=address.hostname or "",
+            engine_port=address.port or 0,
+            checkpoint=checkpoint,
+            max_context=MAX_CONTEXT,
+            agent=name,
+            tool_format="hermes",
+            system_prompt="",
+            max_turns=MAX_TURNS,
+            time_budget=300.0,
+            sandbox=sandbox,
+            sandbox_concurrency=1,
+            max_attempts=1,
+            run_dir=Path(),
+            seed=0,
+        )
         async with made.open(settings) as agent:
             agent.on_session = sessions.append
             task, sampling = toy_task(), Sampling(_PARAMS)
@@ -84,26 +100,6 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
     }
     calls_expected = any("<tool_call>" in turn for turn in turns)
     return report | {"problems": list(problems_of(report, calls_expected))}
-
-
-def _settings(agent: str, checkpoint: str, sandbox: str, url: str) -> RolloutSettings:
-    address = urlsplit(url)
-    return RolloutSettings(
-        engine_host=address.hostname or "",
-        engine_port=address.port or 0,
-        checkpoint=checkpoint,
-        max_context=MAX_CONTEXT,
-        agent=agent,
-        tool_format="hermes",
-        system_prompt="",
-        max_turns=MAX_TURNS,
-        time_budget=300.0,
-        sandbox=sandbox,
-        sandbox_concurrency=1,
-        max_attempts=1,
-        run_dir=Path(),
-        seed=0,
-    )
 
 
 def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:

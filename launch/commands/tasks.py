@@ -75,8 +75,12 @@ def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
     """Where each task's commit lies. A task that names none is left out, and said so."""
     fetched, refused = {}, {}
     for task in tasks:
+        repo, commit = (str(task.metadata.get(name) or "") for name in ("repo", "base_commit"))
+        address = repo if "://" in repo else f"https://github.com/{repo}"
         try:
-            fetched[task.id] = str(checkout(*_origin(task), cache))
+            if not repo or not commit:
+                raise UserError(f"task {task.id} does not say of which repository and commit it is")
+            fetched[task.id] = str(checkout(address, commit, cache))
         except UserError as error:
             refused[task.id] = str(error)
     if as_json:
@@ -85,14 +89,6 @@ def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
         for task_id, where in (fetched | refused).items():
             print(f"{task_id}  {where}")
     return 1 if refused else 0
-
-
-def _origin(task: Task) -> tuple[str, str]:
-    """Address and commit. Raises `UserError` where the task does not say them."""
-    repo, commit = (str(task.metadata.get(name) or "") for name in ("repo", "base_commit"))
-    if not repo or not commit:
-        raise UserError(f"task {task.id} does not say of which repository and commit it is")
-    return repo if "://" in repo else f"https://github.com/{repo}", commit
 
 
 def _brief(task: Task) -> dict[str, Any]:

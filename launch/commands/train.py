@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         return engine.run(recipe, folder, start)
     except KeyboardInterrupt:
-        _say_how_to_resume(recipe)
+        where = "" if recipe.run.dir == "runs" else f" run.dir={recipe.run.dir}"
+        print(f"\nTo go on: slime-swe train run.name={recipe.run.name}{where} --resume", file=sys.stderr)
         raise
 
 
@@ -74,8 +75,3 @@ def _show(engine: Engine, recipe: Recipe, folder: Path, options: argparse.Namesp
     elif not options.script:
         print(readable(job), end="")
     return 0
-
-
-def _say_how_to_resume(recipe: Recipe) -> None:
-    where = "" if recipe.run.dir == "runs" else f" run.dir={recipe.run.dir}"
-    print(f"\nTo go on: slime-swe train run.name={recipe.run.name}{where} --resume", file=sys.stderr)

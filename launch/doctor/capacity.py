@@ -54,7 +54,13 @@ def check_limits(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if not engine.on_gpus:
         yield skipped("locked memory", f"engine={recipe.engine} locks none")
         return
-    yield _locked_memory(recipe.cluster.nodes)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = "unlimited" if soft == resource.RLIM_INFINITY else f"at most {soft / (1 << 20):g} MiB"
+    if soft == resource.RLIM_INFINITY or recipe.cluster.nodes == 1:  # one machine can do with little
+        yield ok("locked memory", found)
+    else:
+        found += ": InfiniBand registers the buffers of NCCL as locked memory"
+        yield warning("locked memory", found, "ulimit -l unlimited; --ulimit memlock=-1 for Docker")
     yield _shared_memory()
 
 
@@ -71,17 +77,6 @@ def _open_files(engine: Engine) -> Finding:
     if effective < usual:
         return warning("open files", f"{found}; {usual} is usual", fix)
     return ok("open files", found)
-
-
-def _locked_memory(nodes: int) -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return ok("locked memory", "unlimited")
-    found = f"at most {soft / (1 << 20):g} MiB"
-    if nodes == 1:
-        return ok("locked memory", f"{found}, which one machine can do with")
-    found += ": InfiniBand registers the buffers of NCCL as locked memory"
-    return warning("locked memory", found, "ulimit -l unlimited; --ulimit memlock=-1 for Docker")
 
 
 def _shared_memory() -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine, MachineError
-from slime_swe.launch.doctor.versions import driver
+from slime_swe.launch.doctor.versions import driver, judged
 from slime_swe.recipes.base import Recipe
 
 QUERY = "index,name,driver_version,memory.total,memory.used,mig.mode.current"
@@ -50,7 +50,7 @@ def check_gpus(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if gpus:
         yield from _counted(gpus, wanted)
         yield from _of_kind(gpus, recipe.cluster.gpu)
-        yield _driven(gpus[0].driver)
+        yield judged("driver", gpus[0].driver, driver(), _DRIVER.format(driver().tested))
         yield from _occupied(gpus[:wanted], recipe)
     elif not strange:
         yield failure("gpus", f"nvidia-smi lists no GPU; the recipe wants {wanted}", _ELSEWHERE)
@@ -110,20 +110,6 @@ def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
         yield warning("gpus", f"{' and '.join(others)} here, cluster.gpu={kind} in the recipe", fix)
 
 
-def _driven(version: str) -> Finding:
-    support = driver()
-    if not support.allows(version):
-        fix = f"have an administrator install a driver {support.tested}"
-        return failure("driver", f"{version}; CUDA 12 needs {support.required}", fix)
-    if not support.knows(version):
-        return warning(
-            "driver",
-            f"{version}; the training image's CUDA 12.9 came with {support.tested}",
-            "it may run (CUDA's minor-version compatibility), but kernels compiled at run time may not: update it",
-        )
-    return ok("driver", version)
-
-
 def _occupied(gpus: Sequence[Gpu], recipe: Recipe) -> Iterator[Finding]:
     busy = [gpu for gpu in gpus if gpu.used > IDLE_MIB]
     if not busy:
@@ -137,6 +123,10 @@ def _occupied(gpus: Sequence[Gpu], recipe: Recipe) -> Iterator[Finding]:
         yield warning("gpus", found, fix)
 
 
+_DRIVER = (
+    "have an administrator install a driver {}, with which the training image's CUDA 12.9 came; an older one of CUDA "
+    "12 may run, but not the kernels that are compiled at run time"
+)
 _NO_MATRIX = "run `nvidia-smi topo -m` yourself: it should draw a matrix, where there are two GPUs or more"
 
 

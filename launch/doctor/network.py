@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.versions import packages
+from slime_swe.launch.doctor.versions import judged, packages
 from slime_swe.launch.ray.dashboard import reaching
 from slime_swe.launch.ray.run import existing, require_gpus, require_no_ray
 from slime_swe.recipes.base import Recipe
@@ -38,11 +38,7 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     cluster, tested = recipe.cluster, packages()["ray"]
     if cluster.ray_address:
         address, version = existing(cluster.ray_address)
-        if tested.knows(version):
-            yield ok("ray", f"{version} at {address}")
-        else:
-            found = f"{version} at {address}; tested with {tested.tested}"
-            yield warning("ray", found, "start the cluster from the image")
+        yield judged("ray", version, tested, f"start the cluster at {address} from the image")
         with reaching(address):
             require_gpus(cluster, address)
         return

@@ -56,7 +56,8 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield failure("versions", f"{', '.join(missing)} not installed in {PYTHON}", IMAGE)
     for name, support in supported.items():
         if name not in missing:
-            yield _package(name, found[canonicalize_name(name)], support)
+            fix = f"install {name}{support.tested}, or {IMAGE}"
+            yield judged(name, found[canonicalize_name(name)], support, fix)
 
 
 def check_packages(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -88,12 +89,11 @@ def _source(name: str, checkout: Checkout, machine: Machine) -> Finding:
     return ok(name, f"{folder} at {head[:9]}")
 
 
-def _package(name: str, found: str, support: Support) -> Finding:
+def judged(name: str, found: str, support: Support, fix: str) -> Finding:
+    """A version against what is supported."""
     if not support.allows(found):
-        return failure(name, f"{found}; it must be {support.required}", f"install {name}{support.tested}, or {IMAGE}")
-    if not support.knows(found):
-        return warning(name, f"{found}; tested with {support.tested}", f"install {name}{support.tested}, or {IMAGE}")
-    return ok(name, found)
+        return failure(name, f"{found}; it must be {support.required}", fix)
+    return ok(name, found) if support.knows(found) else warning(name, f"{found}; tested with {support.tested}", fix)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,9 @@ def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
                 key = "parallel.max_tokens_per_gpu"
             what, fix = f"the trainer does not fit a {cluster.gpu}", "take GPUs with more memory, or more nodes"
         case "serving":
-            key, fix = "serving.mem_fraction", f"use at most {_fraction_that_fits(budget):.2f}"
+            rest = sum(part.bytes for part in budget.components if part.name not in ("weights", "KV cache"))
+            most = max(int(100 * (1 - budget.margin - rest / budget.capacity)), 0)  # what leaves room for the rest
+            key, fix = "serving.mem_fraction", f"use at most {most / 100:.2f}"
             what = f"{key}={serve.mem_fraction:g} leaves the server too little"
         case "weight synchronisation":
             key, fix = "serving.gpus_per_engine", "raise it"
@@ -96,12 +98,6 @@ def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
             key, what = "cluster.disk_per_node", f"cluster.disk_per_node={cluster.disk_per_node} is too little"
             fix = f"give at least {least} GiB, or lower rollout.batch_size"
     return Violation(key, f"{what}: {_why(budget)}", fix)
-
-
-def _fraction_that_fits(budget: Budget) -> float:
-    """The static share that leaves room for what is neither weights nor cache, rounded down to a hundredth."""
-    rest = sum(part.bytes for part in budget.components if part.name not in ("weights", "KV cache"))
-    return max(int(100 * (1 - budget.margin - rest / budget.capacity)) / 100, 0.0)
 
 
 def _cache(recipe: Recipe, budget: Budget) -> Violation:

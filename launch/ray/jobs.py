@@ -87,7 +87,7 @@ class RayJob:
             shown = self._shown
             try:
                 await self._show()
-                over = self._status() in _TERMINAL
+                over = str(self._client.get_job_status(self.id)) in _TERMINAL
                 heard = time.monotonic()
             except (RuntimeError, OSError, aiohttp.ClientError) as error:
                 over = False
@@ -107,9 +107,6 @@ class RayJob:
                 for sink in (sys.stderr, log):
                     sink.write(new)
                     sink.flush()
-
-    def _status(self) -> str:
-        return str(self._client.get_job_status(self.id))
 
     def _stop(self) -> None:
         """Ask the job to stop, and wait until it has."""

@@ -33,7 +33,8 @@ def stop_owned(mark: str, grace: float) -> list[int]:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         for pid in owned(mark):
-            _send(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         while owned(mark) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
     return owned(mark)
@@ -68,11 +69,6 @@ def lives(pid: int) -> bool:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 @contextmanager

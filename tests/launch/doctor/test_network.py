@@ -125,4 +125,9 @@ def test_a_ray_of_another_version_is_a_warning():
     with serving({"/api/version": json.dumps({"ray_version": "2.41.0"})}) as address:
         findings = guarded("ray", variant("qwen25_coder_7b", cluster__ray_address=f"http://{address}/"), Machine())
         first = next(iter(findings))
-    assert first.status == Status.WARNING and "2.41.0 at" in first.message and "2.60.0" in first.message
+    assert (
+        first.status == Status.WARNING
+        and "2.41.0" in first.message
+        and address in first.fix
+        and "2.60.0" in first.message
+    )

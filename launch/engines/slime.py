@@ -38,10 +38,19 @@ class Slime(Engine):
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raises before Ray or a GPU is touched."""
-        if not start.ignore_plan:
-            require_fit(recipe)
+        if not start.ignore_plan and not (plan := make_plan(recipe)).fits:
+            problems = "\n".join(f"  {problem}" for problem in plan.problems)
+            raise UserError(
+                f"the plan of {recipe.name} does not fit its cluster:\n{problems}\n`slime-swe plan` shows the figures "
+                "and proposes a change; --ignore-plan starts it all the same"
+            )
         Checkouts.find().require()
-        require_checkpoints(recipe)
+        folder, converted = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder), converted_folder(recipe)
+        if missing := unfinished(converted):
+            raise UserError(
+                f"{converted} holds no Megatron checkpoint ({missing}): `slime-swe doctor recipe={recipe.name}` prints "
+                f"the command that converts {folder}"
+            )
         render(recipe, Path(recipe.run.dir))
 
     def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
@@ -57,24 +66,3 @@ class Slime(Engine):
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
         return render(recipe, folder, resume=resume)
-
-
-def require_fit(recipe: Recipe) -> None:
-    """Raise `UserError` where the planner says that the recipe does not fit its cluster."""
-    plan = make_plan(recipe)
-    if not plan.fits:
-        problems = "\n".join(f"  {problem}" for problem in plan.problems)
-        raise UserError(
-            f"the plan of {recipe.name} does not fit its cluster:\n{problems}\n`slime-swe plan` shows the figures and "
-            "proposes a change; --ignore-plan starts it all the same"
-        )
-
-
-def require_checkpoints(recipe: Recipe) -> None:
-    """Raise `UserError` where the model, or the same weights converted for Megatron, is not there."""
-    folder, converted = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder), converted_folder(recipe)
-    if missing := unfinished(converted):
-        raise UserError(
-            f"{converted} holds no Megatron checkpoint ({missing}): `slime-swe doctor "
-            f"recipe={recipe.name}` prints the command that converts {folder}"
-        )

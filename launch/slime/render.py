@@ -19,7 +19,7 @@ from slime_swe.launch.slime.prompts import as_yaml, evaluation_config, prompt_fi
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
 
-PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME
+PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
 
 
 def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Checkouts | None = None) -> Job:
@@ -27,18 +27,13 @@ def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Che
     run, found = folder.resolve(), checkouts or Checkouts.find()
     script = "train.py" if recipe.rollout.schedule == "sync" else "train_async.py"
     return Job(
-        program=(interpreter(), str(found.slime / script)),
+        program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script)),
         flags=render_flags(sections(recipe, run, resume=resume)),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),
         prompts=prompt_files(recipe, run),
         directory=run,
     )
-
-
-def interpreter() -> str:
-    """This one where it has SLiME, as in the training image; else the one of the machine that the job will run on."""
-    return sys.executable if find_spec("slime") else PYTHON
 
 
 def render_flags(attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, ...]]:

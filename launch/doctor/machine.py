@@ -37,12 +37,16 @@ class Machine:
         with tempfile.TemporaryFile() as output:  # a pipe would be held open by what the command leaves behind
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES)),
                 )
             except OSError as error:
                 raise MachineError(f"`{asked}` can't be run: {error.strerror}") from error
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self.seconds)
             code = process.poll()
             with contextlib.suppress(ProcessLookupError):

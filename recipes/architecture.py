@@ -13,15 +13,22 @@ class Architecture:
     """A decoder with rotary positions, RMS norm, gated feed-forward layers and grouped-query attention.
 
     family: `qwen2`, `qwen3`, `qwen3_moe`, or the dotted path of a `slime_swe.recipes.families.Family`.
-    layers, hidden, ffn: depth, width, and width of a dense feed-forward layer.
-    heads, kv_heads, head_dim: query heads, key/value heads, and width of one head.
+    layers: number of layers.
+    hidden: hidden size.
+    ffn: width of a dense feed-forward layer.
+    heads: query heads.
+    kv_heads: key/value heads.
+    head_dim: size of one attention head.
     vocab: rows of the embedding table, its padding in the checkpoint included.
     tied: the output projection is the embedding table.
-    rope_theta, rms_eps: rotary base, and epsilon of the norms.
-    qkv_bias, qk_norm: biases of the attention's input projections; norms of queries and keys.
+    rope_theta: rotary base.
+    rms_eps: epsilon of the norms.
+    qkv_bias: the attention's input projections have biases.
+    qk_norm: queries and keys have norms.
     max_context: tokens that the checkpoint was trained for.
-    experts, experts_per_token, expert_ffn: routed experts of a layer, how many see one token, and width of one; 0
-        experts is a dense model. Every layer has experts or none has.
+    experts: routed experts of a layer; 0 is a dense model. Every layer has experts or none has.
+    experts_per_token: experts that one token is routed to.
+    expert_ffn: width of one expert.
     """
 
     family: str

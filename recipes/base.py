@@ -35,13 +35,13 @@ _WHOLE = "a trained token's log-probability is that of the whole distribution"
 class Model:
     """The policy.
 
-    checkpoint: folder in Hugging Face format; `ORG/NAME`, which is a folder of that name in `folder`; or
-        `embedded:seed`, the seed policy that comes with this package.
+    checkpoint: a folder in Hugging Face format; `ORG/NAME`, a folder of that name in `folder`; or `embedded:seed`, this
+        package's seed policy.
     architecture: its shape, which must be what the checkpoint's config.json says.
     tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder` or the dotted path of a `ToolFormat`;
-        empty is how its family does.
-    folder: where models lie, on a file system that every node sees. Beside `ORG/NAME` lies `ORG/NAME_torch_dist`, the
-        same weights converted for Megatron.
+        empty for its family's.
+    folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
+        the same weights, converted for Megatron.
     """
 
     checkpoint: Annotated[
@@ -56,15 +56,16 @@ class Model:
 class Cluster:
     """The machines. The embedded engine wants one, and no GPUs asked for.
 
-    nodes: machines.
-    gpus_per_node: GPUs of each.
-    gpu: their kind, `A100-40GB`, `A100-80GB`, `H100-80GB` or `H200-141GB`; empty where there are none.
+    nodes: number of machines.
+    gpus_per_node: GPUs of each machine.
+    gpu: GPU model: `A100-40GB`, `A100-80GB`, `H100-80GB` or `H200-141GB`; empty without GPUs.
     colocate: train and serve on the same GPUs, in turns.
     rollout_gpus: GPUs that only serve, beside the nodes' own; 0 with `colocate`.
-    cpus_per_node: CPU cores of each machine, which sandboxes run on.
-    memory_per_node, disk_per_node: GiB of each machine.
-    gpu_hour_price: of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
-    ray_address: of the dashboard of a Ray cluster that is there already, `http://host:port`; empty starts one.
+    cpus_per_node: CPU cores of each machine, on which the sandboxes run.
+    memory_per_node: host memory of each machine, GiB.
+    disk_per_node: disk of each machine, GiB.
+    gpu_hour_price: price of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
+    ray_address: dashboard of an existing Ray cluster, `http://host:port`; empty starts one.
     threads: CPU threads of one tensor operation, in the embedded trainer and server. The trainer works on as many
         micro-batches at once as the cores allow, which changes no result.
     """
@@ -95,10 +96,15 @@ class Cluster:
 class Parallel:
     """How the trainer spreads one model. The embedded engine is one process and wants all five sizes at 1.
 
-    tp, pp, cp, ep, etp: tensor, pipeline, context, expert and expert-tensor parallel sizes.
+    tp: tensor parallel size.
+    pp: pipeline parallel size.
+    cp: context parallel size.
+    ep: expert parallel size.
+    etp: expert tensor parallel size.
     max_tokens_per_gpu: tokens of one micro-batch on one GPU (packing budget); a context-parallel group of GPUs takes
         `cp` times as many.
-    recompute: of activations in the backward pass: `none`, `selective` (attention) or `full` (every layer).
+    recompute: which activations are recomputed in the backward pass: `none`, `selective` (attention) or `full` (every
+        layer).
     """
 
     tp: Size = 1
@@ -114,9 +120,10 @@ class Parallel:
 class Serving:
     """The server that samples from the policy.
 
-    router_ip, router_port: a running SGLang router or server; empty and 0 start one for this run.
-    external_engines: `host:port` of SGLang servers that run already, which SLiME uses in place of its own.
-    concurrency: episodes in flight at once, per server.
+    router_ip: host of a running SGLang router or server; empty starts one for this run.
+    router_port: port of that router or server; 0 if one is started.
+    external_engines: `host:port` of running SGLang servers, which SLiME uses in place of its own.
+    concurrency: concurrent episodes, per server.
     deterministic: give each request its own sampling seed, so that a run is a function of its recipe.
     gpus_per_engine: GPUs that share one copy of the model, by tensor parallelism.
     ep: expert parallel size of one engine.
@@ -148,15 +155,19 @@ class Rollout:
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
     schedule: `sync` (sample, then train), `async` (sample the next rollout while training on this one) or
         `fully_async` (never stop sampling).
-    partial: at the end of a rollout, keep what unfinished episodes have sampled and go on with them in the next.
-    max_attempts: tries of an episode that infrastructure broke.
-    temperature: of sampling.
-    top_p, top_k: 1 and -1, no limit: a trained token's log-probability is that of the whole distribution.
-    agent: who acts (`native`, or a real agent: `mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`).
+    partial: at the end of a rollout, keep what unfinished episodes have sampled and continue them in the next.
+    max_attempts: attempts at an episode that infrastructure breaks.
+    temperature: sampling temperature.
+    top_p: always 1: a trained token's log-probability is that of the whole distribution.
+    top_k: always -1 (no limit), for the same reason.
+    agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`), or the
+        dotted path of an `Agent` class.
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`).
     sandbox_concurrency: sandboxes open at once.
     system_prompt: first message of every episode.
-    generate, log, log_evaluation: dotted paths of the plug-ins that play and log episodes.
+    generate: dotted path of the plug-in that runs an episode.
+    log: dotted path of the plug-in that logs a rollout's episodes.
+    log_evaluation: dotted path of the plug-in that logs an evaluation's episodes.
     """
 
     batch_size: Size
@@ -173,7 +184,7 @@ class Rollout:
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
     top_k: Annotated[int, constant(-1, _WHOLE)] = -1
     agent: Annotated[
-        str, Meta(min_length=1, description="native, or the dotted path of a function that opens an agent")
+        str, Meta(min_length=1, description="native, another agent's name, or the dotted path of an Agent class")
     ] = "native"
     sandbox: Annotated[str, Meta(min_length=1, description="local, or the dotted path of a sandbox backend")] = "local"
     sandbox_concurrency: Size = 16
@@ -185,14 +196,14 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Reward:
-    """What an episode earns.
+    """What an episode's reward is.
 
     mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass, but 0
         unless a FAIL_TO_PASS test does).
     function: dotted path of the reward plug-in.
     harness: who runs the eval scripts of SWE-bench's format: `sandboxed` (our sandboxes) or `official` (swebench itself
         on Docker).
-    harness_python: an interpreter that has swebench; empty is the one that trains.
+    harness_python: an interpreter that has swebench; empty for the one that trains.
     """
 
     mode: Annotated[str, one_of(*MODES)] = "plus_minus"
@@ -225,19 +236,22 @@ class Data:
 class Algorithm:
     """The policy-gradient loss.
 
-    estimator: of advantages and their ratio: `grpo` (by token) or `gspo` (by sequence).
-    reduction: of token losses: `trajectory` (the mean of each counts the same), `token` (each token does) or
-        `constant` (the sum over `rollout.max_context`, Dr.GRPO's).
-    clip_low, clip_high: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
-    kl_coef, kl_type: weight and estimator of the KL penalty to the starting policy; weight 0 leaves it out.
-    kl_in: the penalty is a term of the `loss`, or taken off the `reward`.
+    estimator: advantage estimator and its ratio: `grpo` (by token) or `gspo` (by sequence).
+    reduction: how token losses are averaged: `trajectory` (each trajectory's mean counts the same), `token` (each token
+        counts the same) or `constant` (the sum over `rollout.max_context`, Dr.GRPO's).
+    clip_low: lower clip: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
+    clip_high: upper clip.
+    kl_coef: weight of the KL penalty to the starting policy; 0 leaves it out.
+    kl_type: estimator of the KL penalty.
+    kl_in: where the penalty applies: a term of the `loss`, or subtracted from the `reward`.
     kl_unbiased: weigh the KL estimate by the probability ratio.
     entropy_coef: weight of the entropy bonus.
-    tis, tis_clip: truncated importance sampling between server and trainer, and its upper bound.
-    tis_clip_low: its lower bound.
-    rollout_logprobs: the ratio's denominator is what the server logged, not what the trainer computes anew.
-    routing_replay: of a mixture of experts: `none`, `train` (the trainer's own routes, from the log-probability
-        pass) or `rollout` (the server's).
+    tis: truncated importance sampling between server and trainer.
+    tis_clip: upper bound of its weights.
+    tis_clip_low: lower bound of its weights.
+    rollout_logprobs: take the ratio's denominator from the server instead of recomputing it in the trainer.
+    routing_replay: experts that a mixture of experts reuses in training: `none`, `train` (the trainer's own, from the
+        log-probability pass) or `rollout` (the server's).
     normalize_rewards: subtract the group's mean.
     std_normalization: divide by the group's standard deviation too.
     steps_per_rollout: optimizer steps on each rollout.
@@ -274,9 +288,12 @@ class Optimizer:
     name: `adamw`, or `muon` for the hidden matrices with AdamW for the rest.
     schedule: `constant`, or `linear` down to zero at the run's last step.
     warmup_steps: optimizer steps of linear warm-up.
-    beta1, beta2, eps, weight_decay: AdamW's.
-    clip_grad: bound of the global gradient norm; 0 leaves it alone.
-    cpu_offload: keep the optimizer's states in the machines' memory, and step there.
+    beta1: AdamW's decay of the first moment.
+    beta2: AdamW's decay of the second moment.
+    eps: AdamW's epsilon.
+    weight_decay: AdamW's weight decay.
+    clip_grad: bound of the global gradient norm; 0 does not clip.
+    cpu_offload: keep the optimizer's states in host memory, and step there.
     """
 
     lr: Positive
@@ -301,9 +318,9 @@ class Run:
     num_rollouts: length of the run.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
     save_interval: rollouts between checkpoints.
-    keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. SLiME always keeps all, and takes the
-        default alone.
-    wandb_project: project in Weights & Biases; empty doesn't log there.
+    keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. SLiME always keeps all, and accepts only
+        the default.
+    wandb_project: project in Weights & Biases; empty does not log there.
     tensorboard: write TensorBoard files into the run's folder.
     """
 
@@ -322,8 +339,9 @@ class Run:
 class Recipe:
     """A complete run.
 
-    name: finds it, and names its runs.
-    description, hardware: in words, what it is and what it wants.
+    name: the recipe's name, and the start of its runs' names.
+    description: what the recipe is, for people.
+    hardware: what it needs, for people.
     engine: what turns samples into gradients: `slime` (a Ray job on GPUs), `embedded` (in process, no GPU needed) or
         `slime_cpu` (real SLiME and Megatron on a CPU, with the embedded server as its rollout engine).
     """

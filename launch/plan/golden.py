@@ -13,9 +13,9 @@ from slime_swe.recipes.registry import RECIPES, load_recipe
 
 HEAD = """# Plans of the recipes
 
-What [`slime-swe plan`](planner.md) computes for each recipe that wants GPUs: estimates, none of them measured. Made
-by `python -m slime_swe.launch.plan.golden > docs/plans.md`; a test compares, so that what a change of recipe or
-formula does is seen in review.
+What [`slime-swe plan`](planner.md) computes for each recipe that needs GPUs. These are estimates, not measurements.
+`python -m slime_swe.launch.plan.golden > docs/plans.md` makes this page. A test compares it, so that a review sees the
+effect of a changed recipe or formula.
 """
 
 LASTING = ("weights", "gradients", "optimizer states", "activations")

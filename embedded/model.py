@@ -1,19 +1,17 @@
-"""Qwen2, as small as it can be: the one forward pass that the trainer and the server share.
+"""Qwen2's architecture and weights, which the trainer and the server share.
 
 Parameter names are those of `transformers`' `Qwen2ForCausalLM`, so a checkpoint of either loads in the other.
-Shapes: T tokens of all packed sequences, H hidden, N query heads, K key/value heads, D head dimension, V vocabulary.
+Shapes: T tokens, H hidden, D head dimension, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slime_swe.embedded.weights import CheckpointError, read_config, read_tensors, write_checkpoint
@@ -76,16 +74,6 @@ def _refuse_unsupported(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None
             raise CheckpointError(f"config.json has {name} {given!r}; the embedded engine computes only {allowed!r}")
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,14 +84,6 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, key)
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
 
-    def forward(self, x_TxH: Tensor, rope: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
-        heads = (-1, self.head_dim)
-        q_TxNxD = rotate(self.q_proj(x_TxH).unflatten(-1, heads), *rope)
-        k_TxKxD = rotate(self.k_proj(x_TxH).unflatten(-1, heads), *rope)
-        v_TxKxD = self.v_proj(x_TxH).unflatten(-1, heads)
-        out_TxH: Tensor = self.o_proj(packed_attention(q_TxNxD, k_TxKxD, v_TxKxD, lengths).flatten(-2))
-        return out_TxH
-
 
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
@@ -112,23 +92,14 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
 
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x_TxH: Tensor, rope: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
-        x_TxH = x_TxH + self.self_attn(self.input_layernorm(x_TxH), rope, lengths)
-        x_TxH = x_TxH + self.mlp(self.post_attention_layernorm(x_TxH))
-        return x_TxH
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Backbone(nn.Module):
@@ -136,11 +107,11 @@ class Backbone(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Qwen2(nn.Module):
-    """A Qwen2 causal language model for packed sequences; no padding enters any matrix product."""
+    """The weights of a Qwen2 causal language model. `exact_forward.py` and `tree_forward.py` compute with them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -175,24 +146,6 @@ class Qwen2(nn.Module):
         config = {k: v for k, v in self.config.raw.items() if k != "torch_dtype"} | {"dtype": dtype}
         write_checkpoint(directory, dict(self.named_parameters()), config)
 
-    def forward_packed(self, tokens_T: Tensor, positions_T: Tensor, cu_seqlens: Tensor | list[int]) -> Tensor:
-        """Hidden states [T, H], after the final norm, of sequences laid end to end.
-
-        `cu_seqlens` (length sequences + 1) holds where each starts, and T last; attention is causal within each.
-        """
-        offsets = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
-        lengths = [end - start for start, end in pairwise(offsets)]
-        rope = rope_tables(positions_T, self.config, self.model.embed_tokens.weight.dtype)
-        x_TxH = self.model.embed_tokens(tokens_T)
-        for layer in self.model.layers:
-            x_TxH = layer(x_TxH, rope, lengths)
-        hidden_TxH: Tensor = self.model.norm(x_TxH)
-        return hidden_TxH
-
-    def logits(self, hidden_TxH: Tensor) -> Tensor:
-        """Unscaled logits [T, V] of hidden states [T, H]; pass only the rows that are needed."""
-        return F.linear(hidden_TxH, self.head_weight)
-
     @property
     def head_weight(self) -> Tensor:
         """The output projection [V, H]: the embedding where they are tied."""
@@ -204,20 +157,3 @@ def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) ->
     exponents = torch.arange(0, config.head_dim, 2, device=positions_T.device, dtype=torch.float32) / config.head_dim
     angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
     return angles.double().cos().to(dtype), angles.double().sin().to(dtype)
-
-
-def rotate(x_TxNxD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (i, i + D/2) of every head by its position's angle."""
-    first, second = x_TxNxD.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def packed_attention(q_TxNxD: Tensor, k_TxKxD: Tensor, v_TxKxD: Tensor, lengths: list[int]) -> Tensor:
-    """Causal attention within each of the sequences of `lengths`; [T, N, D]."""
-    outputs = [
-        F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-        for q, k, v in zip(
-            *(torch.split(x.transpose(0, 1), lengths, 1) for x in (q_TxNxD, k_TxKxD, v_TxKxD)), strict=True
-        )
-    ]
-    return torch.cat(outputs)

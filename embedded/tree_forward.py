@@ -1,6 +1,6 @@
 """The model's forward pass over a tree of shared prefixes, as training needs it.
 
-The same function of the same weights as `Qwen2.forward_packed`, to rounding; attention goes along the tree's paths.
+Attention goes along the tree's paths.
 Shapes: T rows of the layout, H hidden, Q query heads, K key/value heads, D head dimension.
 """
 
@@ -24,14 +24,14 @@ PIECE = 64  # tokens of one exact attention
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
     """Hidden states [T, H] after the final norm: of each row what the model gives after the tokens of its path."""
     turn = torch.complex(*rope_tables(positions_T, model.config, torch.float32))
-    attention = TreeAttention(tree, model.head_weight)
+    attention, eps = TreeAttention(tree, model.head_weight), model.config.rms_norm_eps
     x_TxH: Tensor = model.model.embed_tokens(tokens_T)
     for layer in cast("list[Layer]", model.model.layers):
-        normed = rms_norm(x_TxH, layer.input_layernorm.weight, layer.input_layernorm.eps)
+        normed = rms_norm(x_TxH, layer.input_layernorm.weight, eps)
         x_TxH = x_TxH + attention(layer.self_attn, normed, turn)
-        normed = rms_norm(x_TxH, layer.post_attention_layernorm.weight, layer.post_attention_layernorm.eps)
+        normed = rms_norm(x_TxH, layer.post_attention_layernorm.weight, eps)
         x_TxH = x_TxH + _mlp(layer.mlp, normed)
-    return rms_norm(x_TxH, model.model.norm.weight, model.model.norm.eps)
+    return rms_norm(x_TxH, model.model.norm.weight, eps)
 
 
 def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:

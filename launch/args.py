@@ -110,7 +110,7 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
             "num_steps_per_rollout": algorithm.steps_per_rollout,
         },
         "optimizer": {
-            "optimizer": "adam" if optimizer.name == "adamw" else optimizer.name,
+            "optimizer": "adam",
             "lr": optimizer.lr,
             "lr_decay_style": optimizer.schedule,
             "lr_warmup_iters": optimizer.warmup_steps,

@@ -282,10 +282,9 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How gradients change weights.
+    """How AdamW changes weights.
 
     lr: learning rate, after the warm-up.
-    name: `adamw`, or `muon` for the hidden matrices with AdamW for the rest.
     schedule: `constant`, or `linear` down to zero at the run's last step.
     warmup_steps: optimizer steps of linear warm-up.
     beta1: AdamW's decay of the first moment.
@@ -297,7 +296,6 @@ class Optimizer:
     """
 
     lr: Positive
-    name: Annotated[str, one_of("adamw", "muon")] = "adamw"
     schedule: Annotated[str, one_of("constant", "linear")] = "constant"
     warmup_steps: Count = 0
     beta1: Share = 0.9

@@ -147,11 +147,9 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
-    """What SLiME can't combine wherever it runs. It always distributes the optimizer's states, and Megatron's Muon
-    can't; Megatron removes checkpoints by `--save-retain-interval` alone, which keeps every n-th and not the newest."""
+    """What SLiME can't combine wherever it runs. Megatron removes checkpoints by `--save-retain-interval` alone, which
+    keeps every n-th and not the newest."""
     no = against(recipe)
-    if recipe.optimizer.name != "adamw":
-        yield no("optimizer.name", "has no distributed form in Megatron, and SLiME uses no other", "use adamw")
     if recipe.run.keep_checkpoints != Run.keep_checkpoints:
         fix = "leave run.keep_checkpoints out, and raise run.save_interval for fewer"
         yield no("run.keep_checkpoints", "has no flag in SLiME, which keeps all", fix)

@@ -15,6 +15,8 @@ import torch
 from aiohttp import web
 
 from slime_swe.embedded.model import Qwen2
+from slime_swe.embedded.packing import pack
+from slime_swe.embedded.tree_forward import hidden_states
 from slime_swe.sample import Sample
 
 PROMPT_TOKENS, CONTEXT_TOKENS, TURNS = 6, 3, 2
@@ -183,8 +185,9 @@ class TinyEngine:
         generator = torch.Generator().manual_seed(params["sampling_seed"])
         for _ in range(params["max_new_tokens"]):
             with torch.no_grad():
-                hidden = self.model.forward_packed(torch.tensor(tokens), torch.arange(len(tokens)), [0, len(tokens)])
-                log_probs = torch.log_softmax(self.model.logits(hidden[-1:])[0] / params["temperature"], 0)
+                (tree,) = pack([tokens], len(tokens))
+                hidden = hidden_states(self.model, tree, torch.tensor(tokens), torch.arange(len(tokens)))
+                log_probs = torch.log_softmax(self.model.head_weight @ hidden[-1] / params["temperature"], 0)
             token = int(torch.multinomial(log_probs.exp(), 1, generator=generator))
             triples.append([float(log_probs[token]), token, None])
             tokens.append(token)

@@ -9,15 +9,15 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from slime_swe.embedded.model import ModelConfig, Qwen2
+from slime_swe.embedded.packing import pack
+from slime_swe.embedded.tree_forward import hidden_states
 from slime_swe.embedded.weights import CheckpointError
 
 
-def packed(lengths: list[int], vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    tokens = torch.randint(0, vocab, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
-    offsets = [0]
-    for length in lengths:
-        offsets.append(offsets[-1] + length)
-    return tokens, torch.cat([torch.arange(length) for length in lengths]), offsets
+def hidden(model: Qwen2, tokens: torch.Tensor) -> torch.Tensor:
+    """Hidden states [T, H] after the final norm of one sequence."""
+    (tree,) = pack([tokens.tolist()], len(tokens))
+    return hidden_states(model, tree, tokens, torch.arange(len(tokens)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -39,24 +39,16 @@ def test_logits_and_gradients_agree_with_transformers(tmp_path, tied, heads, kv_
         torch.nn.init.normal_(parameter, std=0.1)
     reference.save_pretrained(tmp_path)
     ours = Qwen2.load(tmp_path)
-    lengths = [37, 1, 140, 64, 129]
-    tokens, positions, offsets = packed(lengths, 120)
-    logits = ours.logits(ours.forward_packed(tokens, positions, torch.tensor(offsets)))
-    theirs = torch.cat([reference(part[None]).logits[0] for part in tokens.split(lengths)])
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(120, (length,), generator=generator) for length in (37, 1, 140, 64, 129)]
+    logits = torch.cat([hidden(ours, tokens) for tokens in sequences]) @ ours.head_weight.T
+    theirs = torch.cat([reference(tokens[None]).logits[0] for tokens in sequences])
     torch.testing.assert_close(logits, theirs, atol=1e-5, rtol=1e-5)
     (logits.square().mean()).backward()
     (theirs.square().mean()).backward()
     gradients = dict(reference.named_parameters())
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-5, rtol=1e-3, msg=name)
-
-
-def test_a_sequence_does_not_see_those_beside_it(tiny_checkpoint):
-    model = Qwen2.load(tiny_checkpoint)
-    tokens, positions, offsets = packed([20, 30], model.config.vocab_size)
-    together = model.forward_packed(tokens, positions, offsets)
-    alone = model.forward_packed(tokens[20:], positions[20:], [0, 30])
-    torch.testing.assert_close(together[20:], alone, atol=1e-6, rtol=1e-5)
 
 
 def test_save_keeps_every_bit_and_transformers_reads_it(tiny_checkpoint, tmp_path):

@@ -53,7 +53,6 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"algorithm__kl_unbiased": True}, "algorithm.kl_unbiased", "algorithm.kl_coef=0"),
     (DENSE, {"algorithm__kl_unbiased": True, "algorithm__kl_coef": 0.1, "algorithm__kl_in": "reward"},
      "algorithm.kl_unbiased", "algorithm.kl_in=reward"),
-    (DENSE, {"optimizer__name": "muon"}, "optimizer.name", "use adamw"),
     (MOE, {"model__architecture__experts_per_token": 129}, "model.architecture.experts", "make no mixture"),
 ]  # fmt: skip
 

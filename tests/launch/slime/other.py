@@ -12,7 +12,6 @@ NAMED = {
     "algorithm.routing_replay": "train",
     "rollout.schedule": "async",
     "parallel.recompute": "selective",
-    "optimizer.name": "sgd",
     "optimizer.schedule": "cosine",
     "cluster.gpu": "A100-80GB",
     "serving.external_engines": ["host:1"],

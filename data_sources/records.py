@@ -15,7 +15,7 @@ FILE_KINDS = (".jsonl", ".json", ".parquet")
 
 
 def file_records(path: Path, *, lines: bool = False) -> Iterator[tuple[str, Any]]:
-    """Each record of a file, and where it is in words; `lines` reads a `.json` as JSON Lines, which some files are.
+    """Each record of a file, with its place in words. `lines` reads a `.json` as JSON Lines, which some files are.
 
     Raises `UserError`.
     """

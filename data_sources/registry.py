@@ -1,10 +1,11 @@
-"""Find tasks by name: `SOURCE:SPLIT`, or a file of tasks, and after a `?` what is taken of it (`selection.py`).
+"""Find tasks by name: `SOURCE:SPLIT`, or a file of tasks, and after a `?` the options that select a part
+(`selection.py`).
 
-synthetic:train
-swebench:verified?repo=django/django&before=2022-01-01
-quixbugs:python?folder=/data/QuixBugs
-path/to/tasks.jsonl?ids=path/to/ids.txt
-my_module.load:train
+    synthetic:train
+    swebench:verified?repo=django/django&before=2022-01-01
+    quixbugs:python?folder=/data/QuixBugs
+    path/to/tasks.jsonl?ids=path/to/ids.txt
+    my_module.load:train
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ SOURCES = {"synthetic": "slime_swe.data_sources.synthetic.tasks.load"} | {name: 
 def load_tasks(spec: str) -> list[Task]:
     """The tasks that `spec` names, in the source's own order, ids unique and at least one task.
 
-    Raises `UserError` for a name that leads nowhere or a selection that leaves nothing, or a malformed
-    record (file and line named).
+    Raises `UserError` for an unknown name, a selection without tasks, or a malformed record (file and line named).
     """
     parsed = _parse(spec)
     tasks = list(_read_file(parsed)) if parsed.file else _call_source(parsed)

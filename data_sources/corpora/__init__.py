@@ -1,6 +1,6 @@
-"""The public corpora that tasks can be loaded from: a module each, which says what is known of one and loads it.
+"""The public corpora that tasks can be loaded from. Each module describes one corpus and loads it.
 
-Left out: SWE-bench Multimodal, whose test split comes without patches and tests.
+Left out: SWE-bench Multimodal, whose test split has no patches and no tests.
 """
 
 from importlib import import_module

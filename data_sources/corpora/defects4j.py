@@ -1,8 +1,8 @@
 """Defects4J 2.0: bugs of Java projects, graded by Defects4J's own `test` command.
 
-There are no images: `metadata["image"]` says what one must hold. FAIL_TO_PASS are the tests that trigger the bug;
-PASS_TO_PASS are the other test classes that Defects4J calls relevant, each as `class::*`, since it reports failures
-alone. A run that does not come to its report passes nothing. Upstream: rjust/defects4j, framework/bin/d4j/d4j-test.
+There are no images: `metadata["image"]` says what one must hold. FAIL_TO_PASS are the tests that trigger the bug.
+PASS_TO_PASS are the other test classes that Defects4J calls relevant, each as `class::*`, since it reports only
+failures. A run without a report passes nothing. Upstream: rjust/defects4j, framework/bin/d4j/d4j-test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GitBug-Java: recent bugs of Java projects, graded by the reports that Maven or Gradle write of the project's tests.
+"""GitBug-Java: recent bugs of Java projects, graded by the test reports that Maven or Gradle write.
 
 There are no images: `metadata["image"]` says what one must hold. GitBug-Java itself replays each project's GitHub
 workflow; here the project's own build tool runs its tests, offline. Of the tests that ran before and after the fix,

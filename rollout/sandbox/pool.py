@@ -53,8 +53,9 @@ class SandboxPool:
         """A fresh sandbox that starts with `files` written over the image, once fewer than `concurrency` are open.
 
         layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`). They lie over the image
-        and below what the sandbox writes, shared by all sandboxes without a copy. A layer owns its first folder with
-        more than one entry, which the image must not have. No layer may change while a sandbox uses it.
+        and below what the sandbox writes, shared by all sandboxes without a copy. A layer owns its first folder that
+        holds anything other than one subfolder; the image must not have that folder. No layer may change while a
+        sandbox uses it.
         """
         self._check(image, layers)
         content = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}

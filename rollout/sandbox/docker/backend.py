@@ -28,9 +28,11 @@ DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't
 
 
 class DockerBackend(Backend):
-    """`image`: for tasks of files alone. `warm`: containers kept started ahead of need, in all. `cpus`: of each.
+    """image: for tasks with files only. warm: number of containers that are kept started, over all images. cpus: of
+    each container.
 
-    `network`: the name of one of Docker's networks, for a backend of your own: a function that makes this one with it.
+    network: the name of one of Docker's networks, for use in a backend of your own: a function that returns a
+    `DockerBackend` with it.
     """
 
     takes_images = True

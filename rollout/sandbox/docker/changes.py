@@ -1,6 +1,7 @@
 """Read what a container has changed by the daemon's own means: its list of changed paths, and its archives of files.
 
-Each file that is asked for costs a request, the whole repository one but with all its bytes: the cheaper way is taken.
+Asking for files costs one request each. Asking for the whole repository costs one request, but transfers all its bytes.
+The cheaper way is taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`Images`: Docker images as sandboxes use them: here, without later history, their files known to the host."""
+"""`Images`: Docker images prepared for sandboxes: pulled, without later history, their original files known to the
+host.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`WarmPool`: things that take long to make, made ahead of need."""
+"""`WarmPool`: makes things that take long to make ahead of need."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ V = TypeVar("V")
 
 
 class WarmPool(Generic[K, T]):
-    """At most `most` things, of the kinds asked for last: each that is taken is made again in the background.
+    """At most `most` things, of the kinds that were requested last. Each one that is taken is replaced in the
+    background.
 
-    A group of episodes on one image finds its containers started; of images no longer asked for none is kept.
+    So a group of episodes on one image finds its containers started. None is kept for images that are no longer
+    requested.
     """
 
     def __init__(self, most: int, discard: Callable[[T], Awaitable[None]]) -> None:
@@ -57,7 +59,9 @@ class WarmPool(Generic[K, T]):
         return sum(map(len, self._ready.values())) + self._making
 
     async def _replace(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """Make one more of this kind, in the place of one of the kind asked for longest ago where all are taken."""
+        """Make one more of this kind. If all places are taken, it replaces one of the kind that was requested longest
+        ago.
+        """
         if self._closed:
             return
         if self._count() >= self._most:

@@ -1,4 +1,4 @@
-"""How a sandbox's first process is forked and cut off from the rest: with namespaces of its own, or without.
+"""How a sandbox's first process is forked and isolated: with namespaces of its own, or without.
 
 What namespaces do not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory are limited per
 process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
@@ -62,8 +62,8 @@ def _own_user_namespace() -> None:
 class Contained:
     """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
 
-    Network namespaces are used again once every process of their sandbox is dead: making one costs more than all the
-    rest, and no sandbox has the capability to change its own.
+    Network namespaces are reused once every process of their sandbox is dead. Making one costs more than all the rest,
+    and no sandbox has the capability to change its own.
     """
 
     contained = True  # they have a pid namespace

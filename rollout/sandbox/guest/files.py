@@ -1,6 +1,7 @@
-"""File operations on a sandbox's repository, carried out inside the sandbox, where no link leads out.
+"""File operations on a sandbox's repository, executed inside the sandbox, where no link leads out.
 
-By file descriptors, not `open`: its layers cost a forked process hundreds of page faults, more than the work itself.
+They use file descriptors, not `open`: its layers cost a forked process hundreds of page faults, more than the work
+itself.
 """
 
 from __future__ import annotations

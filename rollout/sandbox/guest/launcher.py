@@ -1,8 +1,8 @@
-"""A small process that forks whatever is to run over an overlay: mounts cost system calls here, not programs.
+"""A small process that forks what runs over an overlay, so that mounts cost system calls and not programs.
 
-The host asks over a socket, with the new process's stdin, stdout and stderr; it gets the pid and a pidfd. Or
-it asks, with a network namespace and a socket for the answer, for a port there: a fork enters it, and ends. The end of
-the host's socket is the launcher's own, and with it that of all it has started.
+The host sends a request over a socket, with the new process's stdin, stdout and stderr, and gets the pid and a pidfd.
+Or it sends a network namespace, a port and a socket for the answer: a fork enters the namespace, opens the port and
+ends. When the host closes its socket, the launcher ends with everything that it has started.
 """
 
 from __future__ import annotations
@@ -127,9 +127,10 @@ def _mount(place: str, disk: str, overlay: str) -> None:
 
 
 def _own_devices(folder: str) -> None:
-    """In place of the host's device files ones of this mount namespace: a sandbox's root who is the host's owns them.
+    """Replace the host's device files by ones of this mount namespace, since a sandbox's root that is the host's root
+    owns the host's.
 
-    Nothing where this user can make none: then the host's are not a sandbox's to change either.
+    Does nothing if this user can make none: then a sandbox can't change the host's device files either.
     """
     os.mkdir(folder)
     for name, number in _DEVICES.items():

@@ -1,4 +1,4 @@
-"""Run a program in a forked interpreter and end it as the interpreter would, without taking all of it apart.
+"""Run a program in a forked interpreter and end it as the interpreter would, without a full finalisation.
 
 `Py_FinalizeEx` visits every object of every module, and so copies every page that the fork shares: 5 to 15 ms. What a
 program can notice of it is done here instead: threads are waited for, `atexit` functions run, the program's own objects

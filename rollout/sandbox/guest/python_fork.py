@@ -1,9 +1,9 @@
 """Run a Python program by forking an interpreter that is already up: ~2 ms instead of ~24.
 
-Only where the result is that of starting the program: the command is nothing but `python3 -I -S -B SCRIPT [ARGUMENTS]`
-(or `-m MODULE`), and that name on PATH is this very interpreter. Everything else goes to the shell.
-What differs: the supervisor's frames lie below the program's, /proc shows the supervisor's command line, and string
-hashes are those of PYTHONHASHSEED=0 in every run, where `-I` would draw a seed.
+Used only if the result is the same as starting the program: the command is nothing but `python3 -I -S -B SCRIPT
+[ARGUMENTS]` (or `-m MODULE`), and that name on PATH is this very interpreter. Everything else goes to the shell. What
+differs: the supervisor's frames lie below the program's, /proc shows the supervisor's command line, and string hashes
+are those of PYTHONHASHSEED=0 in every run, where `-I` would draw a seed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse(command: str) -> PythonCommand | None:
 class Interpreter:
     """The interpreter of this process, made to look like one that has just started, and ready to be forked.
 
-    All that can be done once is done here and not in the fork: each page of memory that a fork writes to is copied.
+    Work is done here rather than in the fork wherever possible, since each page that a fork writes to is copied.
     """
 
     def __init__(self, imports: WarmImports, path: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""The fork server's supervisor: waits for the host to ask for a sandbox, and forks one that ends up as a `Server`.
+"""The fork server's supervisor: waits until the host asks for a sandbox, and forks one, whose first process is a
+`Server`.
 
 It never sees what a sandbox holds or runs: the host talks to each over that sandbox's own socket.
 """

@@ -1,13 +1,13 @@
 """Serve standard-library modules that were imported before the fork, as if they were being imported now.
 
-A forked interpreter starts with the `sys.modules` of a fresh one. Importing a module of the cache then gives the object
-that the supervisor had loaded, and puts into `sys.modules` all that its own imports would have put there. As soon as
-the program has put a folder on `sys.path` that holds a module of such a name, every further import is a real one, so
-that a repository's own `queue.py` or `types.py` is found as it would be.
-What differs from a fresh interpreter: `sys.meta_path` has one more entry, and `collections.abc` is there as soon as
-`collections` is.
+A forked interpreter starts with the `sys.modules` of a fresh one. Importing a cached module returns the object that the
+supervisor had loaded, and puts into `sys.modules` everything that its own imports would have put there. If the program
+puts a folder on `sys.path` that holds a module of the same name as a cached one, every further import is a real one. So
+a repository's own `queue.py` or `types.py` is found as usual. What differs from a fresh interpreter: `sys.meta_path`
+has one more entry, and `collections.abc` exists as soon as `collections` does.
 
-This file imports nothing that a fresh interpreter has not loaded: it is there to see the first import of all the rest.
+This file imports nothing that a fresh interpreter has not loaded, since it must see the first import of everything
+else.
 """
 
 from __future__ import annotations

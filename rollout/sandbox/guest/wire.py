@@ -1,4 +1,4 @@
-"""The wire format between host and sandbox: a JSON object and a blob of bytes, each with its length before it."""
+"""The wire format between host and sandbox: a JSON object and a blob of bytes, each preceded by its length."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def is_tracked(path: str) -> bool:
 
 
 class Originals:
-    """The regular files of an image's repository, but for caches, in a folder of this machine that nothing changes."""
+    """The regular files of an image's repository, except caches, in a folder of this machine that nothing changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,8 +56,8 @@ class Originals:
 class Found:
     """How a container's repository differs from its image's, as seen from outside.
 
-    files: the regular files that may be new or different; None for one of more bytes than were asked for.
-    hidden: paths at which nothing of the image is left, nor below.
+    files: the regular files that may be new or different; None for a file with more bytes than were asked for. hidden:
+    paths at which, and below which, nothing of the image is left.
     """
 
     files: Mapping[str, bytes | None]
@@ -65,7 +65,7 @@ class Found:
 
 
 class Start:
-    """The files that a sandbox started with: its image's, but for what the image's setup and the task's files are."""
+    """The files that a sandbox started with: its image's, as changed by the image's setup and the task's files."""
 
     def __init__(self, originals: Originals) -> None:
         self._originals = originals

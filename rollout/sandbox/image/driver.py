@@ -82,7 +82,7 @@ async def await_ready(stream: Stream, seconds: float) -> None:
 
 
 class Shell:
-    """Runs one command at a time; calls must not overlap. After `ShellDied` it is of no use."""
+    """Runs one command at a time; calls must not overlap. After `ShellDied` it can't be used again."""
 
     def __init__(self, stream: Stream, interrupt: Callable[[], Awaitable[None]]) -> None:
         self._stream = stream
@@ -131,7 +131,9 @@ class Shell:
             self._stopping = None
 
     async def _stop(self, answer: asyncio.Future[tuple[int, bool]]) -> None:
-        """Kill the command under way, and see it end. Repeated: a signal that comes before the command hits nothing."""
+        """Kill the running command and wait until it has ended. Repeated, since a signal that comes before the command
+        has no effect.
+        """
         try:
             for seconds in INTERRUPT_SECONDS:
                 if not self._closed:

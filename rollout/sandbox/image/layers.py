@@ -13,10 +13,10 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Layer:
-    """folder: holds a tree as seen from /. own: the first folder of it that holds more than another folder.
+    """folder: holds a tree as seen from /. own: its first folder that holds anything other than one subfolder.
 
-    `own` is what the layer adds to an image, which must not have it: so that a mount there, as Docker has it, and an
-    overlay show the same.
+    `own` is what the layer adds to an image, which must not have it. So a mount there, as in Docker, and an overlay
+    show the same files.
     """
 
     folder: Path
@@ -24,7 +24,7 @@ class Layer:
 
 
 def find_layers(folders: Sequence[Path], image: Image) -> tuple[Layer, ...]:
-    """Raises `UserError` for what is no layer, or is none beside the others and the repository."""
+    """Raises `UserError` for a folder that is no layer, or that overlaps another layer or the repository."""
     layers = tuple(map(_find, folders))
     repository = PurePosixPath(image.folder)
     for number, layer in enumerate(layers):

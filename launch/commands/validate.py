@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
     tasks = load_tasks(options.spec)[: options.limit]
     grading = GradingSettings(harness_python=options.harness_python)
     settings = ValidationSettings(options.sandbox, options.runs, options.jobs, grading)
-    record = Record(options.record or Path("runs", "validation", f"{_file_name(options.spec)}.jsonl"), settings)
+    name = re.sub(r"[^\w.-]+", "-", options.spec.removesuffix(".jsonl")).strip("-")
+    record = Record(options.record or Path("runs", "validation", f"{name}.jsonl"), settings)
     started = time.monotonic()
     with Bar("validating", len(tasks)) as bar:
 
@@ -80,10 +81,6 @@ def run(options: argparse.Namespace) -> int:
         _show(summary(findings), wrong)
         print(f"{len(findings)} tasks in {seconds:.1f} s; kept in {record.path}")
     return 1 if wrong else 0
-
-
-def _file_name(spec: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", spec.removesuffix(".jsonl")).strip("-")
 
 
 def _line(finding: Finding) -> str:

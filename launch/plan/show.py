@@ -20,7 +20,9 @@ WIDTH = 100
 
 
 def show(plan: Plan, proposals: Sequence[Proposal], console: Console | None = None) -> None:
-    console = console or _console()
+    if console is None:  # a terminal's own width up to `WIDTH`; `WIDTH` where the output goes elsewhere
+        console = Console()
+        console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     verdict = "it is legal and fits" if plan.fits else f"it can't run as it is: {len(plan.problems)} problem(s)"
     console.print(f"[bold]{escape(plan.recipe)}[/] on {escape(plan.hardware)}: {verdict}", highlight=False)
     if plan.budgets:
@@ -33,12 +35,6 @@ def show(plan: Plan, proposals: Sequence[Proposal], console: Console | None = No
         console.print(f"[bold red]{escape(problem.field)}[/]  {escape(str(problem))}", highlight=False)
     for line in _proposals(plan, proposals):
         console.print(line, highlight=False, soft_wrap=True)  # to paste
-
-
-def _console() -> Console:
-    """A terminal's own width up to `WIDTH`; `WIDTH` where the output goes elsewhere."""
-    console = Console()
-    return Console(width=min(console.width, WIDTH) if console.is_terminal else WIDTH)
 
 
 def document(plan: Plan, proposals: Sequence[Proposal]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol, Self
 
 from slime_swe.data_sources.task import Image
-from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.errors import InfrastructureError
 
 MAX_PORT = 65535
 
@@ -164,9 +164,3 @@ class Backend:
         None where the backend has no way to make one. Raises `UserError`, `SandboxError`.
         """
         return None
-
-
-def check_port(port: int) -> None:
-    """Raises `UserError`."""
-    if not 0 < port <= MAX_PORT:
-        raise UserError(f"a port of a sandbox is 1 to {MAX_PORT}, got {port}")

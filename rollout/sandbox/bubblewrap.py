@@ -217,13 +217,8 @@ class _IdMaps:
 
 def _is_mapped(uid: int) -> bool:
     """Whether this id exists in our own user namespace."""
-    return any(start <= uid < start + count for start, count in _own_map())
-
-
-def _own_map() -> Iterator[tuple[int, int]]:
-    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
-        start, _, count = map(int, line.split())
-        yield start, count
+    lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+    return any(int(start) <= uid < int(start) + int(count) for start, _, count in map(str.split, lines))
 
 
 class Runner(Protocol):

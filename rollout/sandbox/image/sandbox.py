@@ -23,9 +23,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
 from slime_swe.patches import OVERSIZED
 from slime_swe.rollout.sandbox import common
-from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, SandboxSpec, check_port
+from slime_swe.rollout.sandbox.base import MAX_PORT, ExecResult, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.guest.files import MAX_FILE_BYTES
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
 from slime_swe.rollout.sandbox.image.changes import Found, Originals, Start
@@ -177,7 +178,8 @@ class ImageSandbox(ShellSandbox):
         return common.patch(changes.files, changes.oversized, changes.deleted, self._start.read)
 
     async def listen(self, port: int) -> socket.socket:
-        check_port(port)
+        if not 0 < port <= MAX_PORT:
+            raise UserError(f"a port of a sandbox is 1 to {MAX_PORT}, got {port}")
         async with self._lock:
             if not self._open:
                 raise SandboxError("the sandbox is not open")

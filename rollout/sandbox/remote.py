@@ -29,7 +29,7 @@ from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
-from slime_swe.rollout.sandbox.image.driver import Kind, limit_flags
+from slime_swe.rollout.sandbox.image.driver import Kind, limit_flags, retrieve
 from slime_swe.rollout.sandbox.image.sandbox import (
     FILE_SECONDS,
     HISTORY,
@@ -139,6 +139,8 @@ class RemoteSandbox(ShellSandbox):
         self._start = (await self._prepare("list of files", self._tree("echo $tree"))).strip()
 
     async def _leave(self) -> None:
+        if self._abandoned is not None:
+            self._abandoned.cancel()
         self._runtime = None
         await self.stop()
 
@@ -149,8 +151,6 @@ class RemoteSandbox(ShellSandbox):
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        if self._abandoned is not None:
-            self._abandoned.cancel()
         under_way = [task for task in (self._starting, self._abandoned) if task is not None]
         await asyncio.gather(*under_way, return_exceptions=True)
         try:
@@ -219,6 +219,7 @@ class RemoteSandbox(ShellSandbox):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            task.add_done_callback(retrieve)
             self._deadline, self._abandoned = 0.0, task
             raise
 

@@ -103,13 +103,13 @@ class Shell:
         self.started = False
         await self.settled()
         answer = asyncio.ensure_future(self._exchange(command, output, kind, stdin))
-        answer.add_done_callback(_retrieve)
+        answer.add_done_callback(retrieve)
         try:
             await asyncio.wait({answer}, timeout=seconds)
         finally:
             if not answer.done():
                 self._stopping = asyncio.ensure_future(self._stop(answer))
-                self._stopping.add_done_callback(_retrieve)
+                self._stopping.add_done_callback(retrieve)
         if self._stopping is not None:
             await self.settled()
             return None
@@ -194,7 +194,7 @@ class Shell:
         self._received += piece
 
 
-def _retrieve(ended: asyncio.Future[Any]) -> None:
+def retrieve(ended: asyncio.Future[Any]) -> None:
     """What it raised is raised where it is awaited; that nobody does is no error."""
     if not ended.cancelled():
         ended.exception()

@@ -8,16 +8,18 @@ longer prompt changes what is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slime_swe.errors import UserError
+from slime_swe.fields import Meta, read
+
 GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature means the most likely token, scored at temperature 1
-MAX_STOP_STRINGS = 64
 
 # Parameters of SGLang that would change what is sampled and that this engine does not have, with their neutral values.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -45,13 +47,13 @@ class RequestError(ValueError):
 class SamplingParams:
     """Those of SGLang's `sampling_params` that this engine honours; `top_k` -1 means the whole vocabulary."""
 
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    max_new_tokens: Annotated[int, Meta(ge=0, le=2**31)] = 128
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] = -1
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
@@ -59,16 +61,23 @@ class SamplingParams:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SamplingParams:
-        """From a request's JSON; raises RequestError with the name, the value given and what is allowed."""
+        """From a request's JSON; raises RequestError with each name, the value given and what is allowed."""
         values = {name: value for name, value in given.items() if value is not None and name not in WITHOUT_EFFECT}
         for name in [name for name in values if name in NEUTRAL]:
             if values.pop(name) not in NEUTRAL[name]:
                 raise RequestError(f"{name}={given[name]!r} is not supported by the embedded engine; leave it out")
-        unknown = values.keys() - cls.__dataclass_fields__.keys()
-        if unknown:
-            known = sorted(cls.__dataclass_fields__)
-            raise RequestError(f"unknown sampling parameters {sorted(unknown)}; known: {known}")
-        return cls(**{name: _CHECKS[name](name, value) for name, value in values.items()})
+        if isinstance(values.get("stop"), str):
+            values["stop"] = [values["stop"]]
+        try:
+            return read(cls, values, "sampling_params")
+        except UserError as error:
+            raise RequestError(str(error)) from error
+
+    def faults(self) -> Iterator[str]:
+        if self.top_k == 0:
+            yield "top_k must be at least 1, or -1 for the whole vocabulary, got 0"
+        if not -(2**63) <= (self.sampling_seed or 0) < 2**64:
+            yield f"sampling_seed must be an integer of 64 bits, got {self.sampling_seed}"
 
     @property
     def greedy(self) -> bool:
@@ -77,63 +86,6 @@ class SamplingParams:
     @property
     def truncated(self) -> bool:
         return self.top_p < 1 or self.top_k > 1 or self.min_p > 0
-
-
-def _number(low: float, high: float, *, open_low: bool = False) -> Any:
-    def check(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise RequestError(f"{name}={value!r}: a number from {low} to {high} is needed")
-        if open_low and value == low:
-            raise RequestError(f"{name}={value!r}: a number above {low} is needed")
-        return float(value)
-
-    return check
-
-
-def _integer(low: int, high: int, *also: int) -> Any:
-    def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not (low <= value <= high or value in also):
-            allowed = f"an integer from {low} to {high}" + "".join(f", or {x}" for x in also)
-            raise RequestError(f"{name}={value!r}: {allowed} is needed")
-        return value
-
-    return check
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise RequestError(f"{name}={value!r}: true or false is needed")
-    return value
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
-        raise RequestError(f"{name}={value!r}: a non-empty string or a list of them is needed")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"{name} has {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed")
-    return tuple(strings)
-
-
-def _ids(name: str, value: Any) -> frozenset[int]:
-    if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        raise RequestError(f"{name}={value!r}: a list of token ids is needed")
-    return frozenset(value)
-
-
-_CHECKS: Mapping[str, Any] = {
-    "max_new_tokens": _integer(0, 2**31),
-    "temperature": _number(0, 1e6),
-    "top_p": _number(0, 1, open_low=True),
-    "top_k": _integer(1, 2**31, -1),
-    "min_p": _number(0, 1),
-    "stop": _strings,
-    "stop_token_ids": _ids,
-    "ignore_eos": _flag,
-    "skip_special_tokens": _flag,
-    "no_stop_trim": _flag,
-    "sampling_seed": _integer(-(2**63), 2**64 - 1),
-}
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:

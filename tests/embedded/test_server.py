@@ -182,7 +182,7 @@ async def test_stop_strings(client):
             {"input_ids": [1] * 500, "sampling_params": {"max_new_tokens": 13}},
             "500 .*max_new_tokens=13.* 513.*512.*at most 12",
         ),
-        ({"input_ids": [1], "sampling_params": {"top_p": 2}}, "top_p=2"),
+        ({"input_ids": [1], "sampling_params": {"top_p": 2}}, "top_p must be float <= 1.* got 2"),
         ({"input_ids": [1], "sampling_params": []}, "sampling_params is a list of 0"),
         ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "list of 1, but there are 2"),
         ({"input_ids": [1], "stream": True}, "stream=True is not supported"),

@@ -212,8 +212,6 @@ class RemoteSandbox(ShellSandbox):
     ) -> int | None:
         if self._abandoned is not None:
             await asyncio.wait({self._abandoned})
-        if self._runtime is None:
-            raise SandboxError("the sandbox is not open")
         self._deadline = time.monotonic() + seconds
         task = asyncio.create_task(self._carry_out(self._prelude.encode() + command, output, kind, stdin))
         try:
@@ -270,6 +268,8 @@ class RemoteSandbox(ShellSandbox):
         requests: Any = importlib.import_module("swerex.runtime.abstract")
         swerex: Any = importlib.import_module("swerex.exceptions")
         for attempt in range(_ATTEMPTS):
+            if self._runtime is None:  # closed, perhaps since the command began
+                raise SandboxError("the sandbox is not open")
             try:
                 async with asyncio.timeout(2 * ANSWER_SECONDS):
                     return await getattr(self._runtime, method)(getattr(requests, kind)(**fields))

@@ -62,7 +62,8 @@ class RemoteServer:
     def freeze(self) -> None:
         """It answers nobody any more, and its connections stay."""
         for pid in _below(self.process.pid):
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def stop(self) -> None:
         self.process.kill()
@@ -75,7 +76,10 @@ class RemoteServer:
 
 
 def _below(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since its parent named it
+        return []
     return [below for child in map(int, children) for below in (child, *_below(child))]
 
 

@@ -67,6 +67,8 @@ class ExactModel:
         self.config = model.config
         self.groups = self.config.num_attention_heads // self.config.num_key_value_heads
         self.embedding = model.model.embed_tokens.weight.double()
+        # A normed vector is no longer than this, and all but as long.
+        self.norm_grid = grid(self.embedding.new_full((1,), math.sqrt(self.config.hidden_size)))
         self.layers = [ExactLayer.build(cast(Layer, layer), self.config) for layer in model.model.layers]
         self.head = snap(model.head_weight.double() * model.model.norm.weight)
 
@@ -95,13 +97,14 @@ class ExactModel:
         return F.linear(self._norm(x_TxH), self.head)
 
     def _norm(self, x_TxH: Tensor) -> Tensor:
-        return snap(F.rms_norm(x_TxH, (self.config.hidden_size,), None, self.config.rms_norm_eps))
+        normed = F.rms_norm(x_TxH, (self.config.hidden_size,), None, self.config.rms_norm_eps)
+        return snap_to(normed, self.norm_grid)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, groups: int) -> Tensor:
     """Attention [K, T × G, D] of a sequence's last T tokens: queries of the same shape, keys and values [K, L, D]."""
     tokens = query.shape[1] // groups
-    scores = matmul(keys, query.transpose(1, 2)).transpose(1, 2)  # this way round it is quicker
+    scores = matmul(keys, query.transpose(1, 2)).transpose(1, 2).contiguous()  # this way round it is quicker
     if tokens > 1:
         scores[:, :, -tokens:].masked_fill_(_unseen(tokens, groups, query.device), -math.inf)
     weights = torch.softmax(scores, -1).add_(WEIGHT_GRID).sub_(WEIGHT_GRID)

@@ -17,6 +17,7 @@ from slime_swe.data_sources.registry import SOURCES, load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade
+from slime_swe.rollout.sandbox.bubblewrap import environment
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -200,6 +201,10 @@ def test_bugsinpy():
     assert "at 1111111111111111111111111111111111111111 in /testbed" in first.metadata["image"]
 
 
+@pytest.mark.skipif(
+    shutil.which("python", path=environment()["PATH"]) is None,
+    reason="sandboxes have no program named python here: apt-get install python-is-python3",
+)
 async def test_a_bug_of_bugsinpy_is_graded_where_there_is_an_image():
     """The sandboxes hold what the image would: the faulty project with the fixed project's tests."""
     task = load("bugsinpy:all")[1]

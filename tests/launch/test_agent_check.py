@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from tests.rollout.support import of_agents
@@ -23,7 +24,7 @@ from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, Request
 from slime_swe.rollout.proxy.sessions import ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.proxy.tree import ConversationTree
+from slime_swe.rollout.proxy.tree import ConversationTree, _joined
 from slime_swe.rollout.scripted import Sampled
 from slime_swe.rollout.session import Segment, Session
 
@@ -139,12 +140,11 @@ def test_real_traffic_in_another_hand_loses_no_turn(checked, name):
 
 
 def _said_next(requests: list[Request], number: int) -> Message:
-    """What the policy said to a request, as the next one echoes it."""
+    """What the policy said to a request, as the next one echoes it: in one message or several."""
     if number + 1 == len(requests):
         return Message("assistant", "The end.")
-    return next(
-        one for one in requests[number + 1].messages[len(requests[number].messages) :] if one.role == "assistant"
-    )
+    new = requests[number + 1].messages[len(requests[number].messages) :]
+    return _joined([*takewhile(lambda one: one.role == "assistant", new)])
 
 
 @pytest.mark.slow

@@ -70,8 +70,6 @@ class Checkpoint:
         saved = torch.load(self.path / "random.pt", weights_only=True)
         random.setstate((saved["python"][0], tuple(saved["python"][1]), saved["python"][2]))
         torch.set_rng_state(saved["torch"])
-        if torch.cuda.is_available() and saved["cuda"]:
-            torch.cuda.set_rng_state_all(saved["cuda"])
 
 
 def configuration(args: Namespace) -> dict[str, Any]:
@@ -148,6 +146,5 @@ def _numbers(folder: Path) -> list[int]:
 def _random_state() -> bytes:
     version, numbers, gauss = random.getstate()
     buffer = io.BytesIO()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    torch.save({"python": [version, list(numbers), gauss], "torch": torch.get_rng_state(), "cuda": cuda}, buffer)
+    torch.save({"python": [version, list(numbers), gauss], "torch": torch.get_rng_state()}, buffer)
     return buffer.getvalue()

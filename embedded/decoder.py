@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_swe.embedded.exact_forward import ExactModel, attend
+from slime_swe.embedded.exact_forward import ExactModel, attention
 from slime_swe.embedded.kv_cache import KVCache
 from slime_swe.embedded.model import Qwen2
-
-PIECE = 64  # tokens: longer runs are cut, so that the scores of one stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,14 @@ class Span:
 class Decoder:
     """A Qwen2's weights over a KVCache."""
 
-    def __init__(self, model: Qwen2, cache: KVCache, device: torch.device) -> None:
+    def __init__(self, model: Qwen2, cache: KVCache) -> None:
         self.cache = cache
-        self.device = device
         self.load(model)
-        self.turns = self.exact.turns(torch.arange(cache.max_length, device=device))
+        self.turns = self.exact.turns(torch.arange(cache.max_length))
 
     def load(self, model: Qwen2) -> None:
         """Take over the weights of `model`, which must have the same architecture."""
-        self.exact = ExactModel(model.to(self.device))
+        self.exact = ExactModel(model)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
@@ -58,11 +55,10 @@ class Decoder:
         """
         exact = self.exact
         tokens, positions, slots = self._inputs(spans)
-        turns = self.turns[positions]
-        x = exact.embedding[tokens]
+        turns, x = self.turns[torch.from_numpy(positions)], exact.embedding[torch.from_numpy(tokens)]
         for index, layer in enumerate(exact.layers):
             query, keys, values = exact.project(layer, x, turns)
-            self.cache.write(index, slots, positions, keys, values)
+            self.cache.write(index, slots, positions, keys.numpy(), values.numpy())
             if index == len(exact.layers) - 1:  # of other rows nothing but keys and values is of use
                 chosen = self._rows(spans, wanted)
                 x, query = x[chosen], query[chosen]
@@ -72,33 +68,18 @@ class Decoder:
         return exact.logits(x)
 
     def _attend(self, layer: int, spans: Sequence[Span], query: Tensor) -> Tensor:
-        """Attention of the spans' queries [rows, K × G, D] over the cache, one run at a time: [rows, K × G × D].
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        contexts = ((keys[span.slot, :, : span.end], values[span.slot, :, : span.end]) for span in spans)
+        return attention(query, [len(span.tokens) for span in spans], contexts, self.exact.groups)
 
-        A loop costs some 20 µs a run, but reads exactly the context that a run has; one batched product over all slots
-        would read every slot up to the longest context.
-        """
-        groups, (rows, _, dim) = self.exact.groups, query.shape
-        keys, values = self.cache.keys_of[layer], self.cache.values_of[layer]
-        heads = len(keys[0])
-        queries = query.view(rows, heads, groups, dim).transpose(0, 1).reshape(heads, rows * groups, dim)
-        parts, row = [], 0
-        for span in spans:
-            for start in range(span.start, span.end, PIECE):
-                end = min(start + PIECE, span.end)
-                part = queries.narrow(1, row * groups, (end - start) * groups)
-                row += end - start
-                seen = keys[span.slot].narrow(1, 0, end), values[span.slot].narrow(1, 0, end)
-                parts.append(attend(part, *seen, groups))
-        return torch.cat(parts, dim=1).view(heads, rows, -1).transpose(0, 1).reshape(rows, -1)
-
-    def _inputs(self, spans: Sequence[Span]) -> list[Tensor]:
+    def _inputs(self, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token, position and slot of each row."""
         tokens = np.concatenate([span.tokens for span in spans])
         positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
         slots = np.repeat([span.slot for span in spans], [len(span.tokens) for span in spans])
-        return [torch.from_numpy(x).to(self.device) for x in (tokens, positions, slots)]
+        return tokens, positions, slots
 
     def _rows(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
         ends = np.cumsum([len(span.tokens) for span in spans])
         rows = [row for end, count in zip(ends.tolist(), wanted, strict=True) for row in range(end - count, end)]
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return torch.tensor(rows, dtype=torch.int64)

@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from slime_swe.embedded.decoder import Decoder
 from slime_swe.embedded.kv_cache import KVCache
 from slime_swe.embedded.model import Qwen2
@@ -35,13 +33,11 @@ class Engine:
         slots: int,
         max_length: int,
         decode: Decode,
-        device: torch.device | None = None,
         on_exit: Callable[[], None] = lambda: None,
     ) -> None:
-        device = device or torch.device("cpu")
-        cache = KVCache(model.config, slots, max_length, device)
+        cache = KVCache(model.config, slots, max_length)
         self.model = model
-        self.scheduler = Scheduler(Decoder(model, cache, device), decode)
+        self.scheduler = Scheduler(Decoder(model, cache), decode)
         self.paused = False
         self.model_path = ""
         self._on_exit = on_exit

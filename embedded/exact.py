@@ -11,13 +11,11 @@ rounded operation by itself, after the product.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 BITS = 26
 EXPONENT = 0x7FF << 52  # of a float64
-FEW = 1 << 18  # multiplications, up to which OpenBLAS stays on one thread
 
 
 def snap(x: Tensor) -> Tensor:
@@ -36,13 +34,3 @@ def grid(length: Tensor) -> Tensor:
 
 def snap_to(x: Tensor, grid: Tensor) -> Tensor:
     return (x + grid).sub_(grid)
-
-
-def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Products [K, M, P] of matrices [K, M, N] and [K, N, P].
-
-    As no sum rounds, the quicker library can be taken: NumPy's for a few rows, where PyTorch's takes twice as long.
-    """
-    if left.is_cpu and left[0].numel() * right.shape[2] <= FEW:
-        return torch.from_numpy(np.matmul(left.numpy(), right.numpy()))
-    return torch.bmm(left, right)

@@ -7,20 +7,23 @@ H hidden, K key/value heads, G query heads per key/value head, D head dimension,
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.exact import BITS, grid, matmul, snap, snap_to
+from slime_swe.embedded.exact import BITS, grid, snap, snap_to
 from slime_swe.embedded.fused import interleaved
 from slime_swe.embedded.model import Layer, ModelConfig, Qwen2, rope_tables
 
 # The attention weights of one query add up to 1, so they are rounded to multiples of 2**-BITS.
 WEIGHT_GRID = 1.5 * 2 ** (52 - BITS)
+PIECE = 64  # tokens: longer runs are cut, so that the scores of one stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,42 @@ class ExactModel:
         return snap_to(normed, self.norm_grid)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, groups: int) -> Tensor:
-    """Attention [K, T × G, D] of a sequence's last T tokens: queries of the same shape, keys and values [K, L, D]."""
+def attention(
+    query_TxQxD: Tensor, lengths: Sequence[int], contexts: Iterable[tuple[np.ndarray, np.ndarray]], groups: int
+) -> Tensor:
+    """Attention [T, K × G × D] of runs of tokens laid end to end, one run at a time.
+
+    `lengths` are the runs' own, `contexts` their keys and values [K, L, D], which end with those of the run. A loop
+    reads exactly the context that a run has; one product over all would read as many as the longest has. It is in
+    NumPy, whose calls cost less than PyTorch's, and whose products of a few rows take half the time; exact they are
+    by either.
+    """
+    (count, heads, dim), start = query_TxQxD.shape, 0
+    query = query_TxQxD.view(count, heads // groups, groups, dim).transpose(0, 1).flatten(1, 2).numpy()
+    out = np.empty_like(query)
+    for length, (keys, values) in zip(lengths, contexts, strict=True):
+        before = keys.shape[1] - length
+        for place in range(0, length, PIECE):
+            end = min(place + PIECE, length)
+            rows, seen = slice((start + place) * groups, (start + end) * groups), slice(before + end)
+            _attend(query[:, rows], keys[:, seen], values[:, seen], groups, out[:, rows])
+        start += length
+    return torch.from_numpy(out).view(len(out), count, -1).transpose(0, 1).flatten(1)
+
+
+def _attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, groups: int, out: np.ndarray) -> None:
+    """Attention of the last T tokens of a context: `query` and `out` are [K, T × G, D]."""
     tokens = query.shape[1] // groups
-    scores = matmul(keys, query.transpose(1, 2)).transpose(1, 2).contiguous()  # this way round it is quicker
+    scores = np.matmul(query, keys.swapaxes(1, 2))
     if tokens > 1:
-        scores[:, :, -tokens:].masked_fill_(_unseen(tokens, groups, query.device), -math.inf)
-    weights = torch.softmax(scores, -1).add_(WEIGHT_GRID).sub_(WEIGHT_GRID)
-    return matmul(weights, values)
+        scores[:, :, -tokens:] += _causal(tokens, groups)
+    weights = torch.softmax(torch.from_numpy(scores), -1).numpy()
+    weights += WEIGHT_GRID
+    weights -= WEIGHT_GRID
+    np.matmul(weights, values, out=out)
 
 
 @lru_cache
-def _unseen(tokens: int, groups: int, device: torch.device) -> Tensor:
-    """[T × G, T]: whether a token comes after a query's own."""
-    after = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
-    return after.repeat_interleave(groups, dim=0)
+def _causal(tokens: int, groups: int) -> np.ndarray:
+    """[T × G, T]: -inf for tokens after a query's own, else 0."""
+    return np.triu(np.full((tokens, tokens), -np.inf), 1).repeat(groups, axis=0)

@@ -22,7 +22,7 @@ from slime_swe.embedded.tree_forward import exact_hidden_states, hidden_states
 from slime_swe.embedded.workers import ordered_map
 
 # Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
-CPU_MICRO_BATCHES = 8
+MICRO_BATCHES = 8
 ROWS = 256  # whose logits are held at once
 
 
@@ -42,18 +42,15 @@ class MicroBatch:
     source_N: list[tuple[int, int]]
 
 
-def micro_batches(
-    data: TrainData, samples: Sequence[int], max_tokens: int, device: torch.device | str = "cpu"
-) -> list[MicroBatch]:
+def micro_batches(data: TrainData, samples: Sequence[int], max_tokens: int) -> list[MicroBatch]:
     """Pack those of `samples` that have trained tokens into micro-batches of at most `max_tokens` rows.
 
-    On a CPU they are smaller where there is little to do, so that every core gets some.
+    They are smaller where there is little to do, so that every core gets some.
     """
     inputs = [data.tokens[sample][: input_length(data, sample)] for sample in samples]
-    if torch.device(device).type == "cpu":
-        lengths = [len(tokens) for tokens in inputs]
-        max_tokens = min(max_tokens, max(sum(lengths) // CPU_MICRO_BATCHES, *lengths, 1)) if lengths else max_tokens
-    return [_collate(data, samples, tree, device) for tree in pack(inputs, max_tokens)]
+    lengths = [len(tokens) for tokens in inputs]
+    most = min(max_tokens, max(sum(lengths) // MICRO_BATCHES, *lengths, 1)) if lengths else max_tokens
+    return [_collate(data, samples, tree) for tree in pack(inputs, most)]
 
 
 def input_length(data: TrainData, sample: int) -> int:
@@ -63,7 +60,7 @@ def input_length(data: TrainData, sample: int) -> int:
     return next((prompt + place for place in range(len(mask) - 1, -1, -1) if mask[place]), 0)
 
 
-def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree, device: torch.device | str) -> MicroBatch:
+def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree) -> MicroBatch:
     row_N: list[int] = []
     target_N: list[int] = []
     source_N: list[tuple[int, int]] = []
@@ -78,10 +75,10 @@ def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree, device: 
     positions = chain.from_iterable(range(span.position, span.position + span.length) for span in tree.spans)
     return MicroBatch(
         tree=tree,
-        tokens_T=torch.tensor(tree.tokens, device=device),
-        positions_T=torch.tensor(list(positions), device=device),
-        row_N=torch.tensor(row_N, device=device),
-        target_N=torch.tensor(target_N, device=device),
+        tokens_T=torch.tensor(tree.tokens),
+        positions_T=torch.tensor(list(positions)),
+        row_N=torch.tensor(row_N),
+        target_N=torch.tensor(target_N),
         source_N=source_N,
     )
 
@@ -108,7 +105,7 @@ def recompute_log_probs(
         return [value for rows, target in parts for value in _log_probs(exact.logits(rows) / temperature, target)]
 
     result = [[0.0] * len(mask) for mask in data.loss_masks]
-    batches = micro_batches(data, samples, max_tokens, model.head_weight.device)
+    batches = micro_batches(data, samples, max_tokens)
     for batch, log_probs_N in zip(batches, ordered_map(work, batches, workers), strict=True):
         for (sample, place), value in zip(batch.source_N, log_probs_N, strict=True):
             result[sample][place] = value

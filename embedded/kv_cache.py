@@ -8,8 +8,6 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from slime_swe.embedded.model import ModelConfig
 
@@ -19,18 +17,15 @@ class CacheError(ValueError):
 
 
 class KVCache:
-    """Tensors and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+    """Arrays and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
 
     `keys` and `values` are [layer, slot, head, position, dimension], float64.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, max_length: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, slots: int, max_length: int) -> None:
         self.slots, self.max_length = slots, max_length
         layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim), device) for _ in range(2))
-        # Views by layer and slot, made once: attention takes thousands of them a second.
-        self.keys_of = [layer.unbind(0) for layer in self.keys.unbind(0)]
-        self.values_of = [layer.unbind(0) for layer in self.values.unbind(0)]
+        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim)) for _ in range(2))
         self.tokens = np.zeros((slots, max_length), dtype=np.int32)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self.spoiled = False  # whether some of what it holds may be infinite or not a number
@@ -41,7 +36,7 @@ class KVCache:
         self.tokens[slot, start:end] = tokens
         self.lengths[slot] = end
 
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, slots: np.ndarray, positions: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         """Keep the keys and values [tokens, heads, dimension] of some tokens."""
         self.keys[layer][slots, :, positions] = keys
         self.values[layer][slots, :, positions] = values
@@ -55,11 +50,11 @@ class KVCache:
         matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
         return np.minimum(matches, self.lengths)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` positions of `target` those of `source`."""
+    def copy(self, source: int, target: int, common: int, length: int) -> None:
+        """Make the first `length` positions of `target` those of `source`, `common` of which it has already."""
         for kept in (self.keys, self.values):
-            kept[:, target, :, :length] = kept[:, source, :, :length]
-        self.tokens[target, :length] = self.tokens[source, :length]
+            kept[:, target, :, common:length] = kept[:, source, :, common:length]
+        self.tokens[target, common:length] = self.tokens[source, common:length]
         self.lengths[target] = length
 
     def flush(self) -> None:
@@ -70,15 +65,15 @@ class KVCache:
         """
         self.lengths[:] = 0
         if self.spoiled:
-            self.keys.zero_()
-            self.values.zero_()
+            self.keys.fill(0)
+            self.values.fill(0)
             self.spoiled = False
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros; on a CPU in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
-    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, device=device, dtype=torch.float64)
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros, in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(shape)
     count = math.prod(shape)
     try:
         memory = mmap.mmap(-1, count * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -89,4 +84,4 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
         ) from error
     with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float64, count=count).view(shape)
+    return np.frombuffer(memory, dtype=np.float64, count=count).reshape(shape)

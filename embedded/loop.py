@@ -28,6 +28,7 @@ from slime_swe.embedded.rollouts import Player, Rollout, flatten
 from slime_swe.embedded.server_process import ServerProcess, update_weights
 from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer
+from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
@@ -223,7 +224,7 @@ class _Loop:
 
 def _fix_numerics(args: Namespace) -> None:
     """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
-    torch.set_num_threads(args.swe_threads)
+    set_threads(args.swe_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # A debugging aid that comes with it and costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -68,8 +68,8 @@ class Actions:
     """What is known of N sampled tokens before the forward pass; every tensor is float [N] and carries no gradient.
 
     `old` is the policy that the ratio is taken against (the server's log-probabilities, or the trainer's at the start
-    of the step); `rollout` is what the server reported; `reference` is the KL's frozen policy. `own` is the policy
-    itself in the server's arithmetic, where it is known: it replaces the forward pass's values, not its gradients.
+    of the step); `rollout` is what the server reported; `reference` is the KL's frozen policy. `on_policy` says that
+    the policy is still the old one: the exact values of `old` then replace the forward pass's, not its gradients.
     """
 
     old: Tensor
@@ -77,7 +77,7 @@ class Actions:
     advantage: Tensor
     weight: Tensor
     reference: Tensor | None = None
-    own: Tensor | None = None
+    on_policy: bool = False
 
 
 def policy_loss(
@@ -89,8 +89,8 @@ def policy_loss(
     eq. 10) and group-relative advantages (GRPO, Shao et al. 2024); truncated importance sampling multiplies it by
     clamp(pi_old / pi_rollout) (Yao et al. 2025).
     """
-    if actions.own is not None:
-        log_probs_N = log_probs_N + (actions.own - log_probs_N).detach()
+    if actions.on_policy:
+        log_probs_N = log_probs_N + (actions.old - log_probs_N).detach()
     log_ratio = log_probs_N - actions.old
     ratio = log_ratio.exp()
     surrogate = -ratio * actions.advantage

@@ -154,6 +154,6 @@ class Qwen2(nn.Module):
 
 def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864), in float32 as upstream does."""
-    exponents = torch.arange(0, config.head_dim, 2, device=positions_T.device, dtype=torch.float32) / config.head_dim
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
     return angles.double().cos().to(dtype), angles.double().sin().to(dtype)

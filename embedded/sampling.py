@@ -116,9 +116,9 @@ def sample(logits_RxV: Tensor, params: Sequence[SamplingParams], draws: np.ndarr
     logits = logits_RxV[: len(params)]
     temperature = [1.0 if p.temperature < GREEDY_BELOW else p.temperature for p in params]
     if any(t != 1.0 for t in temperature):
-        logits = logits / torch.tensor(temperature, dtype=logits.dtype, device=logits.device)[:, None]
+        logits = logits / torch.tensor(temperature, dtype=logits.dtype)[:, None]
     probs = torch.softmax(logits, dim=-1)
-    chosen = _invert(_truncate(probs, params), torch.from_numpy(draws).to(logits.device))
+    chosen = _invert(_truncate(probs, params), torch.from_numpy(draws))
     greedy = [row for row, p in enumerate(params) if p.greedy]
     if greedy:
         chosen[greedy] = logits[greedy].argmax(dim=-1)
@@ -145,11 +145,9 @@ def _truncate(probs_RxV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     chosen = [params[row] for row in rows]
     probs = probs_RxV[rows]
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(ordered.shape[1], device=probs.device)
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**31 for p in chosen], device=probs.device)[:, None]
-    top_p, min_p = (
-        torch.tensor([getattr(p, name) for p in chosen], device=probs.device)[:, None] for name in ("top_p", "min_p")
-    )
+    rank = torch.arange(ordered.shape[1])
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**31 for p in chosen])[:, None]
+    top_p, min_p = (torch.tensor([getattr(p, name) for p in chosen])[:, None] for name in ("top_p", "min_p"))
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
     keep = (rank < top_k) & (before < top_p) & (ordered >= min_p * ordered[:, :1])
     kept = probs_RxV.clone()

@@ -1,4 +1,4 @@
-"""`python -m slime_swe.embedded.server --model DIR`: a small Qwen2 behind SGLang's HTTP protocol, on CPU or one GPU.
+"""`python -m slime_swe.embedded.server --model DIR`: a small Qwen2 behind SGLang's HTTP protocol, on a CPU.
 
 Prints one JSON line, {"url": …, "pid": …, "batch_invariant": …}, on standard output when it is ready.
 """
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from aiohttp import web
 
 from slime_swe.embedded.api import Api
@@ -26,6 +25,7 @@ from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.protocol import Limits, url_of
 from slime_swe.embedded.tokenizer import Detokenizer
 from slime_swe.embedded.weights import CheckpointError
+from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError
 
 PR_SET_PDEATHSIG = 1
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.die_with_parent is not None:
         _die_with_parent(args.die_with_parent)
-    torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     # The engine's thread gives the interpreter lock away at every tensor operation and must get it back quickly.
     sys.setswitchinterval(2e-4)
     try:
@@ -88,18 +88,16 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
     directory = Path(args.model)
     tokenizer = Detokenizer(directory)
     model = Qwen2.load(directory)
-    device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     context = args.context_length or min(model.config.max_position_embeddings, 4096)
     engine = Engine(
         model,
         slots=args.slots,
         max_length=context,
         decode=tokenizer.decode,
-        device=device,
         on_exit=on_exit,
     )
     engine.model_path = str(directory)
-    invariant = is_batch_invariant(model.config, device)
+    invariant = is_batch_invariant(model.config)
     if not invariant:
         print("warning: on this machine results depend on the batch; runs are not reproducible", file=sys.stderr)
     info = {
@@ -108,7 +106,7 @@ def _build(args: argparse.Namespace, on_exit: Callable[[], None]) -> Api:
         "context_length": context,
         "random_seed": args.seed,
         "max_running_requests": args.slots,
-        "device": str(device),
+        "device": "cpu",
         "threads": args.threads,
         "batch_invariant": invariant,
         **{name: 1 for name in ("tp_size", "dp_size", "pp_size", "ep_size", "num_gpus")},
@@ -128,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="seed of requests that bring none")
     parser.add_argument("--slots", type=int, default=160, help="requests and idle sessions whose context is kept")
     parser.add_argument("--context-length", type=int, help="tokens of one context (default: the model's, at most 4096)")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--max-body-bytes", type=int, default=8 * 2**20, help="larger request bodies are refused (413)")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when PID, which started this, ends")
     return parser

@@ -1,4 +1,4 @@
-"""`Trainer`: gradients from training data, one process, CPU or one GPU."""
+"""`Trainer`: gradients from training data, one process, on a CPU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError
 
 T = TypeVar("T")
+CHECKED = 8  # one in so many samples is computed again; all of them would cost a third of a step's time
 
 
 class TrainingError(InfrastructureError):
@@ -42,8 +43,7 @@ class Trainer:
                 f"rollout_max_context_len={args.rollout_max_context_len} tokens: raise it"
             )
         self.config = LossConfig.from_args(args)
-        # SLiME's name. Recipes leave it out: the server's are as exact as the trainer's, and a forward pass cheaper.
-        self.use_rollout_log_probs: bool = getattr(args, "use_rollout_logprobs", not args.use_tis)
+        self.use_rollout_log_probs: bool = args.use_rollout_logprobs
         if self.use_rollout_log_probs and args.use_tis:
             raise LossError("use_rollout_logprobs and use_tis exclude each other: with the server's log-probabilities "
                             "as the old policy there is no mismatch left to correct")  # fmt: skip
@@ -51,28 +51,28 @@ class Trainer:
         self.max_tokens: int = args.max_tokens_per_gpu
         self.steps: int = args.num_steps_per_rollout
         self.clip_grad: float = args.clip_grad
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.workers = worker_count(self.device)
-        self.model = Qwen2.load(model_dir or args.hf_checkpoint).to(self.device)
+        self.workers = worker_count()
+        self.model = Qwen2.load(model_dir or args.hf_checkpoint)
         self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
         self.optimizer = PolicyOptimizer(self.model, args)
 
     def train(self, data: TrainData) -> dict[str, float]:
         """Take the rollout's optimizer steps; returns metrics, each the mean over the steps that had tokens to train.
 
-        The first step has the weights that sampled, and takes its log-probabilities in the server's arithmetic; they
-        are what `logprob_diff_max` and `_mean` compare with the server's (absent without trained tokens). Raises
-        `TrainingError` where a gradient is not finite; that step is then not taken, and those before it stand.
+        The first step has the weights that sampled. That the server's log-probabilities are the trainer's own is
+        checked on one in CHECKED of its samples, which gives `logprob_diff_max` and `_mean` (absent without trained
+        tokens); where the old policy is the trainer's, on all. Raises `TrainingError` where a gradient is not finite;
+        that step is then not taken, and those before it stand.
         """
         everything, batches = range(len(data)), split_steps(data.rollout_ids, self.steps)
-        first = [sample for sample in batches[0] if self._contributes(data, sample)]
-        own = self.recompute(data, self.model, first if self.use_rollout_log_probs else everything)
+        checked = [sample for sample in batches[0] if self._contributes(data, sample)]
+        if self.use_rollout_log_probs:
+            checked = checked[::CHECKED]
+        own = self.recompute(data, self.model, checked if self.use_rollout_log_probs else everything)
         old = data.rollout_log_probs if self.use_rollout_log_probs else own
         reference = self.recompute(data, self.reference, everything) if self.reference is not None else None
-        gaps = _gaps(data, first, own)
-        steps = [
-            self._step(data, samples, old, reference, None if step else own) for step, samples in enumerate(batches)
-        ]
+        gaps = _gaps(data, checked, own)
+        steps = [self._step(data, samples, old, reference, on_policy=step == 0) for step, samples in enumerate(batches)]
         trained = [step for step in steps if step["trained_tokens"]] or steps[:1]
         means = {name: sum(step[name] for step in trained) / len(trained) for name in trained[0]}
         totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
@@ -89,7 +89,7 @@ class Trainer:
         return buffer.getvalue()
 
     def load_state(self, state: bytes) -> None:
-        self.optimizer.load_state_dict(torch.load(io.BytesIO(state), map_location=self.device, weights_only=True))
+        self.optimizer.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
 
     def _step(
         self,
@@ -97,17 +97,18 @@ class Trainer:
         samples: Sequence[int],
         old: list[list[float]],
         reference: list[list[float]] | None,
-        own: list[list[float]] | None,
+        *,
+        on_policy: bool,
     ) -> dict[str, float]:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         parameters = list(self.model.parameters())
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, own))
+            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, on_policy))
             return parts, torch.autograd.grad(loss, parameters)
 
-        batches = micro_batches(data, contributing, self.max_tokens, self.device)
+        batches = micro_batches(data, contributing, self.max_tokens)
         sums = sum_gradients(parameters, work, batches, self.workers)
         norm = self._clip_gradients()
         self.optimizer.step()
@@ -134,20 +135,20 @@ class Trainer:
         rollouts: int,
         old: list[list[float]],
         reference: list[list[float]] | None,
-        own: list[list[float]] | None,
+        on_policy: bool,
     ) -> Actions:
         def gather(values: list[list[float]]) -> Tensor:
-            return torch.tensor([values[s][place] for s, place in batch.source_N], device=self.device)
+            return torch.tensor([values[s][place] for s, place in batch.source_N])
 
         advantage = [data.advantages[sample] for sample, _ in batch.source_N]
         weight = [1 / (data.mask_sums[sample] * rollouts) for sample, _ in batch.source_N]
         return Actions(
             old=gather(old),
             rollout=gather(data.rollout_log_probs),
-            advantage=torch.tensor(advantage, device=self.device),
-            weight=torch.tensor(weight, device=self.device),
+            advantage=torch.tensor(advantage),
+            weight=torch.tensor(weight),
             reference=gather(reference) if reference is not None else None,
-            own=gather(own) if own is not None else None,
+            on_policy=on_policy,
         )
 
     def _clip_gradients(self) -> float:
@@ -161,7 +162,7 @@ class Trainer:
         return norm
 
     def _frozen(self, directory: str | Path) -> Qwen2:
-        return Qwen2.load(directory).to(self.device).requires_grad_(False)
+        return Qwen2.load(directory).requires_grad_(False)
 
 
 def sum_gradients(

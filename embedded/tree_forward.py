@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.exact_forward import ExactModel, attend
+from slime_swe.embedded.exact_forward import ExactModel, attention
 from slime_swe.embedded.fused import interleaved, rms_norm, rotate, swiglu
 from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
 from slime_swe.embedded.prefix_tree import PrefixTree
-
-PIECE = 64  # tokens of one exact attention
 
 
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
@@ -40,27 +39,16 @@ def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, p
     paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
     x_TxH = exact.embedding[tokens_T]
     for layer in exact.layers:
-        projected = exact.project(layer, x_TxH, turns)
-        queries, keys, values = (torch.split(part.transpose(0, 1), lengths, 1) for part in projected)
-        outputs = [
-            _attend_exactly(query, *(torch.cat([part[i] for i in path], dim=1) for part in (keys, values)))
-            for query, path in zip(queries, paths, strict=True)
-        ]
-        x_TxH = exact.finish(layer, x_TxH, torch.cat(outputs, dim=1).transpose(0, 1).flatten(1))
+        query, *projected = exact.project(layer, x_TxH, turns)
+        keys, values = (
+            [part.numpy() for part in torch.split(whole.transpose(0, 1), lengths, 1)] for whole in projected
+        )
+        contexts = (
+            (np.concatenate([keys[i] for i in path], axis=1), np.concatenate([values[i] for i in path], axis=1))
+            for path in paths
+        )
+        x_TxH = exact.finish(layer, x_TxH, attention(query, lengths, contexts, exact.groups))
     return x_TxH
-
-
-def _attend_exactly(query_QxTxD: Tensor, keys_KxLxD: Tensor, values_KxLxD: Tensor) -> Tensor:
-    """Attention of a sequence's last T tokens, piece by piece, so that the scores of one stay in a core's cache."""
-    (heads, tokens, dim), kv_heads, length = query_QxTxD.shape, *keys_KxLxD.shape[:2]
-    grouped = query_QxTxD.view(kv_heads, -1, tokens, dim).transpose(1, 2)
-    parts = []
-    for start in range(0, tokens, PIECE):
-        rows = grouped[:, start : start + PIECE]
-        seen = length - tokens + start + rows.shape[1]
-        out = attend(rows.flatten(1, 2), keys_KxLxD[:, :seen], values_KxLxD[:, :seen], heads // kv_heads)
-        parts.append(out.view(rows.shape))
-    return torch.cat(parts, dim=1).transpose(1, 2).reshape(heads, tokens, dim)
 
 
 class TreeAttention:
@@ -101,7 +89,7 @@ def _masks(places: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor | Non
     if not inner:
         return [None] * len(places)
     first, longest = min(start for start, _ in inner), max(end for _, end in inner)
-    causal = torch.full((longest - first, longest), -torch.inf, device=like.device, dtype=like.dtype).triu(first + 1)
+    causal = torch.full((longest - first, longest), -torch.inf, dtype=like.dtype).triu(first + 1)
     return [
         causal[start - first : start - first + length, : start + length] if start else None for start, length in places
     ]

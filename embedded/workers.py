@@ -13,15 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def worker_count(device: torch.device) -> int:
-    """How many pieces to work on at once: one on a GPU, else as many as there are cores for their threads."""
-    if device.type != "cpu":
-        return 1
+def set_threads(count: int) -> None:
+    """How many threads one operation takes, of PyTorch's and of the library behind NumPy."""
+    torch.set_num_threads(count)
+    threadpool_limits(count, user_api="blas")
+
+
+def worker_count() -> int:
+    """How many pieces to work on at once: as many as there are cores for their threads."""
     return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
 
 

@@ -9,7 +9,9 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 - groups in which every episode, or none, solved the task carry no gradient, and are not sampled again: near the end
   most groups are such, and steps become small by themselves;
 - the baseline is over trajectories, whatever the number of training sequences that each became;
-- two optimizer steps on each rollout: on a CPU sampling costs more than training.
+- two optimizer steps on each rollout: on a CPU sampling costs more than training;
+- the ratio's denominator is the server's: on the embedded engine it has the trainer's to the last bits, without a
+  forward pass.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def recipe() -> Recipe:
             eval={"heldout": "synthetic:heldout", "unseen": "synthetic:unseen"},
             eval_samples_per_task=1,
         ),
-        algorithm=Algorithm(clip_low=0.2, clip_high=0.28, std_normalization=False, steps_per_rollout=2),
+        algorithm=Algorithm(
+            clip_low=0.2, clip_high=0.28, std_normalization=False, steps_per_rollout=2, rollout_logprobs=True
+        ),
         optimizer=Optimizer(lr=1.2e-3, schedule="linear", beta1=0.9, beta2=0.95, weight_decay=0.0, clip_grad=1.0),
         run=Run(num_rollouts=48, seed=0),
     )

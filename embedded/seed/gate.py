@@ -55,7 +55,7 @@ def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = TASK
         script.edit(gold_edit(script))
     transcripts = [script.parts[:4] for script in scripts]
     data = pack(tokenizer, transcripts).data
-    workers = worker_count(torch.device("cpu"))
+    workers = worker_count()
     taken = recompute_log_probs(model, data, range(len(data)), 1.0, MICRO_BATCH, workers)
     encode = tokenizer.backend_tokenizer.encode
     totals = {"view": 0.0, "fix": 0.0}
@@ -92,9 +92,8 @@ def is_clean(turn: str, script: Script) -> bool:
 
 def sample_turns(model: Qwen2, tokenizer: Any, prompts: list[str]) -> list[str]:
     """What the policy says after each prompt, without the token that ends a turn."""
-    device = torch.device("cpu")
-    cache = KVCache(model.config, len(prompts), model.config.max_position_embeddings, device)
-    scheduler = Scheduler(Decoder(model, cache, device), tokenizer.decode)
+    cache = KVCache(model.config, len(prompts), model.config.max_position_embeddings)
+    scheduler = Scheduler(Decoder(model, cache), tokenizer.decode)
     said = [""] * len(prompts)
     for index, prompt in enumerate(prompts):
 

@@ -156,7 +156,7 @@ def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, floa
     """Train in place; yields the metrics of every step."""
     optimizers = new_optimizers(model, run)
     parameters = list(model.parameters())
-    workers = worker_count(torch.device("cpu"))
+    workers = worker_count()
     started = time.perf_counter()
     seen = 0
     for step, batch in zip(range(run.steps), batches(tokenizer, run), strict=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from slime_swe.embedded.decoder import Decoder
 from slime_swe.embedded.drafts import Drafter, OwnPlaces
@@ -16,9 +15,9 @@ from slime_swe.embedded.scheduler import Scheduler
 
 def run(checkpoint, draft_tokens: int, params: SamplingParams, siblings: int) -> tuple[list[Completion], int]:
     """Completions of some requests with one prompt and one seed, one after the other, and the steps they took."""
-    model, device = Qwen2.load(checkpoint), torch.device("cpu")
-    cache = KVCache(model.config, 4, 400, device)
-    scheduler = Scheduler(Decoder(model, cache, device), str, draft_tokens)
+    model = Qwen2.load(checkpoint)
+    cache = KVCache(model.config, 4, 400)
+    scheduler = Scheduler(Decoder(model, cache), str, draft_tokens)
     done: list[Completion] = []
     steps = 0
     for index in range(siblings):

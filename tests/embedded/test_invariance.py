@@ -13,7 +13,7 @@ import torch
 
 from slime_swe.embedded.decoder import Decoder, Span
 from slime_swe.embedded.exact import grid, snap, snap_to
-from slime_swe.embedded.exact_forward import attend
+from slime_swe.embedded.exact_forward import attention
 from slime_swe.embedded.invariance import check_operations
 from slime_swe.embedded.kv_cache import KVCache
 from slime_swe.embedded.model import ModelConfig, Qwen2
@@ -26,7 +26,6 @@ SETTINGS = [
     {"ATEN_CPU_CAPABILITY": "avx2"},
     {"ATEN_CPU_CAPABILITY": "default"},
 ]
-CPU = torch.device("cpu")
 
 
 def random_model(rng: random.Random) -> Qwen2:
@@ -56,8 +55,8 @@ def random_model(rng: random.Random) -> Qwen2:
 def difference(rng: random.Random) -> str:
     """Where a sequence computed alone in one piece differs from one in random pieces among others; "" if nowhere."""
     model = random_model(rng)
-    cache = KVCache(model.config, 12, 330, CPU)
-    decoder = Decoder(model, cache, CPU)
+    cache = KVCache(model.config, 12, 330)
+    decoder = Decoder(model, cache)
     slots = rng.sample(range(12), rng.randint(2, 9))
     texts = {slot: [rng.randrange(40) for _ in range(rng.choice([3, 30, 160, 320]))] for slot in slots}
     alone = {slot: decoder.forward([Span(0, 0, text)], [len(text)]) for slot, text in texts.items()}
@@ -80,7 +79,7 @@ def difference(rng: random.Random) -> str:
 def check_all(seeds: range) -> list[str]:
     """What fails on this machine, by single operations and by whole models."""
     config = ModelConfig.from_dict(random_model(random.Random(0)).config.__dict__ | {"model_type": "qwen2"})
-    failed = [name for name, holds in check_operations(config, CPU) if not holds]
+    failed = [name for name, holds in check_operations(config) if not holds]
     return failed + [found for seed in seeds if (found := difference(random.Random(seed)))]
 
 
@@ -116,9 +115,9 @@ def test_snapping_is_as_fine_as_float32_for_the_largest_elements():
 
 def test_the_alarm_names_the_operation_whose_bits_depend_on_the_rows(tiny_checkpoint, monkeypatch):
     config = ModelConfig.load(tiny_checkpoint)
-    assert all(holds for _, holds in check_operations(config, CPU))
+    assert all(holds for _, holds in check_operations(config))
     monkeypatch.setattr("slime_swe.embedded.invariance.snap", lambda x: x)  # products of plain numbers round
-    failed = [name for name, holds in check_operations(config, CPU) if not holds]
+    failed = [name for name, holds in check_operations(config) if not holds]
     assert failed == ["product over 16", "product over 64", "product over 96"]
 
 
@@ -126,20 +125,21 @@ def test_attention_gives_a_query_the_same_bits_whatever_run_it_is_in():
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(2, 390, 16, generator=generator, dtype=torch.float64) for _ in range(2))
     keys, values = snap(keys), snap_to(values, grid(torch.full((1,), 8.0).double()))
-    query = snap(torch.randn(2, 390 * 2, 16, generator=generator, dtype=torch.float64))
-    whole = attend(query, keys, values, groups=2)
+    query = snap(torch.randn(390, 2 * 2, 16, generator=generator, dtype=torch.float64))
+    whole = attention(query, [390], [(keys.numpy(), values.numpy())], groups=2)
+    ends = (97, 260, 390)
+    contexts = [(keys[:, :end].numpy(), values[:, :end].numpy()) for end in ends]
     for size in (1, 2, 3, 6, 50):
-        for end in (97, 260, 390):
-            rows = slice((end - size) * 2, end * 2)
-            assert torch.equal(attend(query[:, rows], keys[:, :end], values[:, :end], groups=2), whole[:, rows])
+        rows = torch.cat([torch.arange(end - size, end) for end in ends])
+        assert torch.equal(attention(query[rows], [size] * 3, contexts, groups=2), whole[rows])
 
 
 def test_attention_is_causal_softmax_attention():
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(2, 130, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    query = torch.randn(2, 100 * 3, 16, generator=generator, dtype=torch.float64)
-    out = attend(query, keys, values, groups=3)
+    query = torch.randn(100, 2 * 3, 16, generator=generator, dtype=torch.float64)
+    out = attention(query, [100], [(keys.numpy(), values.numpy())], groups=3).view(100, 2, 3, 16)
     for token in range(100):
-        seen, rows = slice(31 + token), slice(token * 3, token * 3 + 3)
-        expected = torch.softmax(query[:, rows] @ keys[:, seen].transpose(1, 2), -1) @ values[:, seen]
-        torch.testing.assert_close(out[:, rows], expected, atol=1e-6, rtol=0)
+        seen = slice(31 + token)
+        expected = torch.softmax(query[token].view(2, 3, 16) @ keys[:, seen].transpose(1, 2), -1) @ values[:, seen]
+        torch.testing.assert_close(out[token], expected, atol=1e-6, rtol=0)

@@ -27,8 +27,8 @@ class Job:
 
 
 def make(checkpoint, slots=8, max_length=400) -> Scheduler:
-    model, device = Qwen2.load(checkpoint), torch.device("cpu")
-    return Scheduler(Decoder(model, KVCache(model.config, slots, max_length, device), device), str)
+    model = Qwen2.load(checkpoint)
+    return Scheduler(Decoder(model, KVCache(model.config, slots, max_length)), str)
 
 
 def submit(scheduler: Scheduler, job: Job, results: dict, key) -> None:

@@ -338,7 +338,7 @@ def test_a_directory_that_is_no_checkpoint_and_a_taken_port_end_with_a_sentence(
 def test_a_cache_that_does_not_fit_into_memory_ends_with_a_sentence(tiny_checkpoint):
     config = ModelConfig.load(tiny_checkpoint)
     with pytest.raises(CacheError, match="lower the number of slots"):
-        KVCache(config, 2**40, 512, torch.device("cpu"))
+        KVCache(config, 2**40, 512)
 
 
 def test_it_dies_with_its_parent(tiny_checkpoint):

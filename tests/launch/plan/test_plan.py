@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.launch.plan import plans_page
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import golden
 from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.recipes.registry import RECIPES, load_recipe
@@ -34,9 +34,9 @@ def test_every_recipe_is_legal_and_fits(name):
 
 
 def test_the_committed_plans_are_those_of_the_recipes():
-    assert PLANS.read_text(encoding="utf-8") == golden.page(), (
+    assert PLANS.read_text(encoding="utf-8") == plans_page.page(), (
         "recipes or formulae changed what is planned: look at the difference, then "
-        "`python -m slime_swe.launch.plan.golden > docs/plans.md`"
+        "`python -m tests.launch.plan.plans_page > docs/plans.md`"
     )
 
 

@@ -1,4 +1,4 @@
-"""The plans of all GPU recipes as one Markdown page: `python -m slime_swe.launch.plan.golden > docs/plans.md`."""
+"""The plans of all GPU recipes as one Markdown page: `python -m tests.launch.plan.plans_page > docs/plans.md`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_swe.recipes.registry import RECIPES, load_recipe
 HEAD = """# Plans of the recipes
 
 What [`slime-swe plan`](planner.md) computes for each recipe that needs GPUs. These are estimates, not measurements.
-`python -m slime_swe.launch.plan.golden > docs/plans.md` makes this page. A test compares it, so that a review sees the
+`python -m tests.launch.plan.plans_page > docs/plans.md` makes this page. A test compares it, so that a review sees the
 effect of a changed recipe or formula.
 """
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_swe.launch.reference import render
+from tests.launch.key_table import render
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_ends_with_the_rendered_table():
-    assert PAGE.read_text(encoding="utf-8").endswith(render()), (
-        "python -m slime_swe.launch.reference renders the new table"
-    )
+    assert PAGE.read_text(encoding="utf-8").endswith(render()), "python -m tests.launch.key_table renders the new table"

@@ -1,4 +1,4 @@
-"""The table of all recipe keys, from the dataclasses and their docstrings: `python -m slime_swe.launch.reference`."""
+"""The table of all recipe keys, from the dataclasses and their docstrings: `python -m tests.launch.key_table`."""
 
 from __future__ import annotations
 

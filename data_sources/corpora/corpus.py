@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from slime_swe.data_sources.records import FILE_KINDS, file_records
+from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.fields import read
 from slime_swe.patches import PatchError, read_patch
@@ -111,6 +112,13 @@ def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) 
         f"  git -C {folder} checkout {corpus.commit}\n"
         f"A clone that lies elsewhere is named in the task set: {corpus.name}:SPLIT?folder=DIR"
     )
+
+
+def load_records(
+    corpus: Corpus, make: Callable[[Any, str], Task | None], split: str, folder: Path | None = None
+) -> list[Task]:
+    """The tasks that `make` makes of a split's records; for None it leaves one out. Raises `UserError`."""
+    return [task for record in corpus_records(corpus, split, folder) if (task := make(record, split)) is not None]
 
 
 def corpus_records(corpus: Corpus, split: str, folder: Path | None) -> list[Any]:

@@ -18,12 +18,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import orjson
 
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, corpus_records, read_record
+from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, read_record
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.data_sources.test_log import parse_test_log
@@ -88,12 +87,6 @@ bash run_tests.sh 2>&1 | sed -E -e 's/{_COLOURS}//g' -e 's#{_TEST}#{_AS_FILE}#'
 """
 _SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 _FULL_HASH = re.compile(r"[0-9a-f]{40}")
-
-
-def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The tasks of one part of R2E-Gym. Raises `UserError` where it can't be had or read."""
-    records = corpus_records(CORPUS, split, folder)
-    return [task for record in records if (task := _task(record, split)) is not None]
 
 
 @dataclass(frozen=True)
@@ -253,3 +246,6 @@ def _hunk(hunk: Mapping[str, Any]) -> Iterator[str]:
         old -= sign in " -"
         new -= sign in " +"
         yield sign + line["content"]
+
+
+load = partial(load_records, CORPUS, _task)

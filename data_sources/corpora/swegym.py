@@ -11,11 +11,11 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from slime_swe.data_sources.corpora import swebench
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, corpus_records, patch_faults, read_record
+from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, patch_faults, read_record
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import added_paths, paths_of
@@ -51,11 +51,6 @@ _MYPY_CASE = re.compile(r"\[case ([^\]]+)\]")
 FOLDER = "/testbed"
 _CONDA = ("source /opt/miniconda3/bin/activate", "conda activate testbed")
 _END_OF_PATCH = "EOF_slime_swe_test_patch"
-
-
-def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The tasks of SWE-Gym. Raises `UserError` where they can't be had or read."""
-    return [_task(record, split) for record in corpus_records(CORPUS, split, folder)]
 
 
 @dataclass(frozen=True)
@@ -98,3 +93,6 @@ def with_test_patch(commit: str, patch: str, test_command: str, before: Sequence
     lines = ["#!/bin/bash", "set -uxo pipefail", *_CONDA, f"cd {FOLDER}"]
     lines += [f"git config --global --add safe.directory {FOLDER}", *before, *reset, apply]
     return "\n".join([*lines, f": '{START}'", test_command, f": '{END}'", *reset]) + "\n"
+
+
+load = partial(load_records, CORPUS, _task)

@@ -13,10 +13,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, corpus_records, read_record, test_faults, tests_of
+from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, read_record, test_faults, tests_of
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError, reverse_patch
 
@@ -48,12 +48,6 @@ rm -rf .git && git init --quiet && git add --all &&
     git -c user.name=slime-swe -c user.email=slime-swe@localhost commit --quiet --message=start &&
     git tag slime-swe-start
 ) && source /opt/miniconda3/bin/activate && conda activate testbed"""
-
-
-def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The tasks of SWE-smith. Raises `UserError` where they can't be had or read."""
-    records = corpus_records(CORPUS, split, folder)
-    return [task for record in records if (task := _task(record, split)) is not None]
 
 
 @dataclass(frozen=True)
@@ -106,3 +100,6 @@ def _oracle(record: _Record, repo: str, gold: str) -> TestsOracle:
 def setup(fault: str) -> str:
     """Shell that puts the fault into an image's repository, once."""
     return _SETUP.replace("FAULT", fault.removesuffix("\n"))
+
+
+load = partial(load_records, CORPUS, _task)

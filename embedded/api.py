@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from slime_swe.embedded.engine import Engine, EngineStopped
-from slime_swe.embedded.protocol import Limits, Prompt, read_json, read_prompts, response
+from slime_swe.embedded.protocol import Limits, read_json, read_prompt, response
 from slime_swe.embedded.requests import Completion, Request
 from slime_swe.embedded.sampling import RequestError, SamplingParams
 from slime_swe.embedded.tokenizer import Detokenizer
@@ -40,20 +40,18 @@ class Api:
             ("/generate", self.generate),
             ("/abort_request", self.abort_request),
             ("/update_weights_from_disk", self.update_weights_from_disk),
-            ("/update_weight_version", self.update_weight_version),
             ("/pause_generation", self.pause_generation),
             ("/continue_generation", self.continue_generation),
             ("/flush_cache", self.flush_cache),
         ):
             post(path, handler)
         for paths, handler in (
-            (("/health", "/ping"), self.health),
+            (("/health",), self.health),
             (("/health_generate",), self.health_generate),
             (("/server_info", "/get_server_info"), self.server_info),
             (("/model_info", "/get_model_info"), self.model_info),
             (("/weight_version", "/get_weight_version"), self.weight_version),
-            (("/v1/models",), self.models),
-            (("/v1/loads", "/get_load"), self.loads),
+            (("/v1/loads",), self.loads),
             (("/flush_cache",), self.flush_cache),
         ):
             for path in paths:
@@ -62,19 +60,13 @@ class Api:
 
     async def generate(self, request: web.Request) -> web.Response:
         started = time.monotonic()
-        prompts, batch = read_prompts(read_json(await request.read()), self.tokenizer, self.limits)
-        answers = await asyncio.gather(*(self._answer(prompt, started) for prompt in prompts))
-        failed = [
-            a["meta_info"]["finish_reason"] for a in answers if a["meta_info"]["finish_reason"].get("status_code")
-        ]
-        if failed:
-            return _json({"error": {"message": failed[0]["message"]}}, status=failed[0]["status_code"])
-        return _json(answers if batch else answers[0])
-
-    async def _answer(self, prompt: Prompt, started: float) -> dict[str, Any]:
+        prompt = read_prompt(read_json(await request.read()), self.limits)
         rid = prompt.rid or f"request-{next(self._count)}"
         completion = await self._complete(rid, prompt.tokens, prompt.params)
-        return response(rid, prompt, completion, self.tokenizer, time.monotonic() - started)
+        reason = completion.finish_reason
+        if reason.get("status_code"):
+            return _json({"error": {"message": reason["message"]}}, status=reason["status_code"])
+        return _json(response(rid, prompt, completion, self.tokenizer, time.monotonic() - started))
 
     async def _complete(self, rid: str, tokens: list[int], params: SamplingParams) -> Completion:
         """Run one request; a handler that is cancelled, because its client went away, aborts it."""
@@ -116,15 +108,6 @@ class Api:
         except CheckpointError as error:
             return _json({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": f"Loaded {path}", "num_paused_requests": 0})
-
-    async def update_weight_version(self, request: web.Request) -> web.Response:
-        version = read_json(await request.read()).get("new_version")
-        if version is None:
-            raise RequestError("new_version is needed")
-        await asyncio.wrap_future(
-            self.engine.call(lambda: setattr(self.engine.scheduler, "weight_version", str(version)))
-        )
-        return _json({"success": True, "message": f"Weight version is {version}", "new_version": str(version)})
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         mode = read_json(await request.read()).get("mode", "abort")
@@ -177,10 +160,6 @@ class Api:
 
     async def weight_version(self, request: web.Request) -> web.Response:
         return _json({"weight_version": self.engine.scheduler.weight_version})
-
-    async def models(self, request: web.Request) -> web.Response:
-        card = {"id": self.engine.model_path, "object": "model", "max_model_len": self.limits.context_length}
-        return _json({"object": "list", "data": [card]})
 
     async def loads(self, request: web.Request) -> web.Response:
         return _json({"loads": [{"dp_rank": 0, **self._load()}]})

@@ -68,7 +68,7 @@ class Engine:
         return future
 
     def abort(self, rid: str | None) -> Future[int]:
-        """End the request `rid` (SGLang matches by prefix, so a batch's parts end too), or all where None."""
+        """End the request `rid` (SGLang matches by prefix), or all where None."""
         return self.call(lambda: self.scheduler.abort(lambda r: rid is None or r.rid.startswith(rid)))
 
     def pause(self, mode: str) -> Future[None]:

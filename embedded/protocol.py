@@ -15,6 +15,7 @@ from slime_swe.embedded.tokenizer import Detokenizer
 # Fields of SGLang's request that ask for something this engine does not compute, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False, None),
+    "text": (None,),
     "image_data": (None, []),
     "input_embeds": (None,),
     "logprob_start_len": (-1, None),
@@ -57,81 +58,38 @@ def read_json(body: bytes) -> dict[str, Any]:
     return payload
 
 
-def read_prompts(payload: Mapping[str, Any], tokenizer: Detokenizer, limits: Limits) -> tuple[list[Prompt], bool]:
-    """The prompts of a `/generate` body, and whether it was a batch (then the response is a list)."""
+def read_prompt(payload: Mapping[str, Any], limits: Limits) -> Prompt:
+    """The prompt of a `/generate` body: one, as token ids."""
     for name, neutral in UNSUPPORTED.items():
         if name in payload and payload[name] not in neutral:
             raise RequestError(f"{name}={payload[name]!r} is not supported by the embedded engine; leave it out")
-    inputs, batch = _inputs(payload, tokenizer)
-    count = len(inputs)
-    given = [_object(p) for p in _spread("sampling_params", payload, {}, batch, count)]
-    logprobs = [bool(flag) for flag in _spread("return_logprob", payload, False, batch, count)]
-    rids = _rids(payload.get("rid"), batch, count)
-    params = [_params(p, tokens, limits) for p, tokens in zip(given, inputs, strict=True)]
-    return [Prompt(*parts) for parts in zip(rids, inputs, params, logprobs, strict=True)], batch
+    rid, given = payload.get("rid"), payload.get("sampling_params")
+    given = {} if given is None else given
+    if rid is not None and not isinstance(rid, str):
+        raise RequestError(f"rid={rid!r}: a string is needed")
+    if not isinstance(given, dict):
+        raise RequestError(f"sampling_params is a {type(given).__name__}, an object is needed")
+    tokens = _tokens(payload.get("input_ids"), limits)
+    return Prompt(rid, tokens, _params(given, len(tokens), limits), bool(payload.get("return_logprob")))
 
 
-def _inputs(payload: Mapping[str, Any], tokenizer: Detokenizer) -> tuple[list[list[int]], bool]:
-    text, ids = payload.get("text"), payload.get("input_ids")
-    if (text is None) == (ids is None):
-        raise RequestError("exactly one of text and input_ids is needed")
-    if text is not None:
-        texts = text if isinstance(text, list) else [text]
-        if not all(isinstance(t, str) for t in texts):
-            raise RequestError("text must be a string or a list of strings")
-        return [tokenizer.encode(t) for t in texts], isinstance(text, list)
-    if not isinstance(ids, list):
-        raise RequestError(f"input_ids must be a list of token ids, not {type(ids).__name__}")
-    batch = bool(ids) and isinstance(ids[0], list)
-    return (ids, True) if batch else ([ids], False)
-
-
-def _spread(name: str, payload: Mapping[str, Any], default: Any, batch: bool, count: int) -> list[Any]:
-    """One value for each prompt of a batch, from a list of as many or from a single value."""
-    value = payload.get(name)
-    value = default if value is None else value
-    if not isinstance(value, list):
-        return [value] * count
-    if not batch or len(value) != count:
-        raise RequestError(
-            f"{name} is a list of {len(value)}, but there are {count} prompts{'' if batch else ', no batch'}"
-        )
-    return value
-
-
-def _rids(given: Any, batch: bool, count: int) -> list[str | None]:
-    if given is None:
-        return [None] * count
-    rids = given if isinstance(given, list) else [f"{given}_{i}" for i in range(count)] if batch else [given]
-    if len(rids) != count or not all(isinstance(rid, str) for rid in rids):
-        raise RequestError(f"rid={given!r}: a string, or for a batch of {count} as many strings, is needed")
-    return rids
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"sampling_params is a {type(value).__name__}, an object is needed")
-    return value
-
-
-def _params(given: Mapping[str, Any], tokens: Any, limits: Limits) -> SamplingParams:
+def _params(given: Mapping[str, Any], prompt: int, limits: Limits) -> SamplingParams:
     """Parameters of one prompt, checked; without `max_new_tokens` the default is cut to what the context leaves."""
-    _check_tokens(tokens, limits)
-    params, room = SamplingParams.parse(given), limits.context_length - len(tokens)
+    params, room = SamplingParams.parse(given), limits.context_length - prompt
     if given.get("max_new_tokens") is None:
         return replace(params, max_new_tokens=min(params.max_new_tokens, room))
     if params.max_new_tokens > room:
         raise RequestError(
-            f"{len(tokens)} input tokens and max_new_tokens={params.max_new_tokens} make "
-            f"{len(tokens) + params.max_new_tokens}, more than the model's context length of {limits.context_length} "
+            f"{prompt} input tokens and max_new_tokens={params.max_new_tokens} make "
+            f"{prompt + params.max_new_tokens}, more than the model's context length of {limits.context_length} "
             f"tokens; ask for at most {room}."
         )
     return params
 
 
-def _check_tokens(tokens: Any, limits: Limits) -> None:
+def _tokens(tokens: Any, limits: Limits) -> list[int]:
     if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {int}:
-        raise RequestError("input_ids must hold at least one token id, and integers only")
+        raise RequestError("input_ids must be a list of at least one token id, and of integers only")
     if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         wrong = next(t for t in tokens if not 0 <= t < limits.vocab_size)
         raise RequestError(f"token id {wrong} is not in the vocabulary; ids go from 0 to {limits.vocab_size - 1}")
@@ -140,6 +98,7 @@ def _check_tokens(tokens: Any, limits: Limits) -> None:
             f"The input ({len(tokens)} tokens) is longer than the model's context length "
             f"({limits.context_length} tokens, of which one is for the output)."
         )
+    return tokens
 
 
 def response(

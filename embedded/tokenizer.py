@@ -25,9 +25,6 @@ class Detokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
     def _eos_ids(self, directory: Path) -> frozenset[int]:
         """What SGLang stops at: `eos_token_id` of the model's configurations, and the tokenizer's `eos_token`."""
         ids: set[int] = set()

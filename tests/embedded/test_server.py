@@ -138,14 +138,7 @@ async def test_a_second_turn_reuses_the_first_ones_context(client):
     assert second["meta_info"]["cached_tokens"] == 89
 
 
-async def test_text_prompts_batches_and_trimming(client):
-    status, answers = await client.post(
-        "/generate",
-        {"text": ["def area", "return"], "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "rid": "pair"},
-    )
-    assert status == 200
-    assert [a["meta_info"]["id"] for a in answers] == ["pair_0", "pair_1"]
-    assert "output_token_logprobs" not in answers[0]["meta_info"]
+async def test_the_token_that_stops_is_trimmed_from_the_text_alone(client):
     free = await client.generate([40, 41], max_new_tokens=9, ignore_eos=True, sampling_seed=1)
     stop = free["output_ids"][5]
     kept = await client.generate([40, 41], max_new_tokens=9, stop_token_ids=[stop], sampling_seed=1)
@@ -170,8 +163,9 @@ async def test_stop_strings(client):
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ({}, "exactly one of text and input_ids"),
-        ({"text": "a", "input_ids": [1]}, "exactly one"),
+        ({}, "at least one token id"),
+        ({"text": "a", "input_ids": [1]}, "text='a' is not supported"),
+        ({"input_ids": [[1], [2]]}, "integers only"),
         ({"input_ids": []}, "at least one token id"),
         ({"input_ids": [1, "a"]}, "integers only"),
         ({"input_ids": [1, True]}, "integers only"),
@@ -183,8 +177,7 @@ async def test_stop_strings(client):
             "500 .*max_new_tokens=13.* 513.*512.*at most 12",
         ),
         ({"input_ids": [1], "sampling_params": {"top_p": 2}}, "top_p must be float <= 1.* got 2"),
-        ({"input_ids": [1], "sampling_params": []}, "sampling_params is a list of 0"),
-        ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "list of 1, but there are 2"),
+        ({"input_ids": [1], "sampling_params": []}, "sampling_params is a list, an object"),
         ({"input_ids": [1], "stream": True}, "stream=True is not supported"),
         ({"input_ids": [1], "logprob_start_len": 0}, "logprob_start_len=0 is not supported"),
         ({"input_ids": [1], "return_routed_experts": True}, "return_routed_experts"),
@@ -315,9 +308,6 @@ async def test_what_slime_asks_an_external_engine(client, tiny_checkpoint):
         assert (await client.get(path))[1]["model_path"] == str(tiny_checkpoint)
     assert (await client.get("/get_weight_version"))[1] == {"weight_version": "default"}
     assert (await client.get("/health_generate"))[0] == 200
-    assert (await client.get("/v1/models"))[1]["data"][0]["max_model_len"] == 512
-    assert (await client.post("/update_weight_version", {"new_version": "x"}))[0] == 200
-    assert (await client.post("/update_weight_version", {"new_version": "default"}))[1]["success"]
 
 
 def test_a_directory_that_is_no_checkpoint_and_a_taken_port_end_with_a_sentence(tiny_checkpoint, tmp_path, server):

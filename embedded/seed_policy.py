@@ -16,13 +16,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.seed.demonstrations import demonstration
 from slime_swe.embedded.seed.gate import SPLITS, clean_share, gold_probability
 from slime_swe.embedded.seed.tokenizer import train_tokenizer
 from slime_swe.embedded.seed.train import SeedRun, new_model, train
+from slime_swe.embedded.workers import set_threads
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 
 TOKENIZER_TEXTS = 4000
@@ -37,7 +36,7 @@ def main() -> None:
     for field in fields(SeedRun):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # and one thread for each micro-batch
+    set_threads(1)  # and one thread for each micro-batch
     run = SeedRun(**{field.name: getattr(options, field.name) for field in fields(SeedRun)})
     if options.start is None:
         make(options.out, run)

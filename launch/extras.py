@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from slime_swe.errors import UserError
 
-EMBEDDED = ("jinja2", "matplotlib", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+EMBEDDED = ("jinja2", "matplotlib", "numpy", "safetensors", "threadpoolctl", "tokenizers", "torch", "transformers")
 CLUSTER = ("ray", "aiohttp_cors")  # the second comes with ray[default], whose job server this uses
 _HOW = {
     "embedded": "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does",

@@ -15,8 +15,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slime_swe.embedded.decoder import Decoder
 from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.kv_cache import KVCache
@@ -26,7 +24,7 @@ from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Scheduler
 from slime_swe.embedded.seed.demonstrations import Script, gold_edit
 from slime_swe.embedded.seed.train import MICRO_BATCH, pack
-from slime_swe.embedded.workers import worker_count
+from slime_swe.embedded.workers import set_threads, worker_count
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import parse
 
@@ -40,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a seed policy on tasks of each split.")
     parser.add_argument("checkpoint", type=Path)
     checkpoint = parser.parse_args().checkpoint
-    torch.set_num_threads(1)
+    set_threads(1)
     model, tokenizer = Qwen2.load(checkpoint), load_tokenizer(checkpoint)
     for split in SPLITS:
         figures = gold_probability(model, tokenizer, split)

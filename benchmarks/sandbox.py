@@ -93,9 +93,9 @@ async def _cycle(pool: SandboxPool) -> None:
 
 
 async def _bwrap(command: str, *flags: str) -> bytes:
-    words = ["bwrap", *system_flags(), "--cap-drop", "ALL", *(flags or ("--chdir", "/")), "bash", "-c", command]
+    argv = ["bwrap", *system_flags(), "--cap-drop", "ALL", *(flags or ("--chdir", "/")), "bash", "-c", command]
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+        *argv, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
     )
     return (await process.communicate())[0]
 

@@ -35,12 +35,12 @@ class ServerProcess:
         self.log = log
         self.host, self.port = "127.0.0.1", 0
         pairs = {"model": model_dir, "host": self.host, "port": 0, **options}
-        words = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        argv = [word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._command = [
             sys.executable,
             "-m",
             "slime_swe.embedded.server",
-            *words,
+            *argv,
             "--die-with-parent",
             str(os.getpid()),
         ]

@@ -22,7 +22,7 @@ from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError
 
 T = TypeVar("T")
-CHECKED = 8  # one in so many samples is computed again; all of them would cost a third of a step's time
+CHECKED = 8  # one in so many samples is computed again; all would take nearly as long as the steps
 
 
 class TrainingError(InfrastructureError):

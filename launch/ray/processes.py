@@ -44,9 +44,9 @@ def running_ray() -> tuple[int, str] | None:
     """Process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't known."""
     found = None
     for pid in _processes():
-        words = [word.decode(errors="replace") for word in _read(pid, "cmdline")]
-        if words and Path(words[0]).name in _OF_RAY:
-            given = [word.partition("=")[2] for word in words if word.startswith("--gcs-address=")]
+        argv = [word.decode(errors="replace") for word in _read(pid, "cmdline")]
+        if argv and Path(argv[0]).name in _OF_RAY:
+            given = [word.partition("=")[2] for word in argv if word.startswith("--gcs-address=")]
             found = (pid, given[0]) if given else found or (pid, "")
     return found
 

@@ -99,8 +99,11 @@ def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subpr
 
 
 def system_flags() -> list[str]:
-    """bwrap's flags for a read-only system without the host's files, network, processes and environment."""
-    flags = ["--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    """bwrap's flags for a read-only system without the host's files, network, processes and environment.
+
+    Not `--die-with-parent`: the kernel takes the thread that started it for the parent, and threads of pools end.
+    """
+    flags = ["--unshare-user", "--unshare-all", "--new-session", "--clearenv"]
     for capability in _CAPABILITIES:
         flags += ["--cap-add", capability]
     for name, value in environment().items():

@@ -8,7 +8,7 @@ import errno
 import json
 import socket
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from slime_swe.patches import OVERSIZED
@@ -23,7 +23,6 @@ from slime_swe.rollout.sandbox.guest.python_fork import parse
 MAX_JSON_BYTES = 64 << 20
 CLOSE_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
-RESTART_SECONDS = 0.2  # until a fork server that has died is seen to be dead
 
 
 class Channel:
@@ -121,25 +120,13 @@ class LocalSandbox(common.BaseSandbox):
     Paths are relative to the repository's folder; an absolute path is one of the sandbox's own system.
     """
 
-    def __init__(self, server: ForkServer, spec: SandboxSpec, restart: Callable[[], Awaitable[ForkServer]]) -> None:
+    def __init__(self, server: ForkServer, spec: SandboxSpec) -> None:
         self._server = server
-        self._restart = restart
         self._limits = spec.limits
         self._files = spec.files
         self._channel: Channel | None = None
 
     async def _enter(self) -> None:
-        try:
-            await self._start()
-        except SandboxError:
-            # The warm interpreter has been seen to crash before a sandbox's first answer, once in some thousands.
-            # Nothing of an agent's has run in it yet, so another takes its place.
-            await self._leave()
-            await asyncio.sleep(RESTART_SECONDS)
-            self._server = await self._restart()
-            await self._start()
-
-    async def _start(self) -> None:
         self._channel = Channel(self._server.spawn(self._limits), 4 * self._limits.disk_bytes + (1 << 20))
         try:
             await self._call({"op": "start"}, self._files)
@@ -210,13 +197,6 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         self._contained = self.contained
         self._server: ForkServer | None = None
-        self._restarting = asyncio.Lock()
-
-    async def _restart(self) -> ForkServer:
-        async with self._restarting:
-            await self.start()
-        assert self._server is not None
-        return self._server
 
     async def start(self) -> None:
         """Bring up the fork server unless it is up."""
@@ -236,7 +216,7 @@ class LocalBackend(Backend):
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
         if self._server is None:
             raise SandboxError("the sandbox backend has not been started")
-        return LocalSandbox(self._server, spec, self._restart)
+        return LocalSandbox(self._server, spec)
 
     async def close(self) -> None:
         """End the fork server, and with it every sandbox."""

@@ -29,7 +29,7 @@ def patch(text: str) -> str:
     return make_patch(TASK.workspace.files, {**TASK.workspace.files, MODULE: text})
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture
 async def sandboxes() -> AsyncIterator[SandboxPool]:
     async with SandboxPool("local") as pool:
         yield pool

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from tests.rollout.sandbox.conftest import of
 
 from slime_swe.rollout.sandbox import open_sandbox
 from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.bubblewrap import children
+from slime_swe.rollout.sandbox.fork_server import ForkServer
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
 
@@ -85,6 +88,13 @@ async def test_files_that_can_t_be_written_are_a_sandbox_error(pool: SandboxPool
             pass
 
 
+def kill_fork_server(pool: SandboxPool) -> None:
+    process = pool._backend._server._process  # type: ignore[attr-defined]
+    for pid in [*children(process.pid), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
 @pytest.mark.parametrize("backend", ["bubblewrap", "subprocess"])
 async def test_a_dead_fork_server_is_a_sandbox_error_and_is_replaced(contained_pool: SandboxPool, backend: str) -> None:
     async with SandboxPool(backend) as pool:
@@ -92,13 +102,24 @@ async def test_a_dead_fork_server_is_a_sandbox_error_and_is_replaced(contained_p
             async with pool.open({}) as sandbox:
                 running = asyncio.create_task(sandbox.exec("sleep 1012"))
                 await asyncio.sleep(0.2)
-                os.kill(pool._backend._server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                kill_fork_server(pool)
                 if backend == "subprocess":  # there its sandboxes are not killed with it
                     running.cancel()
                     raise SandboxError("as an episode would end")
                 await running
         async with pool.open({}) as sandbox:
             assert (await sandbox.exec("echo again")).output == "again\n"
+
+
+@pytest.mark.parametrize("contained", [True, False])
+async def test_a_fork_server_outlives_the_thread_that_started_it(contained_pool: SandboxPool, contained: bool) -> None:
+    servers: list[ForkServer] = []
+    thread = threading.Thread(target=lambda: servers.append(ForkServer(contained=contained)))
+    thread.start()
+    thread.join()
+    await asyncio.sleep(0.2)  # the kernel's signal would come with the thread's end
+    assert servers[0].alive
+    servers[0].close()
 
 
 async def test_a_closed_backend_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +195,7 @@ async def test_a_sandbox_that_was_contained_is_not_replaced_by_one_that_is_not(
 ) -> None:
     async with SandboxPool("local") as pool:
         async with pool.open({}):
-            pool._backend._server._process.kill()  # type: ignore[attr-defined]
-            pool._backend._server._process.wait()  # type: ignore[attr-defined]
+            kill_fork_server(pool)
         with monkeypatch.context() as path:
             path.setenv("PATH", "/nonexistent")
             with pytest.raises(SandboxError, match="did not start"):

@@ -110,8 +110,8 @@ def attention(
     """Attention [T, K × G × D] of runs of tokens laid end to end, one run at a time.
 
     `lengths` are the runs' own, `contexts` their keys and values [K, L, D], which end with those of the run. A loop
-    reads exactly the context that a run has; one product over all would read as many as the longest has. NumPy's calls
-    cost less than PyTorch's, and its products of a few rows take half the time; both are exact.
+    reads exactly the context that a run has; one product over all would read as many as the longest has. NumPy's
+    products are as exact as PyTorch's.
     """
     (count, heads, dim), start = query_TxQxD.shape, 0
     query = query_TxQxD.view(count, heads // groups, groups, dim).transpose(0, 1).flatten(1, 2).numpy()

@@ -19,7 +19,7 @@ from slime_swe.embedded.sampling import sample, uniforms
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix
-DRAFT_TOKENS = 7  # guesses per request and step; with the last token 8 rows, which BLAS multiplies best
+DRAFT_TOKENS = 7  # guesses per request and step
 
 
 class Scheduler:

@@ -67,9 +67,10 @@ class Trainer:
         everything, batches = range(len(data)), split_steps(data.rollout_ids, self.steps)
         checked = [sample for sample in batches[0] if self._contributes(data, sample)]
         if self.use_rollout_log_probs:
-            checked = checked[::CHECKED]
-        own = self.recompute(data, self.model, checked if self.use_rollout_log_probs else everything)
-        old = data.rollout_log_probs if self.use_rollout_log_probs else own
+            checked, old = checked[::CHECKED], data.rollout_log_probs
+            own = self.recompute(data, self.model, checked)
+        else:
+            own = old = self.recompute(data, self.model, everything)
         reference = self.recompute(data, self.reference, everything) if self.reference is not None else None
         gaps = _gaps(data, checked, own)
         steps = [self._step(data, samples, old, reference, on_policy=step == 0) for step, samples in enumerate(batches)]

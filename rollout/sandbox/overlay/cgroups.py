@@ -97,11 +97,15 @@ def _ours() -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """A group, and the processes in it. One that can't be removed within a few seconds is left for a later sweep."""
+    """A group, and the processes in it. One that can't be removed within a few seconds is left for a later sweep, and
+    another user's for that user's.
+    """
     deadline = time.monotonic() + _RELEASE_SECONDS
     while folder.exists() and time.monotonic() < deadline:
         try:
             folder.rmdir()
+        except PermissionError:
+            return
         except OSError:
             _kill(folder)
             time.sleep(0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rollout.sandbox.nobody import Nobody
 
 from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
 from slime_swe.rollout.sandbox.docker import client as docker_client
@@ -117,6 +118,21 @@ async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
     assert not [folder for folder in groups if owner in folder.name]
     async with layered_pool.open({}) as sandbox:
         assert (await sandbox.exec("echo alive")).output == "alive\n"
+
+
+def test_another_user_s_groups_are_left_to_that_user_at_once(nobody: Nobody) -> None:
+    groups = [parent / f"{cgroups.PREFIX}{changed(started='1')}" for parent in cgroups._parents()]
+    try:
+        for group in groups:
+            group.mkdir()
+        script = "from slime_swe.rollout.sandbox.overlay.cgroups import sweep; sweep()"
+        started = time.monotonic()
+        assert nobody.run(script).returncode == 0
+        assert time.monotonic() - started < cgroups._RELEASE_SECONDS
+        assert all(group.exists() for group in groups)
+    finally:
+        for group in groups:
+            group.rmdir()
 
 
 def changed(**parts: str) -> str:

@@ -66,7 +66,10 @@ class RemoteServer:
                 os.kill(pid, signal.SIGSTOP)
 
     def stop(self) -> None:
-        self.process.kill()
+        """Kill its namespace's first process: bubblewrap ends after that one, which ends after all others."""
+        for pid in _below(self.process.pid)[:1] or [self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self._printed.close()
 

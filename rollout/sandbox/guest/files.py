@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -113,12 +112,6 @@ def changes(initial: Mapping[str, bytes]) -> Changes:
             budget.spend(len(before), len(content))
     result.deleted.extend(path for path in initial if path not in paths and not path.startswith(unlisted))
     return result
-
-
-def read_all() -> dict[str, bytes]:
-    """All regular files below the working directory, whatever their size, but for caches and links."""
-    paths, _ = _walk(ReadBudget())
-    return {path: read(path, sys.maxsize - 1) for path in sorted(paths)}
 
 
 def _walk(budget: ReadBudget) -> tuple[set[str], tuple[str, ...]]:

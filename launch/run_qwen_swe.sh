@@ -48,7 +48,7 @@ pick_recipe() { # GPUS, HAS_SLIME
     say "$1 GPUs found, but not SLiME: the recipes for them need its container image (docs/clusters.md)."
     say "No recipe named: tiny_cpu runs."
   elif [ "$1" -gt 0 ]; then
-    say "GPU found. No recipe named: tiny_cpu runs, on the GPU where PyTorch can use it."
+    say "Fewer than 8 GPUs found. No recipe named: tiny_cpu runs, on the CPU."
   else
     say "No GPU found. No recipe named: tiny_cpu runs."
   fi

@@ -43,7 +43,7 @@ RULES: tuple[Fixed, ...] = (
 
 
 class Embedded(Engine):
-    """Trainer and server of `embedded/`, on this machine's CPU, or on its GPU where PyTorch can use it."""
+    """Trainer and server of `embedded/`, on this machine's CPU."""
 
     doctor = (
         *("recipe", "machine", "limits", "run folder", "packages", "ports", "checkpoint", "chat template"),

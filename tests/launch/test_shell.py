@@ -82,7 +82,10 @@ def test_missing_bubblewrap_is_said_with_the_command_that_installs_it(installed,
 
 def test_a_visible_gpu_is_said(installed, bare_path):
     executable(Path(bare_path) / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
-    assert "GPU found" in launch(installed, PATH=bare_path).stderr
+    assert (
+        "Fewer than 8 GPUs found. No recipe named: tiny_cpu runs, on the CPU."
+        in launch(installed, PATH=bare_path).stderr
+    )
     executable(Path(bare_path) / "nvidia-smi", "#!/bin/sh\necho 'no devices were found' >&2\nexit 9\n")
     assert "No GPU found" in launch(installed, PATH=bare_path).stderr
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-from slime_swe.rollout.chat.tool_formats import ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Generation, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
@@ -24,6 +24,7 @@ from slime_swe.rollout.session import Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
+UNNAMED = "unnamed_tool"
 _NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
 KEY_BYTES = 24
 
@@ -215,17 +216,19 @@ class ProxySession:
     def _parse(
         self, request: Request, generation: Generation
     ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
+        """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
+        gets plain text.
+        """
         text = self.policy.templates.decode(generation.tokens)
+        cut = generation.finish_reason == "length"
         parsed = parse(text, self.policy.tool_format)
-        self.statistics.malformed_calls += parsed.error is not None
-        if not parsed.calls:
-            return Message("assistant", text), "length" if generation.finish_reason == "length" else "stop"
-        calls = tuple(
-            MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", call.name, arguments_json(call, request.tools))
-            for call in parsed.calls
-        )
-        self.statistics.tool_calls.update(call.name for call in calls)
-        return Message("assistant", parsed.text_before.strip(), calls), "tool_calls"
+        if not parsed.written or not request.tools:
+            return Message("assistant", text), "length" if cut else "stop"
+        self.statistics.malformed_calls += sum(isinstance(call, MalformedCall) for call in parsed.written)
+        self.statistics.tool_calls.update(call.name for call in parsed.written if isinstance(call, ToolCall))
+        calls = tuple(message_call(call, request.tools) for call in parsed.written)
+        cut = cut and isinstance(parsed.written[-1], MalformedCall)
+        return Message("assistant", parsed.text_before.strip(), calls), "length" if cut else "tool_calls"
 
 
 @dataclass(eq=False)
@@ -236,15 +239,27 @@ class _InFlight:
     waiters: int = 0
 
 
-def arguments_json(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> str:
+def message_call(call: ToolCall | MalformedCall, tools: Sequence[Mapping[str, Any]]) -> MessageCall:
+    """A call as clients get it, under an id of ours.
+
+    Arguments that can't be read are the text that the policy wrote. A call without a name is named `UNNAMED`: no client
+    has such a tool, and some drop a call that has no name.
+    """
+    name = call.name.encode("utf-8", "replace").decode() or UNNAMED  # JSON can spell half a surrogate pair
+    written = call.arguments
+    arguments = written if isinstance(written, str) else arguments_json(name, written, tools)
+    return MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", name, arguments)
+
+
+def arguments_json(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
     """The arguments of a call as JSON text, with the types that the tool's schema names.
 
     If the model's format has only text (Qwen3-Coder's), values of other types than text are read as JSON.
     """
     known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    properties = known.get(call.name, {}).get("properties")
+    properties = known.get(name, {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
-    values = {name: _typed(value, properties.get(name)) for name, value in call.arguments.items()}
+    values = {key: _typed(value, properties.get(key)) for key, value in arguments.items()}
     try:
         return orjson.dumps(values).decode()
     except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits

@@ -14,7 +14,7 @@ from tests.rollout.support import END, PARAMS, call
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.conversation import Message, ProxyError, Request
-from slime_swe.rollout.proxy.sessions import MAX_TOO_LONG, Policy, ProxySession
+from slime_swe.rollout.proxy.sessions import MAX_TOO_LONG, UNNAMED, Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import serve
 from slime_swe.rollout.session import Session
@@ -87,12 +87,64 @@ async def test_a_reply_has_the_policy_s_calls_under_ids_of_ours(opened):
         assert session.statistics.tool_calls == {"bash": 2}
 
 
-async def test_what_is_no_proper_call_is_said_as_text(opened):
-    async with opened('<tool_call>\n{"name": 3}\n</tool_call>' + END) as (session, _):
-        reply = await ask(session)
-        assert reply.text == '<tool_call>\n{"name": 3}\n</tool_call>'
-        assert reply.calls == ()
-        assert session.statistics.malformed_calls == 1
+BROKEN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        (BROKEN, [("bash", '{"command": "ls}')]),
+        ('<tool_call>\n{"name": "frob", "arguments": {"x":1}}\n</tool_call>', [("frob", '{"x":1}')]),
+        ('<tool_call>\n{"name": 3}\n</tool_call>', [(UNNAMED, '{"name": 3}')]),
+        ('<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>', [(UNNAMED, "{}")]),
+        ('<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>', [("?", "{}")]),
+        ('<tool_call>\n{"name": "bash", "arguments": {"lines": "3"}\n</tool_call>', [("bash", '{"lines":3}')]),
+        (
+            BROKEN + "\n" + call("bash", command="pwd"),
+            [("bash", '{"command": "ls}'), ("bash", '{"command":"pwd"}')],
+        ),
+        (
+            call("bash", command="pwd") + "\n" + BROKEN,
+            [("bash", '{"command":"pwd"}'), ("bash", '{"command": "ls}')],
+        ),
+    ],
+)
+async def test_a_malformed_call_is_a_call_with_what_the_policy_wrote(opened, said, calls):
+    async with opened("I look.\n" + said + END, "Done." + END) as (session, engine):
+        first = await ask(session)
+        assert (first.text, first.finish) == ("I look.", "tool_calls")
+        assert [(one.name, one.arguments) for one in first.calls] == calls
+        results = [Message("tool", "that was no JSON", call_id=one.id) for one in first.calls]
+        echo = Message("assistant", first.text, first.calls)
+        await ask(session, replace(ASKED, messages=(*OPENING, echo, *results)))
+        (segment,) = session.session.segments()
+        second = engine.requests[1]["input_ids"]
+        assert segment.tokens[: len(second)] == second
+        assert sampled(session) == sum(len(turn.tokens) for turn in engine.sampled)
+        assert session.tree.unmatched == session.tree.edited == []
+
+
+async def test_well_formed_and_malformed_calls_are_counted_apart(opened):
+    async with opened(BROKEN + call("bash", command="pwd") + BROKEN + END) as (session, _):
+        await ask(session)
+        assert session.statistics.malformed_calls == 2
+        assert session.statistics.tool_calls == {"bash": 1}
+
+
+async def test_a_call_that_is_cut_at_the_limit_is_given_as_far_as_it_goes(opened):
+    async with opened("I look.\n" + call("bash", command="ls " * 50) + END) as (session, _):
+        reply = await ask(session, replace(ASKED, max_tokens=40))
+        (cut,) = reply.calls
+        assert (reply.finish, cut.name) == ("length", "bash")
+        assert cut.arguments.startswith('{"command": "ls ls')
+        assert not cut.arguments.endswith("}")
+
+
+async def test_without_tools_a_call_is_text(opened):
+    said = "I look.\n" + call("bash", command="ls")
+    async with opened(said + END) as (session, _):
+        reply = await ask(session, replace(ASKED, tools=()))
+        assert (reply.text, reply.calls, reply.finish) == (said, (), "stop")
 
 
 async def test_the_run_s_sampling_wins_and_differences_are_counted(opened):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ _REMEMBERED = 16  # of the latest histories, by which most requests are placed w
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 Words = tuple[Any, ...]  # what is compared of messages
+Exchange = tuple[Message, Sequence[Message]]  # the assistant's message, and those up to its next one
 
 
 @dataclass(eq=False)  # prompts and turns are places in a tree
@@ -95,19 +96,50 @@ class ConversationTree:
         else:
             opening, rest = _until_assistant(_normal(request.messages))
             prompt = self._root(request, opening)
-        for said, block in _exchanges(rest):
+        for said, block in self._whole_turns(_exchanges(rest)):
             if not block:
                 raise ProxyError("invalid_request", "the last message must not be the assistant's: it speaks next")
             prompt = self._after(self._turn(prompt, said), block, prompt.template)
         return prompt
 
+    def _whole_turns(self, exchanges: Iterable[Exchange]) -> Iterator[Exchange]:
+        """Some clients split a turn of parallel calls: each call of it has its results behind it. Such a turn is put
+        together again, with what follows it.
+        """
+        whole: Exchange | None = None
+        for said, block in exchanges:
+            if whole is not None and self._is_rest(said, whole[0]):
+                whole = _joined([whole[0], said]), [*whole[1], *block]
+                continue
+            if whole is not None:
+                yield whole
+            whole = said, block
+        if whole is not None:
+            yield whole
+
+    def _is_rest(self, said: Message, before: Message) -> bool:
+        """Whether a message has further calls of the turn that the assistant's message before it is of."""
+        turn = self._by_id(said)
+        seen = {call.id for call in before.calls}
+        return turn is not None and turn is self._by_id(before) and not any(call.id in seen for call in said.calls)
+
+    def _by_id(self, said: Message) -> Turn | None:
+        """The recorded turn with one of a message's calls."""
+        return next((self._by_call[call.id] for call in said.calls if call.id in self._by_call), None)
+
     def _known(self, request: Request) -> tuple[Prompt, Sequence[Message]] | None:
         """The longest of the latest histories that this one starts with exactly, and what follows it."""
         found: tuple[Request, Prompt] | None = None
         for earlier, prompt in self._latest:
-            if (found is None or len(earlier.messages) > len(found[0].messages)) and _goes_on(request, earlier):
+            longer = found is None or len(earlier.messages) > len(found[0].messages)
+            if longer and _goes_on(request, earlier) and not self._splits(request.messages, len(earlier.messages)):
                 found = earlier, prompt
         return None if found is None else (found[1], request.messages[len(found[0].messages) :])
+
+    def _splits(self, messages: Sequence[Message], at: int) -> bool:
+        """Whether the messages before a place and those behind it are of one turn."""
+        before = next((one for one in reversed(messages[:at]) if one.role == "assistant"), None)
+        return before is not None and at < len(messages) and self._is_rest(messages[at], before)
 
     def _root(self, request: Request, opening: Sequence[Message]) -> Prompt:
         if not opening:
@@ -138,12 +170,13 @@ class ConversationTree:
 
     def _attribute(self, prompt: Prompt, said: Message) -> Turn | None:
         """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
-        for call in said.calls:
-            turn = self._by_call.get(call.id)
-            if turn is not None:
-                if words_of(said) != words_of(turn.said) and (turn.said, said) not in self.edited:
-                    self.edited.append((turn.said, said))
-                return turn
+        turn = self._by_id(said)
+        if turn is not None:
+            place = {call.id: at for at, call in enumerate(turn.said.calls)}
+            said = replace(said, calls=tuple(sorted(said.calls, key=lambda call: place.get(call.id, len(place)))))
+            if words_of(said) != words_of(turn.said) and (turn.said, said) not in self.edited:
+                self.edited.append((turn.said, said))
+            return turn
         words = words_of(said)
         here = (turn for turn in reversed(prompt.turns) if words_of(turn.said) == words)
         return next(here, None) or self._by_words.get(words)
@@ -198,7 +231,7 @@ def _until_assistant(messages: Sequence[Message]) -> tuple[Sequence[Message], Se
     return messages[:count], messages[count:]
 
 
-def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[Message, Sequence[Message]]]:
+def _exchanges(messages: Sequence[Message]) -> Iterator[Exchange]:
     """Each turn of the assistant, messages of one turn joined, and what follows it."""
     rest: Sequence[Message] = _normal(messages) if messages else ()
     while rest:

@@ -152,6 +152,34 @@ def test_split_turns_reordered_results_and_split_system_prompts_are_the_same_his
     assert talk.prompts[-1] == talk.whole([*opening, TWO, result("c2", "x"), result("c3", "y")])
 
 
+THREE = asks("All three.", *[(f"c{number}", "bash", f'{{"command": "cat {number}"}}') for number in (2, 3, 4)])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+@pytest.mark.parametrize("between", [[], [user("Hurry.")]], ids=["", "a user's message between"])
+def test_a_turn_that_is_split_around_its_results_stands_once_with_its_results_in_order(talk, order, between):
+    talk.say(OPENING, THREE)
+    parts = [replace(THREE, text=THREE.text if at == 0 else "", calls=(call,)) for at, call in enumerate(THREE.calls)]
+    answers = [result(call.id, f"of {call.id}") for call in THREE.calls]
+    history = [*OPENING, *(one for at in order for one in (parts[at], answers[at], *between)), user("Go on.")]
+    talk.say(history, asks("Done."))
+    whole = [*OPENING, THREE, *answers, *between * 3, user("Go on.")]
+    assert talk.prompts[-1] == talk.whole(whole)
+    talk.say([*history, asks("Done."), user("And?")], asks("Over."))
+    assert talk.prompts[-1] == talk.whole([*whole, asks("Done."), user("And?")])
+    assert len(talk.check()) == 1
+    assert talk.tree.unmatched == talk.tree.edited == []
+
+
+def test_a_split_turn_stands_once_also_after_a_request_that_held_its_first_part(talk):
+    talk.say(OPENING, TWO)
+    one, two = (replace(TWO, calls=(call,)) for call in TWO.calls)
+    first = [*OPENING, one, result("c2", "x")]
+    talk.tree.place(Request("m", tuple(first), TOOLS))
+    talk.say([*first, two, result("c3", "y")], asks("Done."))
+    assert talk.prompts[-1] == talk.whole([*OPENING, TWO, result("c2", "x"), result("c3", "y")])
+
+
 def test_thinking_may_be_dropped(talk):
     said = asks("<think>\nhm\n</think>\n\nLet me look.", ("c1", "bash", "{}"))
     talk.say(OPENING, replace(said, calls=()))

@@ -92,7 +92,7 @@ class Session:
 
     def add_context(self, tokens: Sequence[int]) -> Node:
         """Append tokens that the policy did not sample (prompt, tool result); they are never trained on."""
-        return self._add(Node(list(tokens), None, self.head))
+        return self.add(Node(list(tokens), None, self.head))
 
     def add_sampled(self, said: Generation) -> Node:
         """Append tokens that the policy sampled, with the server's log-probability of each."""
@@ -100,23 +100,26 @@ class Session:
             raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
         if self.head is None:
             raise ValueError("sampled tokens need a prompt before them")
-        return self._add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
+        return self.add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
         self.head = node
 
     def segments(self) -> tuple[Segment, ...]:
-        """One segment per leaf that still has sampled tokens to train, in order of creation."""
+        """One segment per leaf that still has sampled tokens to train, in order of creation. A leaf of context comes
+        after those that were sampled: a side call must not take the turns before it from the branch that goes on.
+        """
         trained: set[int] = set()
         segments = []
-        for leaf in self._leaves:
+        for leaf in sorted(self._leaves, key=lambda leaf: leaf.log_probs is None):
             segment = _segment(leaf.path(), trained)
             if any(segment.loss_mask):
                 segments.append(segment)
         return tuple(segments)
 
-    def _add(self, node: Node) -> Node:
+    def add(self, node: Node) -> Node:
+        """Append a node that was made for its place: its parent is in the session, or it has none."""
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)
         if node.parent in self._leaves:

@@ -7,44 +7,64 @@ what is new, and not on the context.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 
 
-class GrowingReader:
-    """Reads one session's requests in one protocol."""
+@dataclass(frozen=True)
+class _Read:
+    """`rest`: what stands after the messages, as the last two bodies have it; empty: not known."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._last: tuple[bytes, Request] | None = None
-        self._rest = b""  # what stands after the messages, as the last two bodies have it; empty: not known
+    body: bytes
+    request: Request
+    rest: bytes
 
-    def parse(self, body: bytes) -> Request:
-        """The request, as the wire itself parses it. Raises `ProxyError`."""
-        request = self._grown(body)
-        if request is None:
-            request = self._wire.parse(body)
-            self._rest = b"" if self._last is None else _rest(*self._last, body, request)
-        self._last = body, request
-        return request
-
-    def _grown(self, body: bytes) -> Request | None:
-        """The request, where the body is the last one with more messages; None where that is not certain."""
-        if self._last is None or not self._rest:
-            return None
-        before, earlier = self._last
-        end = len(before) - len(self._rest)
-        if len(body) <= len(before) or not body.endswith(self._rest) or body[end : end + 1] != b",":
+    def added(self, body: bytes) -> bytes | None:
+        """What a body adds to this one's messages; None where it is not certain that this is all."""
+        before, rest = self.body, self.rest
+        end = len(before) - len(rest)
+        if not rest or len(body) <= len(before) or not body.endswith(rest) or body[end : end + 1] != b",":
             return None
         if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
             return None
-        added = body[end + 1 : len(body) - len(self._rest)]
+        return body[end + 1 : len(body) - len(rest)]
+
+
+class GrowingReader:
+    """Reads one session's requests in one protocol. Only those that are kept, once they are answered, change it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._last: _Read | None = None
+
+    def news(self, body: bytes) -> int:
+        """How many bytes have to be parsed."""
+        added = self._last.added(body) if self._last else None
+        return len(body if added is None else added)
+
+    def parse(self, body: bytes) -> Request:
+        """The request, as the wire itself parses it. Another thread may do this. Raises `ProxyError`."""
+        last = self._last
+        added = last.added(body) if last else None
+        if last is None or added is None:
+            return self._wire.parse(body)
         try:
             more = self._wire.parse(self._wire.head + added + b"]}")
         except ProxyError:  # parsed whole, it gets an error that names the place
-            return None
-        return replace(earlier, messages=earlier.messages + more.messages)
+            return self._wire.parse(body)
+        return replace(last.request, messages=last.request.messages + more.messages)
+
+    def keep(self, body: bytes, request: Request) -> None:
+        """The next request may go on from this one."""
+        last = self._last
+        if last is None:
+            rest = b""
+        elif last.added(body) is not None:
+            rest = last.rest
+        else:
+            rest = _rest(last.body, last.request, body, request)
+        self._last = _Read(body, request, rest)
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:

@@ -30,11 +30,8 @@ from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import ProxyError, Reply, Request, Wire
 from slime_swe.rollout.proxy.responses import Responses
-from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, ProxySession
-from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
-from slime_swe.rollout.session import Session
+from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Arrival, ProxySession
 
-MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MAX_CONNECTIONS = 64  # of one sandbox
 KEEP_ALIVE_SECONDS = 10.0
 WIRES: Mapping[str, Wire] = {
@@ -102,22 +99,22 @@ class Proxy:
 
     async def _speak(self, wire: Wire, http: web.Request) -> web.StreamResponse:
         session = self._find(http)
-        request = session.read(wire, await _body(http))
-        prompt = session.place(request)
-        if request.stream:
-            return await _stream(session, wire, http, request, prompt)
-        reply = await session.answer(request, prompt)
-        response = web.Response(body=wire.reply(request, reply), content_type=_JSON)
-        await response.prepare(http)
-        await response.write_eof()
-        session.delivered(prompt)
-        return response
+        with session.admit(wire) as arrival:
+            request = await session.place(arrival, await _body(http, session, arrival))
+            if request.stream:
+                return await _stream(session, http, arrival, request)
+            reply = await session.answer(arrival)
+            response = web.Response(body=wire.reply(request, reply), content_type=_JSON)
+            await response.prepare(http)
+            await response.write_eof()
+            session.delivered(arrival)
+            return response
 
     async def _count(self, wire: Wire, http: web.Request) -> web.Response:
         session = self._find(http)
-        request = wire.parse(await _body(http))
-        scratch = ConversationTree(Session(), session.policy.templates)
-        return web.json_response({"input_tokens": scratch.place(request).node.end})
+        with session.admit(wire, count=True) as arrival:
+            tokens = await session.count(arrival, await _body(http, session, arrival))
+            return web.json_response({"input_tokens": tokens})
 
     async def _models(self, http: web.Request) -> web.Response:
         name = self._find(http).policy.model
@@ -166,7 +163,7 @@ class _Refused(asyncio.Protocol):
 @asynccontextmanager
 async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Proxy]:
     """A proxy that listens on `host` (port 0: a free one), and on every socket that `Proxy.serve` is given."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application()
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     proxy = Proxy(runner)
@@ -193,17 +190,16 @@ def _guarded(wire: Wire, handler: Handler) -> Handler:
     return handle
 
 
-async def _stream(
-    session: ProxySession, wire: Wire, http: web.Request, request: Request, prompt: Prompt
-) -> web.StreamResponse:
+async def _stream(session: ProxySession, http: web.Request, arrival: Arrival, request: Request) -> web.StreamResponse:
     """The opening at once, keep-alive events while the policy samples, and then the reply."""
+    wire = arrival.wire
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(http)
     stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
     try:
         await response.write(wire.opening(request, *stamp))
         try:
-            reply = await _waiting(session.answer(request, prompt), response, wire.keep_alive(request, *stamp))
+            reply = await _waiting(session.answer(arrival), response, wire.keep_alive(request, *stamp))
         except ProxyError as error:
             await response.write(wire.failed(error, stamp[0]))
         else:
@@ -212,7 +208,7 @@ async def _stream(
         await response.write_eof()
     except ConnectionError:  # the client has gone: it may come again for the same
         return response
-    session.delivered(prompt)
+    session.delivered(arrival)
     return response
 
 
@@ -231,11 +227,14 @@ async def _nowhere(http: web.Request) -> web.StreamResponse:
     raise ProxyError("not_found", f"nothing is at {http.method} {http.path[:200]}: a session has /s/<session>{paths}")
 
 
-async def _body(http: web.Request) -> bytes:
-    try:
-        return await http.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ProxyError("too_large", f"a request may have {MAX_BODY_BYTES} bytes") from error
+async def _body(http: web.Request, session: ProxySession, arrival: Arrival) -> bytes:
+    session.hold(arrival, http.content_length or 0)
+    body = bytearray()
+    async for chunk in http.content.iter_any():
+        body += chunk
+        if len(body) > arrival.bytes_held:  # the client did not say how long it is
+            session.hold(arrival, len(body) - arrival.bytes_held)
+    return bytes(body)
 
 
 def _require_key(http: web.Request, key: str, whose: str) -> None:

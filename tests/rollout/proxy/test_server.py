@@ -19,11 +19,11 @@ from tests.rollout.support import END, PARAMS, call
 
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.proxy import server
+from slime_swe.rollout.proxy import server, sessions
 from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.scripted import ScriptedEngine, scripted_engine, serve
+from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine, serve
 from slime_swe.rollout.session import Session
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -190,6 +190,31 @@ async def test_a_client_that_goes_away_ends_the_sampling(templates):
         assert one.session.session.segments() == ()
 
 
+async def test_a_request_that_got_no_reply_leaves_nothing_behind(templates, tokenizer):
+    """Neither an abandoned one nor a refused one makes a leaf, which would take the turns before it."""
+    begun = asyncio.Event()
+    async with scripted_engine(tokenizer, by_turn(LOOK, "Done." + END)) as engine:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if "never" in tokenizer.decode(orjson.loads(await request.read())["input_ids"]):
+                begun.set()
+                await asyncio.sleep(60)
+            return await engine.handle(request)
+
+        async with serve(answer) as url, opened(templates, url) as one:
+            _, reply = await one.post(chat())
+            said = reply["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a.py"}
+            asking = asyncio.ensure_future(one.post(chat(said, {**result, "content": "never"})))
+            await asyncio.wait_for(begun.wait(), 5)
+            asking.cancel()
+            status, _ = await one.post(chat(said, {**result, "content": "long " * 9000}))
+            assert status == 400
+            await one.post(chat(said, result))
+            (segment,) = (await one.record())["segments"]
+            assert sum(segment["loss_mask"]) == sum(len(turn.tokens) for turn in engine.sampled)
+
+
 async def test_a_stream_that_was_cut_is_sent_again_and_sampled_once(client, monkeypatch):
     async with client(LOOK) as (one, engine):
         whole, gone = server._waiting, asyncio.Event()
@@ -312,7 +337,7 @@ async def test_malformed_requests_are_refused_with_a_message_and_never_a_500(cli
 
 
 async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
-    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(sessions, "MAX_BODY_BYTES", 1000)
     async with client(LOOK) as (one, _):
         status, reported = await one.post(chat({"role": "user", "content": "x" * 2000}))
         assert (status, reported["error"]["code"]) == (413, "request_too_large")

@@ -13,6 +13,7 @@ from tests.rollout.support import END, PARAMS, call
 
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy import sessions
 from slime_swe.rollout.proxy.conversation import Message, ProxyError, Request
 from slime_swe.rollout.proxy.sessions import MAX_TOO_LONG, UNNAMED, Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
@@ -53,12 +54,20 @@ def opened(templates, scripted):
     return start
 
 
+class Spoken:
+    """A wire whose bodies are requests already."""
+
+    def __init__(self, request: Request) -> None:
+        self.parse = lambda body: request
+
+
 async def ask(session: ProxySession, request: Request = ASKED, *, delivered: bool = True):
-    prompt = session.place(request)
-    answer = await session.answer(request, prompt)
-    if delivered:
-        session.delivered(prompt)
-    return answer
+    with session.admit(Spoken(request)) as arrival:
+        await session.place(arrival, b"")
+        answer = await session.answer(arrival)
+        if delivered:
+            session.delivered(arrival)
+        return answer
 
 
 def sampled(session: ProxySession) -> int:
@@ -275,3 +284,94 @@ async def test_a_forgotten_session_starts_anew(opened):
         await ask(session, replace(ASKED, messages=history))
         assert len(session.session.segments()) == 1
         assert len(session.tree.unmatched) == 1
+
+
+async def test_results_in_a_refused_request_are_counted_as_those_of_executed_calls(opened):
+    async with opened(call("bash", command="ls") * 2 + BROKEN + END, max_turns=1) as (session, _):
+        reply = await ask(session)
+        echo = Message("assistant", reply.text, reply.calls)
+        results = [Message("tool", "out", call_id=one.id) for one in (*reply.calls, replace(reply.calls[0], id="x"))]
+        for _ in range(2):
+            with pytest.raises(ProxyError, match=r"ended|has had its 1 model calls"):
+                await ask(session, replace(ASKED, messages=(*OPENING, echo, *results)))
+        assert session.executed == 2  # not the malformed one
+
+
+async def test_what_leads_to_no_turn_is_counted_and_bounded(opened, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_IDLE", 3)
+    async with opened("Yes." + END) as (session, _):
+        for _ in range(6):
+            await ask(session)  # each leads to a turn
+        assert session.idle == 0
+        for _ in range(3):
+            with pytest.raises(ProxyError, match="must begin with"):
+                await ask(session, replace(ASKED, messages=()))
+        with pytest.raises(ProxyError, match="this session has ended: gave_up"):
+            await ask(session)
+        assert session.ended is StopReason.GAVE_UP
+
+
+async def test_an_engine_s_failures_are_not_counted_against_the_client(templates):
+    async def die(request: web.Request) -> web.Response:
+        return web.Response(status=400)
+
+    async with serve(die) as url, EngineClient(url) as client:
+        policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        for _ in range(3):
+            with pytest.raises(ProxyError, match="HTTP 400"):
+                await ask(session)
+        assert (session.asked, session.idle) == (3, 0)
+
+
+async def test_requests_at_once_and_their_bytes_are_bounded(opened, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(sessions, "MOST_BYTES_HELD", 100)
+    async with opened("Yes." + END) as (session, _):
+        wire = Spoken(ASKED)
+        with session.admit(wire) as one, session.admit(wire) as two:
+            with pytest.raises(ProxyError, match="2 requests under way") as refused, session.admit(wire):
+                raise AssertionError("not reached")
+            assert refused.value.status == 429
+            session.hold(one, 60)
+            with pytest.raises(ProxyError, match="have 100 bytes") as refused:
+                session.hold(two, 60)
+            assert refused.value.status == 429
+        with session.admit(wire) as three:
+            session.hold(three, 100)  # what was held is free again
+
+
+async def test_counts_of_tokens_are_bounded(opened, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_COUNTS", 2)
+    async with opened("Yes." + END) as (session, _):
+        wire = Spoken(ASKED)
+        for _ in range(2):
+            with session.admit(wire, count=True) as arrival:
+                counted = await session.count(arrival, b"")
+        with pytest.raises(ProxyError, match="has had its 2 counts"), session.admit(wire, count=True):
+            raise AssertionError("not reached")
+        assert (await ask(session)).prompt_tokens == counted  # and the session goes on
+
+
+async def test_a_large_request_is_placed_in_a_thread_and_as_any_other(opened, monkeypatch):
+    long = replace(ASKED, messages=(*OPENING, Message("user", "word " * 200)))
+    async with opened("Yes." + END) as (session, engine):
+        await ask(session, long)
+        session.forget()
+        monkeypatch.setattr(sessions, "INLINE_BYTES", 100)
+        await ask(session, long)
+        assert engine.requests[0]["input_ids"] == engine.requests[1]["input_ids"]
+        asking = asyncio.ensure_future(ask(session, replace(long, messages=(*OPENING, Message("user", "w " * 500)))))
+        while not session._heavy.locked():
+            await asyncio.sleep(0)
+        asking.cancel()
+        await ask(session, long)  # waits for the thread of the one that has gone
+        assert asking.cancelled()
+
+
+@pytest.mark.parametrize("text", ["word " * 30_000, "x" * 2_100_000], ids=["beyond the context", "beyond any"])
+async def test_a_text_that_can_not_fit_is_refused_unread(opened, text, monkeypatch):
+    async with opened("Yes." + END) as (session, _):
+        monkeypatch.setattr(session.tree, "place", None)
+        with pytest.raises(ProxyError, match=r"at least 9\d+ tokens > 4080 maximum|new characters"):
+            await ask(session, replace(ASKED, messages=(Message("user", text),)))

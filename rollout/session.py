@@ -107,13 +107,19 @@ class Session:
         self.head = node
 
     def segments(self) -> tuple[Segment, ...]:
-        """One segment per leaf that still has sampled tokens to train, in order of creation. A leaf of context comes
-        after those that were sampled: a side call must not take the turns before it from the branch that goes on.
+        """One segment per leaf that still has sampled tokens to train, in order of creation.
+
+        A leaf of context, all of whose sampled turns are on a branch that goes on, makes none: a side call would take
+        the turns before it from that branch.
         """
+        going_on = {id(node) for leaf in self._leaves if leaf.log_probs is not None for node in leaf.path()}
         trained: set[int] = set()
         segments = []
-        for leaf in sorted(self._leaves, key=lambda leaf: leaf.log_probs is None):
-            segment = _segment(leaf.path(), trained)
+        for leaf in self._leaves:
+            path = leaf.path()
+            if leaf.log_probs is None and all(node.log_probs is None or id(node) in going_on for node in path):
+                continue
+            segment = _segment(path, trained)
             if any(segment.loss_mask):
                 segments.append(segment)
         return tuple(segments)

@@ -14,6 +14,7 @@ returns the record so far; `DELETE` returns the record and clears it. Both take 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import secrets
 import socket
@@ -169,12 +170,16 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
+    # A full collection of garbage looks at every object of the process, and takes a quarter of a second where a model's
+    # libraries are loaded. Large requests cause it, so that what is there already is left out of it meanwhile.
+    gc.freeze()
     try:
         await web.TCPSite(runner, host, port).start()
         name, number = runner.addresses[0][:2]
         proxy.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
         yield proxy
     finally:
+        gc.unfreeze()
         await runner.cleanup()
 
 

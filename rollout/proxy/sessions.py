@@ -35,10 +35,13 @@ MOST_AT_ONCE = 64  # requests of one session under way, as many as its sandbox m
 MOST_BYTES_HELD = 32 << 20  # of the bodies of these
 MOST_IDLE = 4096  # requests that led to no turn: refused, abandoned, or repeated
 MOST_COUNTS = 4096  # requests to count tokens
-INLINE_BYTES = 64 << 10  # what is larger is parsed and tokenised in a thread, one request of a session at a time
-MOST_CHARACTERS = 2_000_000  # that are new in one request: more than any model's context
+# What is larger, or comes beside more others, is parsed and tokenised in a thread, one request of a session at a time.
+INLINE_BYTES = 16 << 10
+INLINE_AT_ONCE = 4
+MOST_CHARACTERS = 1_000_000  # that are new in one request: a quarter of a million tokens
+MOST_TOOL_BYTES = 512 << 10  # agents have a tenth of it; a template is rendered with them many times to prove it
 _CHARACTERS_OF_TOKEN = 16  # a text of more than these does not fit a context, and need not be tokenised to know
-_CHARACTERS_OF_MESSAGE = 512  # what a message costs beside its text, in the time that a character takes
+_CHARACTERS_OF_MESSAGE = 128  # what a message costs beside its text, in the time that a character takes
 
 T = TypeVar("T")
 
@@ -220,21 +223,27 @@ class ProxySession:
 
     async def _read(self, wire: Wire, body: bytes) -> Request:
         reader = self._reader(wire)
-        if reader.news(body) <= INLINE_BYTES:
+        if self._is_inline(reader.news(body)):
             return reader.parse(body)
         return await self._in_thread(reader.parse, body)
 
     async def _placed(self, request: Request) -> Placement:
         start = self.tree.start(request)
+        if start.prompt is None and len(orjson.dumps(request.tools)) > MOST_TOOL_BYTES:
+            raise ProxyError("too_large", f"tools: {MOST_TOOL_BYTES} bytes are allowed")
         new, known = _characters(request, start), start.prompt.node.end if start.prompt else 0
         if new > MOST_CHARACTERS:
             raise ProxyError("too_large", f"{new} new characters in one request, {MOST_CHARACTERS} are allowed")
         least = known + new // _CHARACTERS_OF_TOKEN
         if least > self.policy.max_context:
             self._refuse_too_long(f"at least {least}")
-        if new + _CHARACTERS_OF_MESSAGE * len(start.rest) <= INLINE_BYTES:
+        work = new + _CHARACTERS_OF_MESSAGE * len(start.rest)
+        if self._is_inline(work) and self.tree.is_proven(request, start):
             return self.tree.place(request, start)
         return await self._in_thread(self.tree.place, request, start)
+
+    def _is_inline(self, size: int) -> bool:
+        return size <= INLINE_BYTES and self._at_once <= INLINE_AT_ONCE
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """One of a session at a time, also of those whose client has gone: a thread can't be cancelled."""

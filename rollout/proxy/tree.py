@@ -114,6 +114,18 @@ class ConversationTree:
         except TemplateError as error:
             raise ProxyError("invalid_request", f"these messages can't be rendered: {error}") from error
 
+    def is_proven(self, request: Request, start: Start) -> bool:
+        """Whether placing this needs no further proof of the chat template."""
+        if start.prompt is not None:
+            template, opening, rest = start.prompt.template, None, start.rest
+        else:
+            before, rest = _until_assistant(_normal(request.messages))
+            known, opening = self._templates.known(request.tools), _roles(before)
+            if known is None:
+                return False
+            template = known
+        return template.is_proven(opening, (_roles(block) for _, block in _exchanges(rest)))
+
     def record(self, placed: Placement, said: Message, generation: Generation, *, train: bool = True) -> Turn:
         """Record what the policy said at a prompt. Without `train` its tokens are context."""
         prompt = self._put(placed.prompt)
@@ -255,6 +267,10 @@ class ConversationTree:
 
 def _plain(messages: Sequence[Message]) -> list[Mapping[str, str]]:
     return [{"role": message.role, "content": message.text} for message in messages]
+
+
+def _roles(messages: Sequence[Message]) -> list[str]:
+    return [message.role for message in messages]
 
 
 def words_of(message: Message) -> Key:

@@ -124,6 +124,10 @@ class Session:
                 segments.append(segment)
         return tuple(segments)
 
+    def leave_out(self, node: Node) -> None:
+        """Keep a sampled turn as context, untrained."""
+        node.log_probs = None
+
     def add(self, node: Node) -> Node:
         """Append a node that was made for its place: its parent is in the session, or it has none."""
         siblings = node.parent.children if node.parent else self.roots

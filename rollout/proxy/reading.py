@@ -32,7 +32,7 @@ _HALF = re.compile(
 def load(body: bytes) -> Object:
     """The JSON object that a request's body is; half a surrogate pair is read as U+FFFD, as no encoder can take it."""
     if sum(map(body.count, _BEFORE_VALUES)) > MOST_VALUES and _values(body) > MOST_VALUES:
-        raise ProxyError("too_large", f"the body holds more than {MOST_VALUES} JSON values, the most allowed")
+        raise ProxyError("invalid_request", f"the body is not JSON in UTF-8 of at most {MOST_VALUES} values")
     try:
         try:
             value = orjson.loads(body)

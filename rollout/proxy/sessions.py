@@ -19,10 +19,11 @@ import orjson
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Generation, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
 from slime_swe.rollout.proxy.growing import GrowingReader
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start
+from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
 from slime_swe.rollout.session import Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
@@ -33,7 +34,7 @@ KEY_BYTES = 24
 MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MOST_AT_ONCE = 64  # requests of one session under way, as many as its sandbox may have connections
 MOST_BYTES_HELD = 32 << 20  # of the bodies of these
-MOST_IDLE = 4096  # requests that led to no turn: refused, abandoned, or repeated
+MOST_ABANDONED = 4096  # requests whose client went away while they were answered
 MOST_COUNTS = 4096  # requests to count tokens
 # What is larger, or comes beside more others, is parsed and tokenised in a thread, one request of a session at a time.
 INLINE_BYTES = 16 << 10
@@ -71,6 +72,35 @@ class Arrival:
 
 
 @dataclass(eq=False)
+class Answer:
+    """A recorded reply. begun: some of it was written to a client. connections: those that all of it was written to."""
+
+    reply: Reply
+    turn: Turn
+    begun: bool = False
+    connections: list[Connection] = field(default_factory=list)
+    repeated: bool = False
+
+    @property
+    def is_unread(self) -> bool:
+        """As far as can be told. A client that has read all that it wants may end its connection before the last bytes,
+        as one does that was not reading: it gets the same answer but once more.
+        """
+        if not self.connections:
+            return True
+        return not self.repeated and all(connection.is_unread for connection in self.connections)
+
+    def give_again(self) -> None:
+        self.repeated = self.repeated or bool(self.connections)
+        self.connections.clear()
+
+    def sent(self, connection: Connection | None) -> None:
+        """All of it was written to a connection; None if that has ended since."""
+        if connection is not None:
+            self.connections.append(connection)
+
+
+@dataclass(eq=False)
 class ProxySession:
     """One episode: the record goes to `session`, the counts to `statistics`. `side_call` says which requests are not
     trained on.
@@ -89,7 +119,7 @@ class ProxySession:
     ended: StopReason | None = None
     failure: EngineError | None = None
     asked: int = 0  # requests that have come
-    idle: int = 0  # of these, those that led to no turn by no fault of the engine's
+    abandoned: int = 0  # of these, those whose client went away before they were answered
     counted: int = 0  # requests to count tokens
     executed: int = 0  # of the policy's well-formed calls, those that have had a result
     full: bool = False  # the last prompt left no room for a reply
@@ -108,7 +138,7 @@ class ProxySession:
     def _forget(self) -> None:
         self.tree = ConversationTree(self.session, self.policy.templates)
         self._readers: dict[Wire, GrowingReader] = {}
-        self._undelivered: dict[Key, Reply] = {}
+        self._answers: dict[Key, Answer] = {}  # the latest at each prompt, until the client goes on from it
         self._awaited: set[str] = set()  # ids of the calls that no result has come for
 
     @contextmanager
@@ -122,7 +152,6 @@ class ProxySession:
             self.counted += 1
         else:
             self.asked += 1
-            self.idle += 1
         arrival = Arrival(wire)
         self._at_once += 1
         try:
@@ -146,7 +175,7 @@ class ProxySession:
         self._note_results(request)
         self._require_open()
         placed = await self._placed(request)
-        if placed.prompt.key not in self._in_flight and placed.prompt.key not in self._undelivered:
+        if placed.prompt.key not in self._in_flight and self._unread(placed.prompt.key) is None:
             self._require_room(placed.prompt)
         arrival.body, arrival.placed = body, placed
         return request
@@ -157,17 +186,19 @@ class ProxySession:
         self._require_open()
         return (await self._placed(request)).prompt.node.end
 
-    async def answer(self, arrival: Arrival) -> Reply:
+    async def answer(self, arrival: Arrival) -> Answer:
         """What the policy says to a request that was placed. Raises `ProxyError` where the engine fails.
 
-        A request that is repeated while it is being answered, or after an answer that did not reach the client, is a
-        retry: it gets the same answer. The sampling is cancelled when all who wait for it are.
+        A request that is repeated while it is being answered, or after an answer that was not read, is a retry: it gets
+        the same answer. The sampling is cancelled when all who wait for it are.
         """
         placed = arrival.placed
         assert placed is not None, "the request was not placed"
         key = placed.prompt.key
-        if key in self._undelivered:
-            return self._undelivered[key]
+        unread = self._unread(key)
+        if unread is not None:
+            unread.give_again()
+            return unread
         if key not in self._in_flight:
             self._require_room(placed.prompt)
             self._in_flight[key] = _InFlight(asyncio.ensure_future(self._speak(arrival, placed)))
@@ -177,19 +208,16 @@ class ProxySession:
             return await asyncio.shield(sampling.task)
         except EngineError as error:
             self.failure = error
-            self.idle -= 1
             raise ProxyError("engine", str(error)) from error
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            raise
         finally:
             sampling.waiters -= 1
             if not sampling.waiters:
                 sampling.task.cancel()
                 if self._in_flight.get(key) is sampling:
                     del self._in_flight[key]
-
-    def delivered(self, arrival: Arrival) -> None:
-        """The client has the answer. If it asks the same again, it gets another."""
-        assert arrival.placed is not None
-        self._undelivered.pop(arrival.placed.prompt.key, None)
 
     def history(self) -> dict[str, Any]:
         """The record as plain JSON types: the training sequences so far, the calls and their outcomes."""
@@ -216,10 +244,19 @@ class ProxySession:
         self._forget()
 
     def close(self) -> None:
-        """Cancel the sampling in flight, and answer no further request."""
+        """Cancel the sampling in flight, and answer no further request. A turn that nobody saw is not trained: nothing
+        that came after it was caused by it.
+        """
         for sampling in self._in_flight.values():
             sampling.task.cancel()
+        for answer in self._answers.values():
+            if not answer.begun:
+                self.session.leave_out(answer.turn.node)
         self._closed = True
+
+    def _unread(self, key: Key) -> Answer | None:
+        answer = self._answers.get(key)
+        return answer if answer is not None and answer.is_unread else None
 
     async def _read(self, wire: Wire, body: bytes) -> Request:
         reader = self._reader(wire)
@@ -267,7 +304,7 @@ class ProxySession:
         self._awaited -= come
 
     def _require_open(self) -> None:
-        if self.idle > MOST_IDLE:
+        if self.abandoned >= MOST_ABANDONED:
             self.ended = self.ended or StopReason.GAVE_UP
         if self._closed or self.ended is not None:
             raise ProxyError("not_found", f"this session has ended: {self.ended or 'its agent is gone'}")
@@ -288,14 +325,14 @@ class ProxySession:
         most = self.policy.max_context - MIN_REPLY
         raise ProxyError("context_length", f"prompt is too long: {tokens} tokens > {most} maximum")
 
-    async def _speak(self, arrival: Arrival, placed: Placement) -> Reply:
+    async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
         request, prompt = placed.request, placed.prompt
         generation = await self._sample(request, prompt)
         said, finish = self._parse(request, generation)
-        self.tree.record(placed, said, generation, train=not self.side_call(request))
+        turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
         self._reader(arrival.wire).keep(arrival.body, request)
-        self.idle -= 1
-        self._undelivered[prompt.key] = Reply(
+        self._forget_answer(turn.at.after)
+        reply = Reply(
             id=secrets.token_hex(ID_BYTES),
             model=self.policy.model,
             text=said.text,
@@ -306,7 +343,13 @@ class ProxySession:
             cached_tokens=generation.cached_tokens,
             created=int(time.time()),
         )
-        return self._undelivered[prompt.key]
+        answer = self._answers[prompt.key] = Answer(reply, turn)
+        return answer
+
+    def _forget_answer(self, turn: Turn | None) -> None:
+        """The client has gone on from this turn, so that it has seen it."""
+        if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
+            del self._answers[turn.at.key]
 
     async def _sample(self, request: Request, prompt: Prompt) -> Generation:
         params = self._params(request, prompt)
@@ -354,7 +397,7 @@ class ProxySession:
 class _InFlight:
     """A reply being sampled, and how many wait for it."""
 
-    task: asyncio.Task[Reply]
+    task: asyncio.Task[Answer]
     waiters: int = 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from aiohttp import web
@@ -61,13 +61,22 @@ class Spoken:
         self.parse = lambda body: request
 
 
-async def ask(session: ProxySession, request: Request = ASKED, *, delivered: bool = True):
+@dataclass
+class Wire:
+    """A connection that its client has read, or not."""
+
+    is_unread: bool
+
+
+async def ask(session: ProxySession, request: Request = ASKED, *, read: bool | None = True):
+    """read: None where nothing was written."""
     with session.admit(Spoken(request)) as arrival:
         await session.place(arrival, b"")
         answer = await session.answer(arrival)
-        if delivered:
-            session.delivered(arrival)
-        return answer
+        if read is not None:
+            answer.begun = True
+            answer.sent(Wire(is_unread=not read))
+        return answer.reply
 
 
 def sampled(session: ProxySession) -> int:
@@ -171,9 +180,10 @@ async def test_a_reply_cut_at_its_limit_says_so(opened):
         assert (await ask(session, replace(ASKED, max_tokens=4))).finish == "length"
 
 
-async def test_an_undelivered_answer_is_given_again_and_a_delivered_one_is_not(opened):
+@pytest.mark.parametrize("read", [None, False])
+async def test_an_answer_that_was_not_read_is_given_again_and_one_that_was_read_is_not(opened, read):
     async with opened("Yes." + END) as (session, engine):
-        first = await ask(session, delivered=False)
+        first = await ask(session, read=read)
         again = await ask(session)
         assert first is again
         assert len(engine.requests) == 1
@@ -183,9 +193,27 @@ async def test_an_undelivered_answer_is_given_again_and_a_delivered_one_is_not(o
         assert sampled(session) == 2 * first.completion_tokens
 
 
+async def test_a_client_that_never_reads_to_the_end_gets_another_answer_at_last(opened):
+    async with opened("Yes." + END) as (session, _):
+        ids = [(await ask(session, read=False)).id for _ in range(4)]
+        assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+async def test_a_turn_of_which_nothing_was_sent_is_not_trained(opened):
+    async with opened("Yes." + END) as (session, _):
+        first = await ask(session)
+        await ask(session, replace(ASKED, messages=(*OPENING, Message("user", "Or else?"))), read=None)
+        history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
+        await ask(session, replace(ASKED, messages=history), read=None)
+        await ask(session, replace(ASKED, messages=(*history, Message("assistant", "Yes."), Message("user", "And?"))))
+        session.close()
+        (segment,) = session.session.segments()
+        assert sum(segment.loss_mask) == 3 * first.completion_tokens  # the echoed one was seen
+
+
 async def test_equal_requests_at_once_share_one_sampling(opened):
     async with opened("Yes." + END) as (session, engine):
-        replies = await asyncio.gather(*(ask(session, delivered=False) for _ in range(3)))
+        replies = await asyncio.gather(*(ask(session, read=None) for _ in range(3)))
         assert len(engine.requests) == 1
         assert len({reply.id for reply in replies}) == 1
         assert sampled(session) == replies[0].completion_tokens
@@ -297,31 +325,30 @@ async def test_results_in_a_refused_request_are_counted_as_those_of_executed_cal
         assert session.executed == 2  # not the malformed one
 
 
-async def test_what_leads_to_no_turn_is_counted_and_bounded(opened, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST_IDLE", 3)
-    async with opened("Yes." + END) as (session, _):
-        for _ in range(6):
-            await ask(session)  # each leads to a turn
-        assert session.idle == 0
-        for _ in range(3):
-            with pytest.raises(ProxyError, match="must begin with"):
-                await ask(session, replace(ASKED, messages=()))
+async def test_abandoned_requests_are_counted_and_bounded(templates, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_ABANDONED", 3)
+    hanging = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        hanging.set()
+        await asyncio.sleep(60)
+        raise AssertionError("not reached")
+
+    async with serve(hang) as url, EngineClient(url) as client:
+        policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        for number in range(3):
+            asking = asyncio.ensure_future(
+                ask(session, replace(ASKED, messages=(*OPENING, Message("user", f"{number}"))))
+            )
+            await hanging.wait()
+            hanging.clear()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
         with pytest.raises(ProxyError, match="this session has ended: gave_up"):
             await ask(session)
         assert session.ended is StopReason.GAVE_UP
-
-
-async def test_an_engine_s_failures_are_not_counted_against_the_client(templates):
-    async def die(request: web.Request) -> web.Response:
-        return web.Response(status=400)
-
-    async with serve(die) as url, EngineClient(url) as client:
-        policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
-        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
-        for _ in range(3):
-            with pytest.raises(ProxyError, match="HTTP 400"):
-                await ask(session)
-        assert (session.asked, session.idle) == (3, 0)
 
 
 async def test_requests_at_once_and_their_bytes_are_bounded(opened, monkeypatch):

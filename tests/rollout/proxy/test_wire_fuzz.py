@@ -179,7 +179,7 @@ def check(wire: Wire, body: bytes) -> bool:
     try:
         request = wire.parse(body)
     except ProxyError as error:
-        assert error.kind in ("invalid_request", "too_large")
+        assert error.kind == "invalid_request"
         orjson.loads(wire.error(error))
         assert len(error.message) < 1000
         taken = False
@@ -243,9 +243,8 @@ def test_a_list_may_not_have_many_thousands(wire, honest) -> None:
 @every_wire
 @pytest.mark.parametrize("values", [[{}] * 60_000, [1] * 60_000, [["x"]] * 60_000, {f"k{n}": 0 for n in range(60_000)}])
 def test_a_body_may_not_have_very_many_values(wire, honest, values) -> None:
-    with pytest.raises(ProxyError, match="more than 50000 JSON values") as refused:
+    with pytest.raises(ProxyError, match="of at most 50000 values"):
         wire.parse(json.dumps({**honest, "more": values}).encode())
-    assert refused.value.status == 413
 
 
 @every_wire

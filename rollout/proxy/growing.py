@@ -13,58 +13,71 @@ from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 
 
 @dataclass(frozen=True)
-class _Read:
-    """`rest`: what stands after the messages, as the last two bodies have it; empty: not known."""
+class Kept:
+    """The latest request that was answered. `rest`: what stands after its messages, as the one before it has it too;
+    empty: not known.
+    """
 
     body: bytes
     request: Request
     rest: bytes
 
-    def added(self, body: bytes) -> bytes | None:
-        """What a body adds to this one's messages; None where it is not certain that this is all."""
-        before, rest = self.body, self.rest
-        end = len(before) - len(rest)
-        if not rest or len(body) <= len(before) or not body.endswith(rest) or body[end : end + 1] != b",":
-            return None
-        if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
-            return None
-        return body[end + 1 : len(body) - len(rest)]
+
+@dataclass(frozen=True)
+class Body:
+    """A request's bytes. `added`: what they add to the messages of `before`; None where that may not be all."""
+
+    whole: bytes
+    before: Kept | None
+    added: bytes | None
+
+    @property
+    def news(self) -> int:
+        """How many bytes have to be parsed."""
+        return len(self.whole if self.added is None else self.added)
 
 
 class GrowingReader:
-    """Reads one session's requests in one protocol. Only those that are kept, once they are answered, change it."""
+    """Reads one session's requests in one protocol."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._last: _Read | None = None
+        self._kept: Kept | None = None
 
-    def news(self, body: bytes) -> int:
-        """How many bytes have to be parsed."""
-        added = self._last.added(body) if self._last else None
-        return len(body if added is None else added)
+    def look(self, body: bytes) -> Body:
+        return Body(body, self._kept, _added(self._kept, body) if self._kept else None)
 
-    def parse(self, body: bytes) -> Request:
+    def parse(self, body: Body) -> Request:
         """The request, as the wire itself parses it. Another thread may do this. Raises `ProxyError`."""
-        last = self._last
-        added = last.added(body) if last else None
-        if last is None or added is None:
-            return self._wire.parse(body)
+        if body.before is None or body.added is None:
+            return self._wire.parse(body.whole)
         try:
-            more = self._wire.parse(self._wire.head + added + b"]}")
+            more = self._wire.parse(self._wire.head + body.added + b"]}")
         except ProxyError:  # parsed whole, it gets an error that names the place
-            return self._wire.parse(body)
-        return replace(last.request, messages=last.request.messages + more.messages)
+            return self._wire.parse(body.whole)
+        earlier = body.before.request
+        return replace(earlier, messages=earlier.messages + more.messages)
 
-    def keep(self, body: bytes, request: Request) -> None:
-        """The next request may go on from this one."""
-        last = self._last
-        if last is None:
+    def keep(self, body: Body, request: Request) -> None:
+        """The request was answered: the next one may go on from it."""
+        before = body.before
+        if before is None:
             rest = b""
-        elif last.added(body) is not None:
-            rest = last.rest
+        elif body.added is not None:
+            rest = before.rest
         else:
-            rest = _rest(last.body, last.request, body, request)
-        self._last = _Read(body, request, rest)
+            rest = _rest(before.body, before.request, body.whole, request)
+        self._kept = Kept(body.whole, request, rest)
+
+
+def _added(kept: Kept, body: bytes) -> bytes | None:
+    before, rest = kept.body, kept.rest
+    end = len(before) - len(rest)
+    if not rest or len(body) <= len(before) or not body.endswith(rest) or body[end : end + 1] != b",":
+        return None
+    if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
+        return None
+    return body[end + 1 : len(body) - len(rest)]
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:

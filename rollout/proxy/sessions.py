@@ -21,7 +21,7 @@ from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Gener
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
-from slime_swe.rollout.proxy.growing import GrowingReader
+from slime_swe.rollout.proxy.growing import Body, GrowingReader
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
 from slime_swe.rollout.session import Session
@@ -67,7 +67,7 @@ class Arrival:
 
     wire: Wire
     bytes_held: int = 0
-    body: bytes = b""
+    body: Body | None = None
     placed: Placement | None = None
 
 
@@ -171,18 +171,18 @@ class ProxySession:
 
     async def place(self, arrival: Arrival, body: bytes) -> Request:
         """Parse a request, and find where it stands. Raises `ProxyError` where it can't be answered."""
-        request = await self._read(arrival.wire, body)
+        request = await self._read(arrival, body)
         self._note_results(request)
         self._require_open()
         placed = await self._placed(request)
         if placed.prompt.key not in self._in_flight and self._unread(placed.prompt.key) is None:
             self._require_room(placed.prompt)
-        arrival.body, arrival.placed = body, placed
+        arrival.placed = placed
         return request
 
     async def count(self, arrival: Arrival, body: bytes) -> int:
         """How many tokens a request's prompt has. Raises `ProxyError`."""
-        request = await self._read(arrival.wire, body)
+        request = await self._read(arrival, body)
         self._require_open()
         return (await self._placed(request)).prompt.node.end
 
@@ -258,11 +258,12 @@ class ProxySession:
         answer = self._answers.get(key)
         return answer if answer is not None and answer.is_unread else None
 
-    async def _read(self, wire: Wire, body: bytes) -> Request:
-        reader = self._reader(wire)
-        if self._is_inline(reader.news(body)):
-            return reader.parse(body)
-        return await self._in_thread(reader.parse, body)
+    async def _read(self, arrival: Arrival, body: bytes) -> Request:
+        reader = self._reader(arrival.wire)
+        arrival.body = reader.look(body)
+        if self._is_inline(arrival.body.news):
+            return reader.parse(arrival.body)
+        return await self._in_thread(reader.parse, arrival.body)
 
     async def _placed(self, request: Request) -> Placement:
         start = self.tree.start(request)
@@ -299,9 +300,12 @@ class ProxySession:
 
     def _note_results(self, request: Request) -> None:
         """Also of a request that is refused: the client has run these calls."""
-        come = {message.call_id for message in request.messages if message.role == "tool"} & self._awaited
-        self.executed += len(come)
-        self._awaited -= come
+        for message in reversed(request.messages):
+            if not self._awaited:
+                break
+            if message.role == "tool" and message.call_id in self._awaited:
+                self._awaited.discard(message.call_id)
+                self.executed += 1
 
     def _require_open(self) -> None:
         if self.abandoned >= MOST_ABANDONED:
@@ -330,7 +334,8 @@ class ProxySession:
         generation = await self._sample(request, prompt)
         said, finish = self._parse(request, generation)
         turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
-        self._reader(arrival.wire).keep(arrival.body, request)
+        if arrival.body is not None:
+            self._reader(arrival.wire).keep(arrival.body, request)
         self._forget_answer(turn.at.after)
         reply = Reply(
             id=secrets.token_hex(ID_BYTES),

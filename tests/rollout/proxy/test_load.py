@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
+from tests.rollout.proxy.test_wire_fuzz import WIRES, change_bytes, change_values
 from tests.rollout.support import END
 
 from slime_swe.rollout.scripted import by_turn, scripted_engine, serve
@@ -167,6 +168,7 @@ async def _tried(one: Served, path: str, body: bytes) -> tuple[float, float]:
     return seen["busy"], seen["late"]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "count", [200, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
 )
@@ -197,14 +199,14 @@ async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokeni
         assert after["rss"] - before < 10 * MIB + turns * 8192, (before, after, turns)
         assert after["busy"] < 0.05
         waits.sort()
-        assert waits[len(waits) * 9 // 10] < 0.1  # this process takes its own time
+        assert waits[len(waits) // 2] < MOST_LATE  # the machine and this process take their own time, `busy` does not
 
 
 async def _pester(one: Served, count: int) -> None:
     chance = random.Random(count)
 
     async def each(number: int) -> None:
-        text = f"{number} " + " ".join(chance.randbytes(4).hex() for _ in range(2_000))
+        text = f"{number} " + " ".join(chance.randbytes(4).hex() for _ in range(chance.choice([10, 500, 2_000])))
         if number % 2:
             assert (await one.post(0, COUNT, asked(text)))[0] == 200
         else:
@@ -226,3 +228,32 @@ async def _hang_up(one: Served, body: bytes, *, wait: bool) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+PATHS = (CHAT, "/v1/messages", "/v1/responses")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "count", [1_500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
+)
+async def test_any_bytes_are_answered_or_refused_and_soon(tokenizer, checkpoint, count):
+    dice = random.Random(count)
+    async with served(tokenizer, checkpoint, 32_768) as one:
+
+        async def send(number: int) -> None:
+            honest = WIRES[number % 3][1]
+            body = dice.choice([change_values, change_values, change_bytes])(honest, dice)
+            status, answer = await one.post(0, PATHS[number % 3] if dice.random() < 0.9 else COUNT, body)
+            assert status == 200 or 400 <= status < 500, (status, body)
+            assert status == 200 or orjson.loads(answer)["error"]["message"]
+
+        await asyncio.gather(*map(send, range(100)))
+        busy = []
+        for start in range(0, count, 20):
+            await one.report()
+            await asyncio.gather(*map(send, range(start, start + 20)))
+            busy.append((await one.report())["busy"])
+        busy.sort()
+        assert busy[len(busy) * 99 // 100] < 0.05  # a collection of garbage may come in between
+        assert busy[-1] < 0.3

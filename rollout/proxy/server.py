@@ -21,7 +21,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -114,10 +114,11 @@ class Proxy:
                 return await self._stream(session, http, arrival, request)
             answer = await session.answer(arrival)
             response = web.Response(body=wire.reply(request, answer.reply), content_type=_JSON)
-            await response.prepare(http)
-            answer.begun = True
-            await response.write_eof()
-            answer.sent(self._connections.get(http.protocol))
+            with suppress(ConnectionError):  # the client has gone: it may come again for the same
+                await response.prepare(http)
+                answer.begun = True
+                await response.write_eof()
+                answer.sent(self._connections.get(http.protocol))
             return response
 
     async def _stream(
@@ -126,9 +127,9 @@ class Proxy:
         """The opening at once, keep-alive events while the policy samples, and then the reply."""
         wire = arrival.wire
         response = web.StreamResponse(headers=_STREAM_HEADERS)
-        await response.prepare(http)
         stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
-        try:
+        with suppress(ConnectionError):
+            await response.prepare(http)
             await response.write(wire.opening(request, *stamp))
             try:
                 answer = await _waiting(session.answer(arrival), response, wire.keep_alive(request, *stamp))
@@ -140,9 +141,7 @@ class Proxy:
             for event in wire.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
                 await response.write(event)
             await response.write_eof()
-        except ConnectionError:  # the client has gone: it may come again for the same
-            return response
-        answer.sent(self._connections.get(http.protocol))
+            answer.sent(self._connections.get(http.protocol))
         return response
 
     async def _count(self, wire: Wire, http: web.Request) -> web.Response:

@@ -330,9 +330,11 @@ class ProxySession:
         raise ProxyError("context_length", f"prompt is too long: {tokens} tokens > {most} maximum")
 
     async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
-        request, prompt = placed.request, placed.prompt
+        request, prompt, tree = placed.request, placed.prompt, self.tree
         generation = await self._sample(request, prompt)
         said, finish = self._parse(request, generation)
+        if self.tree is not tree:  # the record was cleared meanwhile
+            placed = self.tree.place(request)
         turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
         if arrival.body is not None:
             self._reader(arrival.wire).keep(arrival.body, request)

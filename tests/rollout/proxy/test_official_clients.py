@@ -335,7 +335,15 @@ async def test_a_custom_tool_is_called_by_its_input(stream) -> None:
 @every_client
 @streamed_or_not
 @pytest.mark.parametrize(
-    ("problem", "status"), [("invalid_request", 400), ("authentication", 401), ("not_found", 404), ("engine", 503)]
+    ("problem", "status"),
+    [
+        ("invalid_request", 400),
+        ("authentication", 401),
+        ("not_found", 404),
+        ("too_large", 413),
+        ("too_many", 429),
+        ("engine", 503),
+    ],
 )
 async def test_an_error_before_a_reply_is_the_clients_own(kind, stream, problem, status) -> None:
     async with talking(kind, ProxyError(problem, "what is wrong")) as (_, client):

@@ -372,7 +372,7 @@ async def test_what_is_no_http_is_one_line_of_log(client, caplog):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_lay_in_the_buffers_of_a_client_that_closed_is_given_again(client, stream):
+async def test_an_answer_that_was_left_in_the_buffers_of_a_client_that_closed_is_given_again(client, stream):
     """Sampled once, and recorded once: nobody has seen it but in the second answer."""
     async with client(LOOK, "Done." + END) as (one, engine):
         url = urlsplit(one.proxy.url)

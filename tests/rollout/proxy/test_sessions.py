@@ -402,3 +402,26 @@ async def test_a_text_that_can_not_fit_is_refused_unread(opened, text, monkeypat
         monkeypatch.setattr(session.tree, "place", None)
         with pytest.raises(ProxyError, match=r"at least 9\d+ tokens > 4080 maximum|new characters"):
             await ask(session, replace(ASKED, messages=(Message("user", text),)))
+
+
+async def test_a_turn_that_is_sampled_while_the_record_is_cleared_is_in_the_next_one_alone(templates, scripted):
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    async with scripted("Yes." + END) as engine:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if engine.sampled:
+                asked.set()
+                await go_on.wait()
+            return await engine.handle(request)
+
+        async with serve(answer) as url, EngineClient(url) as client:
+            policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
+            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+            first = await ask(session)
+            history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
+            asking = asyncio.ensure_future(ask(session, replace(ASKED, messages=history)))
+            await asked.wait()
+            session.forget()
+            go_on.set()
+            await asking
+            assert sampled(session) == first.completion_tokens

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 
@@ -165,7 +165,7 @@ class ProxySession:
         if arrival.bytes_held + size > MAX_BODY_BYTES:
             raise ProxyError("too_large", f"a request may have {MAX_BODY_BYTES} bytes")
         if self._bytes_held + size > MOST_BYTES_HELD:
-            raise ProxyError("too_many", f"the requests under way in this session have {MOST_BYTES_HELD} bytes")
+            raise ProxyError("too_many", f"the requests under way in a session may have {MOST_BYTES_HELD} bytes")
         arrival.bytes_held += size
         self._bytes_held += size
 
@@ -174,7 +174,12 @@ class ProxySession:
         request = await self._read(arrival, body)
         self._note_results(request)
         self._require_open()
-        placed = await self._placed(request)
+        try:
+            placed = await self._placed(request)
+        except ProxyError as error:
+            if error.kind == "context_length":
+                self._note_too_long()
+            raise
         if placed.prompt.key not in self._in_flight and self._unread(placed.prompt.key) is None:
             self._require_room(placed.prompt)
         arrival.placed = placed
@@ -274,7 +279,7 @@ class ProxySession:
             raise ProxyError("too_large", f"{new} new characters in one request, {MOST_CHARACTERS} are allowed")
         least = known + new // _CHARACTERS_OF_TOKEN
         if least > self.policy.max_context:
-            self._refuse_too_long(f"at least {least}")
+            raise self._too_long_for(f"at least {least}")
         work = new + _CHARACTERS_OF_MESSAGE * len(start.rest)
         if self._is_inline(work) and self.tree.is_proven(request, start):
             return self.tree.place(request, start)
@@ -319,15 +324,18 @@ class ProxySession:
             self.ended = StopReason.MAX_TURNS
             raise ProxyError("not_found", f"this session has had its {self.policy.max_turns} model calls")
         if prompt.node.end > self.policy.max_context - MIN_REPLY:
-            self._refuse_too_long(f"{prompt.node.end}")
+            self._note_too_long()
+            raise self._too_long_for(f"{prompt.node.end}")
 
-    def _refuse_too_long(self, tokens: str) -> NoReturn:
+    def _note_too_long(self) -> None:
         self.full = True
         self._too_long += 1
         if self._too_long == MAX_TOO_LONG:
             self.ended = StopReason.CONTEXT_FULL
+
+    def _too_long_for(self, tokens: str) -> ProxyError:
         most = self.policy.max_context - MIN_REPLY
-        raise ProxyError("context_length", f"prompt is too long: {tokens} tokens > {most} maximum")
+        return ProxyError("context_length", f"prompt is too long: {tokens} tokens > {most} maximum")
 
     async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
         request, prompt, tree = placed.request, placed.prompt, self.tree

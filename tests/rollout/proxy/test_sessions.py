@@ -361,7 +361,7 @@ async def test_requests_at_once_and_their_bytes_are_bounded(opened, monkeypatch)
                 raise AssertionError("not reached")
             assert refused.value.status == 429
             session.hold(one, 60)
-            with pytest.raises(ProxyError, match="have 100 bytes") as refused:
+            with pytest.raises(ProxyError, match="may have 100 bytes") as refused:
                 session.hold(two, 60)
             assert refused.value.status == 429
         with session.admit(wire) as three:
@@ -378,6 +378,16 @@ async def test_counts_of_tokens_are_bounded(opened, monkeypatch):
         with pytest.raises(ProxyError, match="has had its 2 counts"), session.admit(wire, count=True):
             raise AssertionError("not reached")
         assert (await ask(session)).prompt_tokens == counted  # and the session goes on
+
+
+async def test_counting_what_does_not_fit_ends_no_session(opened):
+    async with opened("Yes." + END) as (session, _):
+        wire = Spoken(replace(ASKED, messages=(Message("user", "word " * 30_000),)))
+        for _ in range(MAX_TOO_LONG + 1):
+            with pytest.raises(ProxyError, match="at least"), session.admit(wire, count=True) as arrival:
+                await session.count(arrival, b"")
+        assert not session.full
+        assert (await ask(session)).text == "Yes."
 
 
 async def test_a_large_request_is_placed_in_a_thread_and_as_any_other(opened, monkeypatch):

@@ -81,8 +81,8 @@ class EngineClient:
 
     timeout: seconds of one attempt. connect_timeout: seconds of it for making a connection. max_body: bytes of one
     reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
-    together; 0: not known. Connection failures and 5xx are tried `attempts` times with doubling pauses. A refused (4xx),
-    timed-out or invalid reply is not retried.
+    together; 0: not known. Connection failures and 5xx are tried `attempts` times with doubling pauses. A refused
+    (4xx), timed-out or invalid reply is not retried.
     """
 
     engine: str

@@ -15,9 +15,9 @@ TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
 }
-
-
+MAX_TURN = 1 << 19  # characters: parsing a turn is not to hold up the others for longer than 50 ms
 MOST_CALLS = 128  # of one turn: the work on a turn must not grow with the square of its length
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,15 @@ def parse_calls(
     read_malformed: Callable[[int, str], tuple[MalformedCall, int]],
 ) -> ParsedTurn:
     """A turn's calls. `find` says where the next one starts after a place in the text, or -1. `parse_one` gives the
-    call that starts somewhere, and where it ends, or raises `CallError`; its message goes to `read_malformed`.
+    call that starts somewhere, and where it ends, or raises `CallError`; its message goes to `read_malformed`. A turn
+    of more than `MAX_TURN` characters is one malformed call.
     """
     written: list[ToolCall | MalformedCall] = []
     start = find(0)
     before = text if start < 0 else text[:start]
+    if start >= 0 and len(text) > MAX_TURN:
+        error = f"a turn with tool calls must not have more than {MAX_TURN} characters"
+        return ParsedTurn(before, [MalformedCall("", "", error)])
     while start >= 0 and len(written) < MOST_CALLS:
         call: ToolCall | MalformedCall
         try:
@@ -105,9 +109,9 @@ def first_of(tags: re.Pattern[str], text: str, start: int) -> int:
 
 
 def skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
+    match = _SPACE.match(text, position)
+    assert match is not None, position
+    return match.end()
 
 
 @cache

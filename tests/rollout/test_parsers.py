@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from time import process_time
+from time import thread_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_swe.rollout.chat.tool_formats import MOST_CALLS, TOOL_FORMATS, MalformedCall, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import MAX_TURN, MOST_CALLS, TOOL_FORMATS, MalformedCall, ToolCall, parse
 
 
 def hermes(name: str, **arguments) -> str:
@@ -163,12 +163,28 @@ def test_calls_around_a_malformed_one_are_read(format):
         assert turn.written[2] == ToolCall("submit", {})
 
 
-def test_a_turn_has_a_bounded_number_of_calls_and_soon(format):
+def test_a_turn_has_a_bounded_number_of_calls(format):
     for piece in ("<tool_call>", "<function=a>", "<function=a><parameter=b>", '<tool_call>{"name": "', "</tool_call>"):
-        started = process_time()
-        turn = parse(piece * 8_000, format)
-        assert process_time() - started < 0.05
-        assert len(turn.written) <= MOST_CALLS
+        assert len(parse(piece * 8_000, format).written) <= MOST_CALLS
+
+
+FILLINGS = [
+    "<tool_call>", "<function=a></function>", '<tool_call>{"name": "a"}</tool_call>', "</tool_call>", "<", " ", "\n",
+    "<parameter=b>", "<tool_call><function=a></function></tool_call>", "<function=", "x", "[", '{"a":', "1,", '"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["", "<tool_call>", "<tool_call>[", "<function=a>", "<function=a><parameter=b>"])
+def test_any_turn_is_parsed_within_50_ms(format, start: str):
+    for filling in FILLINGS:
+        for size in (MAX_TURN - len(start), 8 << 20):
+            text = start + filling * (size // len(filling))
+            seconds = []
+            for _ in range(2):  # the better of two, for a busy machine
+                begun = thread_time()
+                parse(text, format)
+                seconds.append(thread_time() - begun)
+            assert min(seconds) < 0.05, (filling, size)
 
 
 def test_hermes_closing_tag_inside_a_string_belongs_to_the_string():

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self, cast
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Annotated, Any, Literal, Self, cast
 
 import aiohttp
+import msgspec
 import orjson
+from msgspec import UNSET, UnsetType
 
 from slime_swe.errors import InfrastructureError
 
 MIN_REPLY = 16  # tokens: with less room than this for a reply, the context counts as full
 _POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
+_LOWEST = -1000.0  # no token of such a probability is ever sampled
+_EXPERT_BYTES = 4
 _TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
 
 
@@ -75,8 +80,9 @@ class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
     timeout: seconds of one attempt. connect_timeout: seconds of it for making a connection. max_body: bytes of one
-    reply. vocabulary: number of the model's token ids. Connection failures and 5xx are tried `attempts` times with
-    doubling pauses. A refused (4xx), timed-out or invalid reply is not retried.
+    reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
+    together; 0: not known. Connection failures and 5xx are tried `attempts` times with doubling pauses. A refused
+    (4xx), timed-out or invalid reply is not retried.
     """
 
     engine: str
@@ -87,6 +93,7 @@ class EngineClient:
     pause: float = 0.25
     max_body: int = 8 << 20
     vocabulary: int | None = None
+    experts_per_token: int = 0
     _http: aiohttp.ClientSession | None = field(default=None, init=False)
 
     @property
@@ -131,7 +138,11 @@ class EngineClient:
                 if attempt == self.attempts:
                     raise
                 await asyncio.sleep(self.pause * 2 ** (attempt - 1))
-        return parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
+        said = parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
+        if not routed_experts:
+            return replace(said, routed_experts=None)
+        require_experts(said.routed_experts, _count(input_ids) + len(said.tokens) - 1, self.experts_per_token)
+        return said
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         if self._http is None:
@@ -169,56 +180,95 @@ def _encoded(input_ids: Sequence[int] | Sequence[bytes]) -> Sequence[bytes]:
     return pieces
 
 
+def _count(input_ids: Sequence[int] | Sequence[bytes]) -> int:
+    """How many tokens these are; each has a comma behind it in pieces of bytes."""
+    return sum(piece.count(b",") if isinstance(piece, bytes) else 1 for piece in input_ids)
+
+
+class _Finish(msgspec.Struct):
+    type: Literal["stop", "length", "abort"]
+    message: str | None = None  # of an abort
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish
+    output_token_logprobs: list[tuple[float, int, str | None]] | UnsetType = UNSET  # there is none of an abort
+    completion_tokens: int | UnsetType = UNSET
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    weight_version: str | int | None = None
+    routed_experts: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    """What is read of SGLang's reply; further fields are ignored."""
+
+    meta_info: _Meta
+    output_ids: list[int] | UnsetType = UNSET
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+
+
 def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = _TOKEN_IDS) -> Generation:
-    """The reply, checked. Raises `EngineError` that says what is wrong."""
+    """The reply, each field checked: what comes out of here is trained on. Raises `EngineError` that says what is
+    wrong.
+    """
     try:
-        reply = orjson.loads(body)
-        meta = reply["meta_info"]
-        finish = meta["finish_reason"]
-        kind = finish["type"]
-        triples = meta["output_token_logprobs"] if kind != "abort" else []
-        tokens = [triple[1] for triple in triples]
-        log_probs = [triple[0] for triple in triples]
-    except orjson.JSONDecodeError as error:
+        reply = _REPLY.decode(body)
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error}: {body[:80]!r}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
-    except (KeyError, IndexError, TypeError) as error:
-        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error!r}: {body[:80]!r}") from error
+    meta = reply.meta_info
+    kind = meta.finish_reason.type
     if kind == "abort":
-        raise EngineAborted(f"the engine aborted the request: {finish.get('message', 'no reason given')}")
-    wrong = _inconsistency(reply, kind, tokens, log_probs, max_new_tokens, vocabulary)
+        raise EngineAborted(f"the engine aborted the request: {meta.finish_reason.message or 'no reason given'}")
+    triples = meta.output_token_logprobs or []
+    tokens, log_probs = [triple[1] for triple in triples], [triple[0] for triple in triples]
+    wrong = _inconsistency(reply, tokens, log_probs, max_new_tokens, vocabulary)
     if wrong:
         raise EngineError(f"the engine's reply is inconsistent: {wrong}")
     return Generation(
         tokens,
         log_probs,
         kind,
-        prompt_tokens=_count(meta, "prompt_tokens"),
-        cached_tokens=_count(meta, "cached_tokens"),
-        weight_version=None if meta.get("weight_version") is None else str(meta["weight_version"]),
-        routed_experts=meta.get("routed_experts"),
+        prompt_tokens=meta.prompt_tokens,
+        cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
+        weight_version=None if meta.weight_version is None else str(meta.weight_version),
+        routed_experts=meta.routed_experts,
     )
 
 
-def _count(meta: dict[str, Any], name: str) -> int:
-    value = meta.get(name)
-    return value if isinstance(value, int) else 0
-
-
 def _inconsistency(
-    reply: Any, kind: str, tokens: list[Any], log_probs: list[Any], max_new_tokens: int, vocabulary: int
+    reply: _Reply, tokens: list[int], log_probs: list[float], max_new_tokens: int, vocabulary: int
 ) -> str | None:
-    if kind not in ("stop", "length"):
-        return f"finish reason {kind!r}"
     if not 0 < len(tokens) <= max_new_tokens:
         return f"{len(tokens)} tokens where 1 to {max_new_tokens} were asked for"
-    if reply.get("output_ids", tokens) != tokens:
+    if reply.output_ids is not UNSET and reply.output_ids != tokens:
         return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
-    if reply["meta_info"].get("completion_tokens", len(tokens)) != len(tokens):
-        return f"completion_tokens is {reply['meta_info']['completion_tokens']} for {len(tokens)} tokens"
-    if not set(map(type, log_probs)) <= {float, int} or not max(log_probs) <= _POSITIVE_SLACK:
-        return "a log-probability is not a number of at most 0"
-    if set(map(type, tokens)) != {int} or min(tokens) < 0:
+    if reply.meta_info.completion_tokens not in (UNSET, len(tokens)):
+        return f"completion_tokens is {reply.meta_info.completion_tokens} for {len(tokens)} tokens"
+    if not (min(log_probs) >= _LOWEST and max(log_probs) <= _POSITIVE_SLACK):
+        return f"a log-probability is not between {_LOWEST:g} and 0"
+    if min(tokens) < 0:
         return "a token id is not a natural number"
     if max(tokens) >= vocabulary:
         return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
     return None
+
+
+def require_experts(routed: str | None, tokens: int, per_token: int) -> None:
+    """Raise `EngineError` unless these are the routed experts of so many tokens: base64 of int32, of each token
+    `per_token`, or if that is 0 any number that is the same for all.
+    """
+    if routed is None:
+        raise EngineError("the engine's reply has no routed_experts, which were asked for")
+    try:
+        size = len(binascii.a2b_base64(routed, strict_mode=True))
+    except ValueError as error:
+        raise EngineError(f"the engine's routed_experts are not base64: {error}") from error
+    whole = _EXPERT_BYTES * tokens * (per_token or 1)
+    if size % whole or not size or (per_token and size != whole):
+        wanted = f"{per_token} experts each" if per_token else "as many experts each"
+        raise EngineError(f"the engine's routed_experts have {size} bytes, no int32 of {tokens} tokens with {wanted}")

@@ -92,7 +92,7 @@ class Session:
 
     def add_context(self, tokens: Sequence[int]) -> Node:
         """Append tokens that the policy did not sample (prompt, tool result); they are never trained on."""
-        return self._add(Node(list(tokens), None, self.head))
+        return self.add(Node(list(tokens), None, self.head))
 
     def add_sampled(self, said: Generation) -> Node:
         """Append tokens that the policy sampled, with the server's log-probability of each."""
@@ -100,23 +100,36 @@ class Session:
             raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
         if self.head is None:
             raise ValueError("sampled tokens need a prompt before them")
-        return self._add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
+        return self.add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
         self.head = node
 
     def segments(self) -> tuple[Segment, ...]:
-        """One segment per leaf that still has sampled tokens to train, in order of creation."""
+        """One segment per leaf that still has sampled tokens to train, in order of creation.
+
+        A leaf of context, all of whose sampled turns are on a branch that goes on, makes none: a side call would take
+        the turns before it from that branch.
+        """
+        going_on = {id(node) for leaf in self._leaves if leaf.log_probs is not None for node in leaf.path()}
         trained: set[int] = set()
         segments = []
         for leaf in self._leaves:
-            segment = _segment(leaf.path(), trained)
+            path = leaf.path()
+            if leaf.log_probs is None and all(node.log_probs is None or id(node) in going_on for node in path):
+                continue
+            segment = _segment(path, trained)
             if any(segment.loss_mask):
                 segments.append(segment)
         return tuple(segments)
 
-    def _add(self, node: Node) -> Node:
+    def leave_out(self, node: Node) -> None:
+        """Keep a sampled turn as context, untrained."""
+        node.log_probs = None
+
+    def add(self, node: Node) -> Node:
+        """Append a node that was made for its place: its parent is in the session, or it has none."""
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)
         if node.parent in self._leaves:

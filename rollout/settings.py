@@ -37,6 +37,8 @@ class RolloutSettings:
     # Each model call names its own sampling seed.
     deterministic: Annotated[bool, Argument("sglang_enable_deterministic_inference")] = False
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
+    layers: Annotated[int, Argument("num_layers")] = 0
+    experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:

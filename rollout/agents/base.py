@@ -82,5 +82,10 @@ async def engine_client(settings: RolloutSettings) -> EngineClient:
     One model call may take half as long as an episode's time budget; one that takes longer is the engine's failure.
     """
     vocabulary = await asyncio.to_thread(vocabulary_size, settings.checkpoint)
-    body = {"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}
-    return EngineClient(settings.engine_url, timeout=settings.time_budget / 2, vocabulary=vocabulary, **body)
+    replay = {"max_body": _ROUTING_REPLAY_BODY, "experts_per_token": settings.layers * settings.experts_per_token}
+    return EngineClient(
+        settings.engine_url,
+        timeout=settings.time_budget / 2,
+        vocabulary=vocabulary,
+        **(replay if settings.routing_replay else {}),
+    )

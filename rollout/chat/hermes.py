@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat, parse_calls, skip_space
+from slime_swe.rollout.chat.tool_formats import (
+    CallError,
+    MalformedCall,
+    ParsedTurn,
+    ToolCall,
+    ToolFormat,
+    first_of,
+    parse_calls,
+    skip_space,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TAGS = re.compile(f"{OPEN}|{CLOSE}")
+_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 def parse_hermes(text: str) -> ParsedTurn:
     """The turn's calls. A closing tag inside a JSON string is part of the string."""
     if OPEN not in text and CLOSE in text:
-        return ParsedTurn(text, [], f"{CLOSE} without {OPEN}")
-    return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text))
+        end = text.find(CLOSE)
+        start = max(0, text.find("{", 0, end))
+        return ParsedTurn(text[:start], [_malformed(text[start:end], f"{CLOSE} without {OPEN}", closed=True)])
+    return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
 
 
 def render_hermes(call: ToolCall) -> str:
@@ -24,22 +39,57 @@ def render_hermes(call: ToolCall) -> str:
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
-    try:
-        value, end = _DECODER.raw_decode(text, skip_space(text, start + len(OPEN)))
-    except RecursionError:
-        raise MalformedCall("the tool call is nested too deeply") from None
-    except ValueError as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
-        raise MalformedCall(f"the tool call is not valid JSON: {why}") from None
+    value, end = _decode(text, skip_space(text, start + len(OPEN)))
     end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
-        raise MalformedCall(f"the tool call does not end in {CLOSE}")
+        raise CallError(f"the tool call does not end in {CLOSE}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise MalformedCall('a tool call must be {"name": string, "arguments": object}')
+        raise CallError('a tool call must be {"name": string, "arguments": object}')
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
-        raise MalformedCall(f'"arguments" must be an object, got {type(arguments).__name__}')
+        raise CallError(f'"arguments" must be an object, got {type(arguments).__name__}')
     return ToolCall(value["name"], arguments), end + len(CLOSE)
+
+
+def _read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
+    """It ends at the next tag of either kind, even if a string of its JSON was meant to hold that."""
+    start += len(OPEN)
+    end = first_of(_TAGS, text, start)
+    return _malformed(text[start:end], error, closed=text.startswith(CLOSE, end)), end
+
+
+def _malformed(text: str, error: str, *, closed: bool) -> MalformedCall:
+    text = text.strip()
+    found = _ARGUMENTS.search(text)
+    name = _NAME.search(text, 0, found.start() if found else len(text))
+    if name is None:
+        return MalformedCall("", text, error)
+    if found is None:
+        return MalformedCall(_string(name.group(1)), text[name.end() :].strip(), error)
+    try:
+        arguments, end = _decode(text, found.end())
+    except CallError:
+        rest = text[found.end() :]
+        return MalformedCall(_string(name.group(1)), rest.removesuffix("}") if closed else rest, error)
+    written = arguments if isinstance(arguments, dict) else text[found.end() : end]
+    return MalformedCall(_string(name.group(1)), written, error)
+
+
+def _string(literal: str) -> str:
+    try:
+        return str(json.loads(literal, strict=False))
+    except json.JSONDecodeError:
+        return literal[1:-1]
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise CallError("the tool call is nested too deeply") from None
+    except ValueError as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
+        raise CallError(f"the tool call is not valid JSON: {why}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

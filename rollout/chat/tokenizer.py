@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 from slime_swe.errors import UserError
 
-_REMEMBERED_LENGTH = 16_384  # characters
+_REMEMBERED = 256  # texts, of at most so many characters: 6 MB, and as agents show files
+_REMEMBERED_LENGTH = 8192
+_LONG = 16_384  # characters, of which other threads should not have to wait for the end
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
 Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
@@ -41,7 +44,7 @@ class Encoder:
         added = description.pop("added_tokens")
         self.ids_of_added: dict[str, int] = {token["content"]: token["id"] for token in added}
         plain = {**description, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-        self._remember = lru_cache(maxsize=512)(self._encode_plain)
+        self._remember = lru_cache(maxsize=_REMEMBERED)(self._encode_plain)
         self._backend = backend
         self._plain = Tokenizer.from_str(json.dumps(plain))
         longest_first = sorted(self.ids_of_added, key=len, reverse=True)
@@ -51,13 +54,12 @@ class Encoder:
         """Ids of `text` as mere text. Short ones are remembered: a group's episodes see the same prompt and files."""
         return self._remember(text) if len(text) <= _REMEMBERED_LENGTH else self._encode_plain(text)
 
-    def _encode_plain(self, text: str) -> tuple[int, ...]:
-        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
+    def _encode_plain(self, text: str) -> array[int]:
+        return array("i", _encode(self._plain, text))
 
     def whole(self, text: str) -> list[int]:
         """Ids of `text` as the tokenizer itself has them, added tokens recognised anywhere."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._backend, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._backend.decode(tokens, skip_special_tokens=False)
@@ -78,6 +80,15 @@ class Encoder:
                 run, position = "", match.end()
             run += piece[position:]
         return [*ids, *self.plain(run)]
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    """Only a batch lets other threads run meanwhile."""
+    if len(text) <= _LONG:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def load_tokenizer(checkpoint: str | Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,9 @@ TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
 }
+MAX_TURN = 1 << 19  # characters: parsing a turn is not to hold up the others for longer than 50 ms
+MOST_CALLS = 128  # of one turn: the work on a turn must not grow with the square of its length
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -23,19 +27,44 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class ParsedTurn:
-    """The calls of a turn in order, up to the first malformed one; `error` says to the policy what is wrong with that.
+class MalformedCall:
+    """A call that breaks its format, and what can be read of it.
 
-    `text_before` is what was said before the first call, well-formed or not.
+    name: empty where none can be read. arguments: their values where only what is around them is wrong, else the text
+    that the policy wrote for them, or that of the whole call where it has no name. error: what is wrong, said to the
+    policy.
     """
 
+    name: str
+    arguments: dict[str, Any] | str
+    error: str
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """`text_before`: what was said before the first call. `written`: the calls in order, at most `MOST_CALLS`."""
+
     text_before: str
-    calls: list[ToolCall]
-    error: str | None = None
+    written: list[ToolCall | MalformedCall]
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls before the first malformed one."""
+        well_formed = []
+        for call in self.written:
+            if isinstance(call, MalformedCall):
+                break
+            well_formed.append(call)
+        return well_formed
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the first malformed call."""
+        return next((call.error for call in self.written if isinstance(call, MalformedCall)), None)
 
 
-class MalformedCall(Exception):
-    """Raised by the parser of one call."""
+class CallError(Exception):
+    """Raised by the parser of one call; the message is for the policy."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +75,43 @@ class ToolFormat:
     render: Callable[[ToolCall], str]
 
 
-def parse_calls(text: str, find: Callable[[int], int], parse_one: Callable[[int], tuple[ToolCall, int]]) -> ParsedTurn:
-    """A turn's calls. `find` says where the next one starts after a place in the text, or -1; `parse_one` gives the
-    call that starts somewhere, and where it ends, or raises `MalformedCall`."""
-    calls: list[ToolCall] = []
+def parse_calls(
+    text: str,
+    find: Callable[[int], int],
+    parse_one: Callable[[int], tuple[ToolCall, int]],
+    read_malformed: Callable[[int, str], tuple[MalformedCall, int]],
+) -> ParsedTurn:
+    """A turn's calls. `find` says where the next one starts after a place in the text, or -1. `parse_one` gives the
+    call that starts somewhere, and where it ends, or raises `CallError`; its message goes to `read_malformed`. A turn
+    of more than `MAX_TURN` characters is one malformed call.
+    """
+    written: list[ToolCall | MalformedCall] = []
     start = find(0)
     before = text if start < 0 else text[:start]
-    try:
-        while start >= 0:
+    if start >= 0 and len(text) > MAX_TURN:
+        error = f"a turn with tool calls must not have more than {MAX_TURN} characters"
+        return ParsedTurn(before, [MalformedCall("", "", error)])
+    while start >= 0 and len(written) < MOST_CALLS:
+        call: ToolCall | MalformedCall
+        try:
             call, end = parse_one(start)
-            calls.append(call)
-            start = find(end)
-    except MalformedCall as error:
-        return ParsedTurn(before, calls, str(error))
-    return ParsedTurn(before, calls)
+        except CallError as error:
+            call, end = read_malformed(start, str(error))
+        written.append(call)
+        start = find(end)
+    return ParsedTurn(before, written)
+
+
+def first_of(tags: re.Pattern[str], text: str, start: int) -> int:
+    """Where the first of these tags is after `start`; the text's end where none is."""
+    found = tags.search(text, start)
+    return found.start() if found else len(text)
 
 
 def skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
+    match = _SPACE.match(text, position)
+    assert match is not None, position
+    return match.end()
 
 
 @cache

@@ -34,6 +34,7 @@ _ERRORS: Mapping[Kind, str] = {
     "authentication": "authentication_error",
     "not_found": "not_found_error",
     "too_large": "request_too_large",
+    "too_many": "rate_limit_error",
     "engine": "api_error",
 }
 

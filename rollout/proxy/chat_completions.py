@@ -38,6 +38,7 @@ _ERRORS: Mapping[Kind, tuple[str, str | None]] = {
     "authentication": ("invalid_request_error", "invalid_api_key"),
     "not_found": ("invalid_request_error", "not_found"),
     "too_large": ("invalid_request_error", "request_too_large"),
+    "too_many": ("rate_limit_error", "rate_limit_exceeded"),
     "engine": ("server_error", "server_error"),
 }
 

@@ -72,13 +72,14 @@ class Reply:
     created: int = 0  # Unix time, seconds
 
 
-Kind = Literal["invalid_request", "context_length", "authentication", "not_found", "too_large", "engine"]
+Kind = Literal["invalid_request", "context_length", "authentication", "not_found", "too_large", "too_many", "engine"]
 STATUS: Mapping[Kind, int] = {
     "invalid_request": 400,
     "context_length": 400,
     "authentication": 401,
     "not_found": 404,
     "too_large": 413,
+    "too_many": 429,
     "engine": 503,
 }
 

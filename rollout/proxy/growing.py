@@ -7,9 +7,34 @@ what is new, and not on the context.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The latest request that was answered. `rest`: what stands after its messages, as the one before it has it too;
+    empty: not known.
+    """
+
+    body: bytes
+    request: Request
+    rest: bytes
+
+
+@dataclass(frozen=True)
+class Body:
+    """A request's bytes. `added`: what they add to the messages of `before`; None where that may not be all."""
+
+    whole: bytes
+    before: Kept | None
+    added: bytes | None
+
+    @property
+    def news(self) -> int:
+        """How many bytes have to be parsed."""
+        return len(self.whole if self.added is None else self.added)
 
 
 class GrowingReader:
@@ -17,34 +42,42 @@ class GrowingReader:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._last: tuple[bytes, Request] | None = None
-        self._rest = b""  # what stands after the messages, as the last two bodies have it; empty: not known
+        self._kept: Kept | None = None
 
-    def parse(self, body: bytes) -> Request:
-        """The request, as the wire itself parses it. Raises `ProxyError`."""
-        request = self._grown(body)
-        if request is None:
-            request = self._wire.parse(body)
-            self._rest = b"" if self._last is None else _rest(*self._last, body, request)
-        self._last = body, request
-        return request
+    def look(self, body: bytes) -> Body:
+        return Body(body, self._kept, _added(self._kept, body) if self._kept else None)
 
-    def _grown(self, body: bytes) -> Request | None:
-        """The request, where the body is the last one with more messages; None where that is not certain."""
-        if self._last is None or not self._rest:
-            return None
-        before, earlier = self._last
-        end = len(before) - len(self._rest)
-        if len(body) <= len(before) or not body.endswith(self._rest) or body[end : end + 1] != b",":
-            return None
-        if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
-            return None
-        added = body[end + 1 : len(body) - len(self._rest)]
+    def parse(self, body: Body) -> Request:
+        """The request, as the wire itself parses it. Another thread may do this. Raises `ProxyError`."""
+        if body.before is None or body.added is None:
+            return self._wire.parse(body.whole)
         try:
-            more = self._wire.parse(self._wire.head + added + b"]}")
+            more = self._wire.parse(self._wire.head + body.added + b"]}")
         except ProxyError:  # parsed whole, it gets an error that names the place
-            return None
+            return self._wire.parse(body.whole)
+        earlier = body.before.request
         return replace(earlier, messages=earlier.messages + more.messages)
+
+    def keep(self, body: Body, request: Request) -> None:
+        """The request was answered: the next one may go on from it."""
+        before = body.before
+        if before is None:
+            rest = b""
+        elif body.added is not None:
+            rest = before.rest
+        else:
+            rest = _rest(before.body, before.request, body.whole, request)
+        self._kept = Kept(body.whole, request, rest)
+
+
+def _added(kept: Kept, body: bytes) -> bytes | None:
+    before, rest = kept.body, kept.rest
+    end = len(before) - len(rest)
+    if not rest or len(body) <= len(before) or not body.endswith(rest) or body[end : end + 1] != b",":
+        return None
+    if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
+        return None
+    return body[end + 1 : len(body) - len(rest)]
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:

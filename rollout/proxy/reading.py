@@ -15,6 +15,9 @@ from slime_swe.rollout.proxy.conversation import Message, ProxyError
 Object = dict[str, Any]
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 MOST_ITEMS = 10_000  # of one list: a body of millions would keep every other session waiting
+MOST_VALUES = 50_000  # of a whole body: the parser holds the interpreter for as long as it takes
+_BEFORE_VALUES = (b",", b"[", b"{")
+_PLAIN = bytes(set(range(256)) - set(b',[{"'))
 _MOST_HALVES = 100_000
 _SHOWN = 60  # characters of a wrong value
 _ROOM = 14  # levels, for what a client's value is put into
@@ -28,6 +31,8 @@ _HALF = re.compile(
 
 def load(body: bytes) -> Object:
     """The JSON object that a request's body is; half a surrogate pair is read as U+FFFD, as no encoder can take it."""
+    if sum(map(body.count, _BEFORE_VALUES)) > MOST_VALUES and _values(body) > MOST_VALUES:
+        raise ProxyError("invalid_request", f"the body is not JSON in UTF-8 of at most {MOST_VALUES} values")
     try:
         try:
             value = orjson.loads(body)
@@ -40,6 +45,16 @@ def load(body: bytes) -> Object:
     if type(value) is not dict:
         raise wrong("the body", value, "a JSON object")
     return value
+
+
+def _values(body: bytes) -> int:
+    """About how many values JSON holds: the number of its strings, or of the commas and brackets outside these."""
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = unescaped.count(b'"') // 2
+    if strings > MOST_VALUES:
+        return strings
+    outside = unescaped.translate(None, _PLAIN).split(b'"')[::2]
+    return max(strings, sum(map(len, outside)))
 
 
 def dump(value: Any, where: str) -> str:

@@ -14,27 +14,28 @@ returns the record so far; `DELETE` returns the record and clears it. Both take 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
+import logging
 import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import orjson
 from aiohttp import web
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
-from slime_swe.rollout.proxy.conversation import ProxyError, Reply, Request, Wire
+from slime_swe.rollout.proxy.connections import Connection, Connections, OneLine
+from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 from slime_swe.rollout.proxy.responses import Responses
-from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, ProxySession
-from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
-from slime_swe.rollout.session import Session
+from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Answer, Arrival, ProxySession
 
-MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MAX_CONNECTIONS = 64  # of one sandbox
 KEEP_ALIVE_SECONDS = 10.0
 WIRES: Mapping[str, Wire] = {
@@ -54,6 +55,7 @@ class Proxy:
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
         self._sessions: dict[str, ProxySession] = {}
+        self._connections: dict[Any, Connection] = {}
         self.url = ""
         self.key = secrets.token_urlsafe(KEY_BYTES)
 
@@ -64,18 +66,22 @@ class Proxy:
         Yields the session's path, to be appended to any of these addresses.
         """
         self._sessions[session.id] = session
-        loop, http = asyncio.get_running_loop(), self._runner.server
-        assert http is not None, "the proxy is not open"
         servers: list[asyncio.Server] = []
         try:
             for listening in sockets:
-                servers.append(await loop.create_server(_ConnectionLimiter(http), sock=listening))
+                servers.append(await self.listen(MAX_CONNECTIONS, sock=listening))
             yield f"/s/{session.id}"
         finally:
             self._sessions.pop(session.id, None)
             session.close()
             for server in servers:
                 server.close()
+
+    async def listen(self, most: int | None, **where: Any) -> asyncio.Server:
+        """Take at most so many connections at once; `where` is as `create_server` takes it."""
+        make = self._runner.server
+        assert make is not None, "the proxy is not open"
+        return await asyncio.get_running_loop().create_server(Connections(make, self._connections, most), **where)
 
     def routes(self) -> Iterator[web.RouteDef]:
         messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
@@ -102,22 +108,47 @@ class Proxy:
 
     async def _speak(self, wire: Wire, http: web.Request) -> web.StreamResponse:
         session = self._find(http)
-        request = session.read(wire, await _body(http))
-        prompt = session.place(request)
-        if request.stream:
-            return await _stream(session, wire, http, request, prompt)
-        reply = await session.answer(request, prompt)
-        response = web.Response(body=wire.reply(request, reply), content_type=_JSON)
-        await response.prepare(http)
-        await response.write_eof()
-        session.delivered(prompt)
+        with session.admit(wire) as arrival:
+            request = await session.place(arrival, await _body(http, session, arrival))
+            if request.stream:
+                return await self._stream(session, http, arrival, request)
+            answer = await session.answer(arrival)
+            response = web.Response(body=wire.reply(request, answer.reply), content_type=_JSON)
+            with suppress(ConnectionError):  # the client has gone: it may come again for the same
+                await response.prepare(http)
+                answer.begun = True
+                await response.write_eof()
+                answer.sent(self._connections.get(http.protocol))
+            return response
+
+    async def _stream(
+        self, session: ProxySession, http: web.Request, arrival: Arrival, request: Request
+    ) -> web.StreamResponse:
+        """The opening at once, keep-alive events while the policy samples, and then the reply."""
+        wire = arrival.wire
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
+        with suppress(ConnectionError):
+            await response.prepare(http)
+            await response.write(wire.opening(request, *stamp))
+            try:
+                answer = await _waiting(session.answer(arrival), response, wire.keep_alive(request, *stamp))
+            except ProxyError as error:
+                await response.write(wire.failed(error, stamp[0]))
+                await response.write_eof()
+                return response
+            answer.begun = True
+            for event in wire.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
+                await response.write(event)
+            await response.write_eof()
+            answer.sent(self._connections.get(http.protocol))
         return response
 
     async def _count(self, wire: Wire, http: web.Request) -> web.Response:
         session = self._find(http)
-        request = wire.parse(await _body(http))
-        scratch = ConversationTree(Session(), session.policy.templates)
-        return web.json_response({"input_tokens": scratch.place(request).node.end})
+        with session.admit(wire, count=True) as arrival:
+            tokens = await session.count(arrival, await _body(http, session, arrival))
+            return web.json_response({"input_tokens": tokens})
 
     async def _models(self, http: web.Request) -> web.Response:
         name = self._find(http).policy.model
@@ -133,51 +164,29 @@ class Proxy:
         return web.Response(body=recorded, content_type=_JSON)
 
 
-class _ConnectionLimiter:
-    """Makes the protocol of each connection to one socket, up to a maximum number at once.
-
-    Each connection costs this process a file descriptor, and the client is an agent, which may open any number.
-    """
-
-    def __init__(self, http: web.Server) -> None:
-        self._http = http
-        self._inside: set[asyncio.BaseProtocol] = set()
-        self._entering: set[asyncio.BaseProtocol] = set()  # made, and not yet seen connected
-
-    def __call__(self) -> asyncio.BaseProtocol:
-        connected = set(self._http.connections)
-        self._inside = (self._inside | self._entering) & connected
-        self._entering -= connected
-        if len(self._inside) + len(self._entering) >= MAX_CONNECTIONS:
-            return _Refused()
-        protocol = self._http()
-        self._entering.add(protocol)
-        return protocol
-
-
-class _Refused(asyncio.Protocol):
-    """Ends a connection as it begins."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
-
-
 @asynccontextmanager
 async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Proxy]:
     """A proxy that listens on `host` (port 0: a free one), and on every socket that `Proxy.serve` is given."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application()
     # A client that goes away cancels its handler, and with it what is being sampled for it.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    log = OneLine(logging.getLogger(__name__), None)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=log)
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
+    # A full collection of garbage looks at every object of the process, and takes a quarter of a second where a model's
+    # libraries are loaded. Large requests cause it, so that what is there already is left out of it meanwhile.
+    gc.freeze()
     try:
-        await web.TCPSite(runner, host, port).start()
-        name, number = runner.addresses[0][:2]
-        proxy.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-        yield proxy
+        listening = await proxy.listen(None, host=host, port=port)
+        try:
+            name, number = listening.sockets[0].getsockname()[:2]
+            proxy.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+            yield proxy
+        finally:
+            listening.close()
     finally:
+        gc.unfreeze()
         await runner.cleanup()
 
 
@@ -193,31 +202,8 @@ def _guarded(wire: Wire, handler: Handler) -> Handler:
     return handle
 
 
-async def _stream(
-    session: ProxySession, wire: Wire, http: web.Request, request: Request, prompt: Prompt
-) -> web.StreamResponse:
-    """The opening at once, keep-alive events while the policy samples, and then the reply."""
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    await response.prepare(http)
-    stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
-    try:
-        await response.write(wire.opening(request, *stamp))
-        try:
-            reply = await _waiting(session.answer(request, prompt), response, wire.keep_alive(request, *stamp))
-        except ProxyError as error:
-            await response.write(wire.failed(error, stamp[0]))
-        else:
-            for event in wire.events(request, replace(reply, id=stamp[0], created=stamp[1])):
-                await response.write(event)
-        await response.write_eof()
-    except ConnectionError:  # the client has gone: it may come again for the same
-        return response
-    session.delivered(prompt)
-    return response
-
-
-async def _waiting(reply: Awaitable[Reply], response: web.StreamResponse, sign: bytes) -> Reply:
-    task = asyncio.ensure_future(reply)
+async def _waiting(answer: Awaitable[Answer], response: web.StreamResponse, sign: bytes) -> Answer:
+    task = asyncio.ensure_future(answer)
     try:
         while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
             await response.write(sign)
@@ -231,11 +217,17 @@ async def _nowhere(http: web.Request) -> web.StreamResponse:
     raise ProxyError("not_found", f"nothing is at {http.method} {http.path[:200]}: a session has /s/<session>{paths}")
 
 
-async def _body(http: web.Request) -> bytes:
+async def _body(http: web.Request, session: ProxySession, arrival: Arrival) -> bytes:
+    session.hold(arrival, http.content_length or 0)
+    body = bytearray()
     try:
-        return await http.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ProxyError("too_large", f"a request may have {MAX_BODY_BYTES} bytes") from error
+        async for chunk in http.content.iter_any():
+            body += chunk
+            if len(body) > arrival.bytes_held:  # the client did not say how long it is, or has packed it
+                session.hold(arrival, len(body) - arrival.bytes_held)
+    except web.RequestPayloadError as error:
+        raise ProxyError("invalid_request", f"the body can't be read: {' '.join(str(error).split())}") from error
+    return bytes(body)
 
 
 def _require_key(http: web.Request, key: str, whose: str) -> None:

@@ -7,25 +7,44 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import orjson
 
-from slime_swe.rollout.chat.tool_formats import ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Generation, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
-from slime_swe.rollout.proxy.growing import GrowingReader
+from slime_swe.rollout.proxy.growing import Body, GrowingReader
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.proxy.tree import ConversationTree, Prompt
+from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
 from slime_swe.rollout.session import Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
+UNNAMED = "unnamed_tool"
 _NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
 KEY_BYTES = 24
+MAX_BODY_BYTES = 8 << 20  # more than a million tokens
+MOST_AT_ONCE = 64  # requests of one session under way, as many as its sandbox may have connections
+MOST_BYTES_HELD = 32 << 20  # of the bodies of these
+MOST_ABANDONED = 4096  # requests whose client went away while they were answered
+MOST_COUNTS = 4096  # requests to count tokens
+# What is larger, or comes beside more others, is parsed and tokenised in a thread, one request of a session at a time.
+INLINE_BYTES = 16 << 10
+INLINE_AT_ONCE = 4
+MOST_CHARACTERS = 1_000_000  # that are new in one request: a quarter of a million tokens
+MOST_TOOL_BYTES = 512 << 10  # agents have a tenth of it; a template is rendered with them many times to prove it
+_CHARACTERS_OF_TOKEN = 16  # a text of more than these does not fit a context, and need not be tokenised to know
+_CHARACTERS_OF_MESSAGE = 128  # what a message costs beside its text, in the time that a character takes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,46 @@ class Policy:
     max_turns: int
     model: str = "policy"
     routing_replay: bool = False
+    threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 2, "proxy"))  # for large requests
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A request that was admitted, and what of it is known so far. It counts until it is answered or given up."""
+
+    wire: Wire
+    bytes_held: int = 0
+    body: Body | None = None
+    placed: Placement | None = None
+
+
+@dataclass(eq=False)
+class Answer:
+    """A recorded reply. begun: some of it was written to a client. connections: those that all of it was written to."""
+
+    reply: Reply
+    turn: Turn
+    begun: bool = False
+    connections: list[Connection] = field(default_factory=list)
+    repeated: bool = False
+
+    @property
+    def is_unread(self) -> bool:
+        """As far as can be told. A client that has read all that it wants may end its connection before the last bytes,
+        as one does that was not reading: it gets the same answer but once more.
+        """
+        if not self.connections:
+            return True
+        return not self.repeated and all(connection.is_unread for connection in self.connections)
+
+    def give_again(self) -> None:
+        self.repeated = self.repeated or bool(self.connections)
+        self.connections.clear()
+
+    def sent(self, connection: Connection | None) -> None:
+        """All of it was written to a connection; None if that has ended since."""
+        if connection is not None:
+            self.connections.append(connection)
 
 
 @dataclass(eq=False)
@@ -47,7 +106,7 @@ class ProxySession:
     trained on.
 
     `ended` is why no further call is answered. `failure` is the engine's latest failure, None once it has answered
-    again.
+    again. A request changes the record once it was answered, and before that only the counts.
     """
 
     policy: Policy
@@ -60,69 +119,110 @@ class ProxySession:
     ended: StopReason | None = None
     failure: EngineError | None = None
     asked: int = 0  # requests that have come
+    abandoned: int = 0  # of these, those whose client went away before they were answered
+    counted: int = 0  # requests to count tokens
+    executed: int = 0  # of the policy's well-formed calls, those that have had a result
     full: bool = False  # the last prompt left no room for a reply
     overridden: Counter[str] = field(default_factory=Counter)  # sampling parameters that clients wanted otherwise
-    answered: set[str] = field(default_factory=set)  # ids of the calls whose results have come
 
     def __post_init__(self) -> None:
+        self._closed = False
+        self._begun = 0
+        self._too_long = 0
+        self._at_once = 0
+        self._bytes_held = 0
+        self._heavy = asyncio.Lock()
+        self._in_flight: dict[Key, _InFlight] = {}
+        self._forget()
+
+    def _forget(self) -> None:
         self.tree = ConversationTree(self.session, self.policy.templates)
         self._readers: dict[Wire, GrowingReader] = {}
-        self._in_flight: dict[Prompt, _InFlight] = {}
-        self._undelivered: dict[Prompt, Reply] = {}
-        self._begun = 0
-        self._closed = False
-        self._too_long = 0
+        self._answers: dict[Key, Answer] = {}  # the latest at each prompt, until the client goes on from it
+        self._awaited: set[str] = set()  # ids of the calls that no result has come for
 
-    def read(self, wire: Wire, body: bytes) -> Request:
-        """Parse a request. Raises `ProxyError`."""
-        if wire not in self._readers:
-            self._readers[wire] = GrowingReader(wire)
-        return self._readers[wire].parse(body)
+    @contextmanager
+    def admit(self, wire: Wire, *, count: bool = False) -> Iterator[Arrival]:
+        """Admit a request, before its body is read. Raises `ProxyError` where the session has had enough."""
+        if self._at_once >= MOST_AT_ONCE:
+            raise ProxyError("too_many", f"this session has {MOST_AT_ONCE} requests under way, the most allowed")
+        if count:
+            if self.counted >= MOST_COUNTS:
+                raise ProxyError("too_many", f"this session has had its {MOST_COUNTS} counts of tokens")
+            self.counted += 1
+        else:
+            self.asked += 1
+        arrival = Arrival(wire)
+        self._at_once += 1
+        try:
+            yield arrival
+        finally:
+            self._at_once -= 1
+            self._bytes_held -= arrival.bytes_held
 
-    def place(self, request: Request) -> Prompt:
-        """Where a request stands. Raises `ProxyError` where it can't be answered."""
-        if self._closed or self.ended is not None:
-            raise ProxyError("not_found", f"this session has ended: {self.ended or 'its agent is gone'}")
-        self.asked += 1
-        prompt = self.tree.place(request)
-        if prompt not in self._in_flight and prompt not in self._undelivered:
-            self._require_room(prompt)
+    def hold(self, arrival: Arrival, size: int) -> None:
+        """So many further bytes of a request's body have come. Raises `ProxyError` where they are too many."""
+        if arrival.bytes_held + size > MAX_BODY_BYTES:
+            raise ProxyError("too_large", f"a request may have {MAX_BODY_BYTES} bytes")
+        if self._bytes_held + size > MOST_BYTES_HELD:
+            raise ProxyError("too_many", f"the requests under way in a session may have {MOST_BYTES_HELD} bytes")
+        arrival.bytes_held += size
+        self._bytes_held += size
+
+    async def place(self, arrival: Arrival, body: bytes) -> Request:
+        """Parse a request, and find where it stands. Raises `ProxyError` where it can't be answered."""
+        request = await self._read(arrival, body)
         self._note_results(request)
-        return prompt
+        self._require_open()
+        try:
+            placed = await self._placed(request)
+        except ProxyError as error:
+            if error.kind == "context_length":
+                self._note_too_long()
+            raise
+        if placed.prompt.key not in self._in_flight and self._unread(placed.prompt.key) is None:
+            self._require_room(placed.prompt)
+        arrival.placed = placed
+        return request
 
-    async def answer(self, request: Request, prompt: Prompt) -> Reply:
-        """What the policy says at a prompt. Raises `ProxyError` where the engine fails.
+    async def count(self, arrival: Arrival, body: bytes) -> int:
+        """How many tokens a request's prompt has. Raises `ProxyError`."""
+        request = await self._read(arrival, body)
+        self._require_open()
+        return (await self._placed(request)).prompt.node.end
 
-        A request that is repeated while it is being answered, or after an answer that did not reach the client, is a
-        retry: it gets the same answer. The sampling is cancelled when all who wait for it are.
+    async def answer(self, arrival: Arrival) -> Answer:
+        """What the policy says to a request that was placed. Raises `ProxyError` where the engine fails.
+
+        A request that is repeated while it is being answered, or after an answer that was not read, is a retry: it gets
+        the same answer. The sampling is cancelled when all who wait for it are.
         """
-        if prompt in self._undelivered:
-            return self._undelivered[prompt]
-        if prompt not in self._in_flight:
-            self._require_room(prompt)
-            self._in_flight[prompt] = _InFlight(asyncio.ensure_future(self._speak(request, prompt)))
-        sampling = self._in_flight[prompt]
+        placed = arrival.placed
+        assert placed is not None, "the request was not placed"
+        key = placed.prompt.key
+        unread = self._unread(key)
+        if unread is not None:
+            unread.give_again()
+            return unread
+        if key not in self._in_flight:
+            self._require_room(placed.prompt)
+            self._in_flight[key] = _InFlight(asyncio.ensure_future(self._speak(arrival, placed)))
+        sampling = self._in_flight[key]
         sampling.waiters += 1
         try:
             return await asyncio.shield(sampling.task)
         except EngineError as error:
             self.failure = error
             raise ProxyError("engine", str(error)) from error
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            raise
         finally:
             sampling.waiters -= 1
             if not sampling.waiters:
                 sampling.task.cancel()
-                if self._in_flight.get(prompt) is sampling:
-                    del self._in_flight[prompt]
-
-    def delivered(self, prompt: Prompt) -> None:
-        """The client has the answer. If it asks the same again, it gets another."""
-        self._undelivered.pop(prompt, None)
-
-    @property
-    def executed(self) -> int:
-        """How many of the policy's calls have had a result."""
-        return len(self.answered & self.tree.calls)
+                if self._in_flight.get(key) is sampling:
+                    del self._in_flight[key]
 
     def history(self) -> dict[str, Any]:
         """The record as plain JSON types: the training sequences so far, the calls and their outcomes."""
@@ -145,40 +245,109 @@ class ProxySession:
     def forget(self) -> None:
         """Clear the record. What the client still holds of it counts as context from now on."""
         self.session.clear()
-        self.tree = ConversationTree(self.session, self.policy.templates)
-        self._undelivered.clear()
+        self.executed = 0
+        self._forget()
 
     def close(self) -> None:
-        """Cancel the sampling in flight, and answer no further request."""
+        """Cancel the sampling in flight, and answer no further request. A turn that nobody saw is not trained: nothing
+        that came after it was caused by it.
+        """
         for sampling in self._in_flight.values():
             sampling.task.cancel()
+        for answer in self._answers.values():
+            if not answer.begun:
+                self.session.leave_out(answer.turn.node)
         self._closed = True
 
+    def _unread(self, key: Key) -> Answer | None:
+        answer = self._answers.get(key)
+        return answer if answer is not None and answer.is_unread else None
+
+    async def _read(self, arrival: Arrival, body: bytes) -> Request:
+        reader = self._reader(arrival.wire)
+        arrival.body = reader.look(body)
+        if self._is_inline(arrival.body.news):
+            return reader.parse(arrival.body)
+        return await self._in_thread(reader.parse, arrival.body)
+
+    async def _placed(self, request: Request) -> Placement:
+        start = self.tree.start(request)
+        if start.prompt is None and len(orjson.dumps(request.tools)) > MOST_TOOL_BYTES:
+            raise ProxyError("too_large", f"tools: {MOST_TOOL_BYTES} bytes are allowed")
+        new, known = _characters(request, start), start.prompt.node.end if start.prompt else 0
+        if new > MOST_CHARACTERS:
+            raise ProxyError("too_large", f"{new} new characters in one request, {MOST_CHARACTERS} are allowed")
+        least = known + new // _CHARACTERS_OF_TOKEN
+        if least > self.policy.max_context:
+            raise self._too_long_for(f"at least {least}")
+        work = new + _CHARACTERS_OF_MESSAGE * len(start.rest)
+        if self._is_inline(work) and self.tree.is_proven(request, start):
+            return self.tree.place(request, start)
+        return await self._in_thread(self.tree.place, request, start)
+
+    def _is_inline(self, size: int) -> bool:
+        return size <= INLINE_BYTES and self._at_once <= INLINE_AT_ONCE
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """One of a session at a time, also of those whose client has gone: a thread can't be cancelled."""
+        await self._heavy.acquire()
+        working = asyncio.get_running_loop().run_in_executor(self.policy.threads, partial(work, *arguments))
+        working.add_done_callback(self._worked)
+        return await asyncio.shield(working)
+
+    def _worked(self, working: asyncio.Future[Any]) -> None:
+        self._heavy.release()
+        if not working.cancelled():
+            working.exception()  # was seen: its client may have gone
+
+    def _reader(self, wire: Wire) -> GrowingReader:
+        return self._readers.setdefault(wire, GrowingReader(wire))
+
     def _note_results(self, request: Request) -> None:
+        """Also of a request that is refused: the client has run these calls."""
         for message in reversed(request.messages):
-            if message.role == "tool":
-                if message.call_id in self.answered:
-                    return  # and so are those before it
-                self.answered.add(message.call_id)
+            if not self._awaited:
+                break
+            if message.role == "tool" and message.call_id in self._awaited:
+                self._awaited.discard(message.call_id)
+                self.executed += 1
+
+    def _require_open(self) -> None:
+        if self.abandoned >= MOST_ABANDONED:
+            self.ended = self.ended or StopReason.GAVE_UP
+        if self._closed or self.ended is not None:
+            raise ProxyError("not_found", f"this session has ended: {self.ended or 'its agent is gone'}")
 
     def _require_room(self, prompt: Prompt) -> None:
         """For one more turn, and for a reply to this prompt."""
         if self.statistics.turns + len(self._in_flight) >= self.policy.max_turns:
             self.ended = StopReason.MAX_TURNS
             raise ProxyError("not_found", f"this session has had its {self.policy.max_turns} model calls")
-        most = self.policy.max_context - MIN_REPLY
-        if prompt.node.end > most:
-            self.full = True
-            self._too_long += 1
-            if self._too_long == MAX_TOO_LONG:
-                self.ended = StopReason.CONTEXT_FULL
-            raise ProxyError("context_length", f"prompt is too long: {prompt.node.end} tokens > {most} maximum")
+        if prompt.node.end > self.policy.max_context - MIN_REPLY:
+            self._note_too_long()
+            raise self._too_long_for(f"{prompt.node.end}")
 
-    async def _speak(self, request: Request, prompt: Prompt) -> Reply:
+    def _note_too_long(self) -> None:
+        self.full = True
+        self._too_long += 1
+        if self._too_long == MAX_TOO_LONG:
+            self.ended = StopReason.CONTEXT_FULL
+
+    def _too_long_for(self, tokens: str) -> ProxyError:
+        most = self.policy.max_context - MIN_REPLY
+        return ProxyError("context_length", f"prompt is too long: {tokens} tokens > {most} maximum")
+
+    async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
+        request, prompt, tree = placed.request, placed.prompt, self.tree
         generation = await self._sample(request, prompt)
         said, finish = self._parse(request, generation)
-        self.tree.record(prompt, said, generation, train=not self.side_call(request))
-        self._undelivered[prompt] = Reply(
+        if self.tree is not tree:  # the record was cleared meanwhile
+            placed = self.tree.place(request)
+        turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
+        if arrival.body is not None:
+            self._reader(arrival.wire).keep(arrival.body, request)
+        self._forget_answer(turn.at.after)
+        reply = Reply(
             id=secrets.token_hex(ID_BYTES),
             model=self.policy.model,
             text=said.text,
@@ -189,7 +358,13 @@ class ProxySession:
             cached_tokens=generation.cached_tokens,
             created=int(time.time()),
         )
-        return self._undelivered[prompt]
+        answer = self._answers[prompt.key] = Answer(reply, turn)
+        return answer
+
+    def _forget_answer(self, turn: Turn | None) -> None:
+        """The client has gone on from this turn, so that it has seen it."""
+        if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
+            del self._answers[turn.at.key]
 
     async def _sample(self, request: Request, prompt: Prompt) -> Generation:
         params = self._params(request, prompt)
@@ -215,36 +390,59 @@ class ProxySession:
     def _parse(
         self, request: Request, generation: Generation
     ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
+        """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
+        gets plain text.
+        """
         text = self.policy.templates.decode(generation.tokens)
+        cut = generation.finish_reason == "length"
         parsed = parse(text, self.policy.tool_format)
-        self.statistics.malformed_calls += parsed.error is not None
-        if not parsed.calls:
-            return Message("assistant", text), "length" if generation.finish_reason == "length" else "stop"
-        calls = tuple(
-            MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", call.name, arguments_json(call, request.tools))
-            for call in parsed.calls
-        )
-        self.statistics.tool_calls.update(call.name for call in calls)
-        return Message("assistant", parsed.text_before.strip(), calls), "tool_calls"
+        if not parsed.written or not request.tools:
+            return Message("assistant", text), "length" if cut else "stop"
+        self.statistics.malformed_calls += sum(isinstance(call, MalformedCall) for call in parsed.written)
+        calls = tuple(message_call(call, request.tools) for call in parsed.written)
+        pairs = zip(parsed.written, calls, strict=True)
+        well_formed = [given for call, given in pairs if isinstance(call, ToolCall)]
+        self.statistics.tool_calls.update(call.name for call in well_formed)
+        self._awaited |= {call.id for call in well_formed}
+        cut = cut and isinstance(parsed.written[-1], MalformedCall)
+        return Message("assistant", parsed.text_before.strip(), calls), "length" if cut else "tool_calls"
 
 
 @dataclass(eq=False)
 class _InFlight:
     """A reply being sampled, and how many wait for it."""
 
-    task: asyncio.Task[Reply]
+    task: asyncio.Task[Answer]
     waiters: int = 0
 
 
-def arguments_json(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> str:
+def _characters(request: Request, start: Start) -> int:
+    """Of a request, those that have to be looked at to place it."""
+    texts = sum(len(one.text) + sum(len(call.arguments) for call in one.calls) for one in start.rest)
+    return texts + (0 if start.prompt else len(orjson.dumps(request.tools)))
+
+
+def message_call(call: ToolCall | MalformedCall, tools: Sequence[Mapping[str, Any]]) -> MessageCall:
+    """A call as clients get it, under an id of ours.
+
+    Arguments that can't be read are the text that the policy wrote. A call without a name is named `UNNAMED`: no client
+    has such a tool, and some drop a call that has no name.
+    """
+    name = call.name.encode("utf-8", "replace").decode() or UNNAMED  # JSON can spell half a surrogate pair
+    written = call.arguments
+    arguments = written if isinstance(written, str) else arguments_json(name, written, tools)
+    return MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", name, arguments)
+
+
+def arguments_json(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
     """The arguments of a call as JSON text, with the types that the tool's schema names.
 
     If the model's format has only text (Qwen3-Coder's), values of other types than text are read as JSON.
     """
     known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    properties = known.get(call.name, {}).get("properties")
+    properties = known.get(name, {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
-    values = {name: _typed(value, properties.get(name)) for name, value in call.arguments.items()}
+    values = {key: _typed(value, properties.get(key)) for key, value in arguments.items()}
     try:
         return orjson.dumps(values).decode()
     except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits

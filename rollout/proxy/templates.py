@@ -4,7 +4,6 @@ tools.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,8 @@ from slime_swe.rollout.chat.tool_formats import ToolCall
 from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
 
-_REMEMBERED = 32  # lists of tools
+_REMEMBERED = 16  # lists of tools, of at most so many bytes of JSON
+_REMEMBERED_BYTES = 128 << 10
 _TOOL = {
     "type": "function",
     "function": {
@@ -36,17 +36,23 @@ class Templates:
         self._render = tool_format_of(tool_format).render
         self._usual = ChatTemplate(tokenizer, [_TOOL])
         self._usual.prove()
-        self._known: OrderedDict[bytes, ChatTemplate] = OrderedDict()
+        self._known: dict[bytes, ChatTemplate] = {}
 
     def of(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """Raises `TemplateError`."""
+        """Several threads may ask. Raises `TemplateError`."""
         key = orjson.dumps(tools)
-        if key not in self._known:
-            self._known[key] = self._usual.with_tools(tools)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
+        template = self._known.get(key)
+        if template is None:
+            template = self._usual.with_tools(tools)
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            if len(key) <= _REMEMBERED_BYTES:
+                self._known[key] = template
+        return template
+
+    def known(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate | None:
+        """The template, where it is at hand."""
+        return self._known.get(orjson.dumps(tools))
 
     @property
     def stop_token_ids(self) -> list[int]:

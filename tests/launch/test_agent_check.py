@@ -22,7 +22,6 @@ from slime_swe.rollout.agents.base import AGENTS
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, Request
-from slime_swe.rollout.proxy.sessions import ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, _joined
 from slime_swe.rollout.scripted import Sampled
@@ -73,14 +72,14 @@ def checked() -> Callable[[str], Report]:
     def get(name: str) -> Report:
         if name not in reports:
             placed = requests.setdefault(name, [])
-            usual = ProxySession.place
+            usual = ConversationTree.place
 
-            def place(self, request):
+            def place(self, request, start=None):
                 placed.append(request)
-                return usual(self, request)
+                return usual(self, request, start)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ProxySession, "place", place)
+                patch.setattr(ConversationTree, "place", place)
                 try:
                     reports[name] = asyncio.run(check_agent(name, str(SEED), "overlay"))
                 except UserError as error:

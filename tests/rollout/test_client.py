@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import socket
 import time
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from slime_swe.rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
 from slime_swe.rollout.scripted import serve
 
+EXPERTS = base64.b64encode(bytes(range(64))).decode()  # four of each of four tokens
 PARAMS = {"max_new_tokens": 8, "temperature": 1.0}
 
 
@@ -85,12 +87,12 @@ def client(url, **options) -> EngineClient:
 
 
 async def test_a_reply_is_read_and_the_request_is_sglang_s():
-    handle = answers(body(reply(routed_experts="AAAA")))
+    handle = answers(body(reply(routed_experts=EXPERTS)))
     async with serve(handle) as url, client(url) as engine:
         generation = await engine.generate([1, 2, 3], PARAMS, routed_experts=True)
     assert (generation.tokens, generation.log_probs) == ([5, 6], [-0.5, -1.5])
     assert (generation.finish_reason, generation.weight_version) == ("stop", "4")
-    assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, "AAAA")
+    assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, EXPERTS)
     assert handle.asked == [
         {"input_ids": [1, 2, 3], "sampling_params": PARAMS, "return_logprob": True, "return_routed_experts": True}
     ]
@@ -208,21 +210,40 @@ def changed(**meta) -> dict:
         ({"meta_info": None}, "lacks a field"),
         ({"meta_info": {"finish_reason": None}}, "lacks a field"),
         ({"meta_info": {"finish_reason": "stop"}}, "lacks a field"),
-        ({"meta_info": {"finish_reason": {"type": "stop"}}}, "lacks a field"),
+        ({"meta_info": {"finish_reason": {"type": "stop"}}}, "0 tokens where 1 to 8"),
+        ({"meta_info": {"finish_reason": {"type": "length"}}}, "0 tokens where 1 to 8"),
         (changed(output_token_logprobs=[[-0.5]]), "lacks a field"),
+        (changed(output_token_logprobs=[[-0.5, 5, None, 1]]), "lacks a field"),
+        (changed(output_token_logprobs=[[-0.5, 5.5, None], [-0.5, 6, None]]), "lacks a field"),
+        (changed(output_token_logprobs={"0": [-0.5, 5, None]}), "lacks a field"),
         (changed(output_token_logprobs=[]), "0 tokens where 1 to 8"),
         (changed(output_token_logprobs=[[-0.5, 5, None]]), "output_ids are not the 1 tokens"),
         (changed(completion_tokens=3), "completion_tokens is 3 for 2 tokens"),
-        (reply(log_probs=(None, -1.0)), "a log-probability"),
-        (reply(log_probs=("-1", -1.0)), "a log-probability"),
+        (changed(completion_tokens="2"), "lacks a field"),
+        (changed(completion_tokens=None), "lacks a field"),
+        (reply(log_probs=(None, -1.0)), "lacks a field"),
+        (reply(log_probs=("-1", -1.0)), "lacks a field"),
+        (reply(log_probs=(True, -1.0)), "lacks a field"),
+        (reply(log_probs=(-1e308, -1.0)), "a log-probability is not between -1000 and 0"),
+        (reply(log_probs=(-1001, -1.0)), "a log-probability"),
         (reply(log_probs=(0.5, -1.0)), "a log-probability"),
         (reply(tokens=(-1, 5)), "a token id"),
-        (reply(tokens=(True, 5)), "a token id"),
-        (reply(tokens=("5", 5)), "a token id"),
+        (reply(tokens=(True, 5)), "lacks a field"),
+        (reply(tokens=("5", 5)), "lacks a field"),
+        (reply(tokens=(1 << 62, 5)), "outside the vocabulary"),
         (reply(tokens=(1 << 31, 5)), "token id 2147483648 is outside the vocabulary"),
         (reply(tokens=range(9), log_probs=[-1.0] * 9), "9 tokens where 1 to 8"),
-        (reply(kind="tired"), "finish reason 'tired'"),
-        ({**reply(), "output_ids": None}, "output_ids are not"),
+        (reply(kind="tired"), "lacks a field or has it wrong: Invalid enum value 'tired'"),
+        ({**reply(), "output_ids": None}, "lacks a field"),
+        ({**reply(), "output_ids": [5, 7]}, "output_ids are not"),
+        (changed(weight_version=[1]), "lacks a field"),
+        (changed(weight_version=1.5), "lacks a field"),
+        (changed(weight_version=True), "lacks a field"),
+        (changed(prompt_tokens=-1), "lacks a field"),
+        (changed(cached_tokens="2"), "lacks a field"),
+        (changed(routed_experts=5), "lacks a field"),
+        (changed(routed_experts=["AAAA"]), "lacks a field"),
+        (changed(finish_reason={"type": "stop", "message": 5}), "lacks a field"),
     ],
 )
 def test_a_reply_that_makes_no_sense(answer, message):
@@ -230,9 +251,56 @@ def test_a_reply_that_makes_no_sense(answer, message):
         parse_reply(orjson.dumps(answer), 8)
 
 
-def test_nan_is_refused():
-    with pytest.raises(EngineError, match="not JSON"):
-        parse_reply(orjson.dumps(reply()).replace(b"-1.5", b"NaN"), 8)
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"-1e999", b"1e999", b"-0x1", b"9" * 400])
+def test_what_is_no_number_of_json_is_refused(number):
+    with pytest.raises(EngineError):
+        parse_reply(orjson.dumps(reply()).replace(b"-1.5", number), 8)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused():
+    assert parse_reply(orjson.dumps(reply()), 8, vocabulary=7).tokens == [5, 6]
+    with pytest.raises(EngineError, match="token id 6 is outside the vocabulary of 6"):
+        parse_reply(orjson.dumps(reply()), 8, vocabulary=6)
+
+
+def test_no_more_tokens_are_cached_than_the_prompt_has():
+    assert parse_reply(orjson.dumps(reply(cached_tokens=9)), 8).cached_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("routed", "message"),
+    [
+        (None, "which were asked for"),
+        ("", "have 0 bytes"),
+        ("AAA", "not base64"),
+        ("AA AA", "not base64"),
+        ("ünï", "not base64"),
+        (base64.b64encode(bytes(60)).decode(), "have 60 bytes, no int32 of 4 tokens with as many"),
+        (base64.b64encode(bytes(20)).decode(), "have 20 bytes"),
+    ],
+)
+async def test_routed_experts_of_another_shape_are_refused(routed, message):
+    async with serve(answers(body(reply(routed_experts=routed)))) as url, client(url) as engine:
+        for ids in ([1, 2, 3], [b"1,2,", b"3,"]):
+            with pytest.raises(EngineError, match=message):
+                await engine.generate(ids, PARAMS, routed_experts=True)
+        assert (await engine.generate([1, 2, 3], PARAMS)).routed_experts is None
+
+
+async def test_routed_experts_are_those_of_all_layers():
+    async with serve(answers(body(reply(routed_experts=EXPERTS)))) as url:
+        async with client(url, experts_per_token=4) as engine:
+            assert (await engine.generate([1, 2, 3], PARAMS, routed_experts=True)).routed_experts == EXPERTS
+        async with client(url, experts_per_token=2) as engine:
+            with pytest.raises(EngineError, match="have 64 bytes, no int32 of 4 tokens with 2 experts each"):
+                await engine.generate([1, 2, 3], PARAMS, routed_experts=True)
+
+
+def test_a_long_reply_is_read_soon():
+    body = orjson.dumps(reply(range(8192), [-1.0] * 8192))
+    started = time.process_time()
+    parse_reply(body, 8192)
+    assert time.process_time() - started < 0.05
 
 
 JSON = st.recursive(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from time import thread_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import MAX_TURN, MOST_CALLS, TOOL_FORMATS, MalformedCall, ToolCall, parse
 
 
 def hermes(name: str, **arguments) -> str:
@@ -55,6 +56,7 @@ def test_calls_before_a_malformed_one_are_kept(format):
     turn = parse(f"{write('view', path='a')}<tool_call>oops</tool_call>{write('submit')}", format)
     assert turn.calls == [ToolCall("view", {"path": "a"})]
     assert turn.error
+    assert turn.written == [turn.calls[0], MalformedCall("", "oops", turn.error), ToolCall("submit", {})]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,89 @@ def test_malformed_qwen3_coder(text, error):
     turn = parse(text, "qwen3_coder")
     assert turn.calls == []
     assert error in turn.error
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ("<tool_call>", "", ""),
+        ('<tool_call>{"na', "", '{"na'),
+        ('<tool_call>\n{"name": "a", "argu', "a", ', "argu'),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": "1', "a", '{"x": "1'),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": "f() {}', "a", '{"x": "f() {}'),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": "1}}\n</tool_call>', "a", '{"x": "1}'),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": 1,}}\n</tool_call>', "a", '{"x": 1,}'),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": NaN}}\n</tool_call>', "a", '{"x": NaN}'),
+        ('<tool_call>\n{"name": "a", "arguments": "{}"}\n</tool_call>', "a", '"{}"'),
+        ('<tool_call>\n{"name": "a", "arguments": [1]}\n</tool_call>', "a", "[1]"),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": 1}\n</tool_call>', "a", {"x": 1}),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": 1}}}\n</tool_call>', "a", {"x": 1}),
+        ('<tool_call>\n{"name": "a" "arguments": {"x": 1}}\n</tool_call>', "a", {"x": 1}),
+        ('<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n', "a", {"x": 1}),
+        ('<tool_call>\n{"name": "\\u00e4", "arguments": {"x": 1}\n</tool_call>', "ä", {"x": 1}),
+        ('<tool_call>\n{"arguments": {"name": "x"}}\n</tool_call>', "", '{"arguments": {"name": "x"}}'),
+        ('<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>', "", '{"name": 3, "arguments": {}}'),
+        ('I look.\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', "a", {"x": 1}),
+        ("words </tool_call>", "", "words"),
+    ],
+)
+def test_what_can_be_read_of_a_malformed_hermes_call(text, name, arguments):
+    (call,) = parse(text, "hermes").written
+    assert (call.name, call.arguments) == (name, arguments)
+    assert call.error
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ("<tool_call>", "", ""),
+        ("<tool_call></tool_call>", "", ""),
+        ("<tool_call>\n<function=bash", "", "<function=bash"),
+        ("<function=>\n</function>", "", "<function=>"),
+        ("<tool_call>\n<function=bash>\n<parameter=x>\nls", "bash", "<parameter=x>\nls"),
+        ("<tool_call>\n<function=bash>\nls\n</function>\n</tool_call>", "bash", "ls"),
+        ("<function=bash>\n<parameter=x>\nls\n</function>", "bash", "<parameter=x>\nls"),
+        ("<tool_call>\n<function=bash>\n<parameter=x>\nls\n</parameter>\n</function>", "bash", {"x": "ls"}),
+        ("ls\n<parameter=x>\n1\n</parameter>\n</function>", "", "<parameter=x>\n1\n</parameter>"),
+        ("words </function>", "", "words"),
+    ],
+)
+def test_what_can_be_read_of_a_malformed_qwen3_coder_call(text, name, arguments):
+    (call,) = parse(text, "qwen3_coder").written
+    assert (call.name, call.arguments) == (name, arguments)
+    assert call.error
+
+
+def test_calls_around_a_malformed_one_are_read(format):
+    write = WRITERS[format]
+    for broken in ("<tool_call>", "<tool_call>\n{", "<tool_call>\n<function=b>\n<parameter=c>\n"):
+        turn = parse(f"{write('view', path='a')}\n{broken}\n{write('submit')}", format)
+        assert [type(call) for call in turn.written] == [ToolCall, MalformedCall, ToolCall]
+        assert turn.written[2] == ToolCall("submit", {})
+
+
+def test_a_turn_has_a_bounded_number_of_calls(format):
+    for piece in ("<tool_call>", "<function=a>", "<function=a><parameter=b>", '<tool_call>{"name": "', "</tool_call>"):
+        assert len(parse(piece * 8_000, format).written) <= MOST_CALLS
+
+
+FILLINGS = [
+    "<tool_call>", "<function=a></function>", '<tool_call>{"name": "a"}</tool_call>', "</tool_call>", "<", " ", "\n",
+    "<parameter=b>", "<tool_call><function=a></function></tool_call>", "<function=", "x", "[", '{"a":', "1,", '"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["", "<tool_call>", "<tool_call>[", "<function=a>", "<function=a><parameter=b>"])
+def test_any_turn_is_parsed_within_50_ms(format, start: str):
+    for filling in FILLINGS:
+        for size in (MAX_TURN - len(start), 8 << 20):
+            text = start + filling * (size // len(filling))
+            seconds = []
+            for _ in range(2):  # the better of two, for a busy machine
+                begun = thread_time()
+                parse(text, format)
+                seconds.append(thread_time() - begun)
+            assert min(seconds) < 0.05, (filling, size)
 
 
 def test_hermes_closing_tag_inside_a_string_belongs_to_the_string():

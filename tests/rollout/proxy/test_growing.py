@@ -74,13 +74,20 @@ def bodies(name: str, chance: random.Random) -> list[bytes]:
     return made
 
 
+def read(reader: GrowingReader, body: bytes) -> Any:
+    seen = reader.look(body)
+    request = reader.parse(seen)
+    reader.keep(seen, request)
+    return request
+
+
 @pytest.mark.parametrize("name", WIRES)
 def test_it_reads_what_the_whole_body_says(name):
     wire = WIRES[name][0]
     for seed in range(60):
         reader = GrowingReader(wire)
         for body in bodies(name, random.Random(seed)):
-            assert reader.parse(body) == wire.parse(body)
+            assert read(reader, body) == wire.parse(body)
 
 
 @pytest.mark.parametrize("name", WIRES)
@@ -91,7 +98,7 @@ def test_of_a_client_that_only_appends_no_more_than_the_news_is_parsed(name, mon
     monkeypatch.setattr(type(wire), "parse", lambda self, body: (parsed.append(len(body)), usual(self, body))[1])
     reader, messages = GrowingReader(wire), [{"role": "user", "content": "Fix it. " * 1000}]
     for _ in range(10):
-        reader.parse(json.dumps({"model": "m", key: messages, **more}).encode())
+        read(reader, json.dumps({"model": "m", key: messages, **more}).encode())
         messages = [*messages, *turns[0], {"role": "user", "content": "Go on."}]
     assert len(parsed) == 10
     assert all(size < 1000 for size in parsed[2:])
@@ -102,7 +109,7 @@ def test_a_body_that_ends_wrongly_is_refused_as_ever(name):
     wire, key, more, turns = WIRES[name]
     messages, reader = [{"role": "user", "content": "Fix it."}], GrowingReader(wire)
     for _ in range(3):
-        reader.parse(json.dumps({"model": "m", key: messages, **more}).encode())
+        read(reader, json.dumps({"model": "m", key: messages, **more}).encode())
         messages = [*messages, *turns[0], {"role": "user", "content": "Go on."}]
     wrong = [*messages, {"role": "wrong", "content": 3}]
     for body in (
@@ -112,7 +119,7 @@ def test_a_body_that_ends_wrongly_is_refused_as_ever(name):
         with pytest.raises(ProxyError) as whole:
             wire.parse(body.encode())
         with pytest.raises(ProxyError) as grown:
-            reader.parse(body.encode())
+            read(reader, body.encode())
         assert grown.value.message == whole.value.message
     sound = json.dumps({"model": "m", key: messages, **more}).encode()
-    assert reader.parse(sound) == wire.parse(sound)
+    assert read(reader, sound) == wire.parse(sound)

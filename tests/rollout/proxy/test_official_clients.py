@@ -12,11 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
+from tests.rollout.support import END, PARAMS
 
+from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.episode import EpisodeStatistics
 from slime_swe.rollout.proxy.anthropic import UNPARSED, AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply
 from slime_swe.rollout.proxy.responses import Responses
+from slime_swe.rollout.proxy.server import open_proxy
+from slime_swe.rollout.proxy.sessions import Policy, ProxySession
+from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.session import Session
 
 openai = pytest.importorskip("openai")  # of the `dev` extra
 anthropic = pytest.importorskip("anthropic")
@@ -34,7 +41,7 @@ class Chat:
 
     def __init__(self, stage: Stage) -> None:
         http = openai.DefaultAsyncHttpxClient(verify=False)  # certificates take 0.1 s to load
-        self.client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="k", max_retries=0, http_client=http)
+        self.client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=stage.key, max_retries=0, http_client=http)
         self.messages: list[Any] = [ASKED]
 
     async def ask(self, stream: bool) -> Any:
@@ -64,7 +71,7 @@ class Claude:
 
     def __init__(self, stage: Stage) -> None:
         http = anthropic.DefaultAsyncHttpxClient(verify=False)
-        self.client = anthropic.AsyncAnthropic(base_url=stage.url, api_key="k", max_retries=0, http_client=http)
+        self.client = anthropic.AsyncAnthropic(base_url=stage.url, api_key=stage.key, max_retries=0, http_client=http)
         self.messages: list[Any] = [ASKED]
 
     async def ask(self, stream: bool) -> Any:
@@ -95,7 +102,7 @@ class Codex:
 
     def __init__(self, stage: Stage) -> None:
         http = openai.DefaultAsyncHttpxClient(verify=False)  # certificates take 0.1 s to load
-        self.client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="k", max_retries=0, http_client=http)
+        self.client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=stage.key, max_retries=0, http_client=http)
         self.messages: list[Any] = [ASKED]
 
     async def ask(self, stream: bool) -> Any:
@@ -243,6 +250,75 @@ async def test_a_malformed_call_reaches_anthropics_client_as_an_object(stream) -
     assert message.content[0].input == {UNPARSED: {"raw": '{"path": "a', "len": 11}}
 
 
+BAD = '<tool_call>\n{"name": "view", "arguments": {"path": "a}}\n</tool_call>'
+GOOD = '<tool_call>\n{"name": "view", "arguments": {"path": "b"}}\n</tool_call>'
+MALFORMED = {  # what the policy says, and the calls that its client has to get
+    "broken arguments": (f"I look.\n{BAD}", [("view", '{"path": "a}')]),
+    "arguments of another type": (BAD.replace('{"path": "a}', '"path a"'), [("view", '"path a"')]),
+    "an unknown name": (GOOD.replace("view", "frob"), [("frob", '{"path":"b"}')]),
+    "no name": ('<tool_call>\n{"tool":"view"}\n</tool_call>', [("unnamed_tool", '{"tool":"view"}')]),
+    "a brace too few": (GOOD.replace("}}", "}"), [("view", '{"path":"b"}')]),
+    "one of two": (f"{BAD}\n{GOOD}", [("view", '{"path": "a}'), ("view", '{"path":"b"}')]),
+    "the other of two": (f"{GOOD}\n{BAD}", [("view", '{"path":"b"}'), ("view", '{"path": "a}')]),
+    "cut at its limit": ("I look.\n" + GOOD.replace("b", "b" * 999), [("view", '{"path": "' + "b" * 9)]),
+}
+
+
+@pytest.fixture(scope="module")
+def templates(tokenizer) -> Templates:
+    return Templates(tokenizer, "hermes")
+
+
+def calls_seen(kind: Any, reply: Any) -> list[tuple[str, str]]:
+    """Name and arguments of each call, as the client has them."""
+    if kind is Chat:
+        given = reply.choices[0].message.tool_calls
+        return [(call.function.name, call.function.arguments) for call in given]
+    if kind is Codex:
+        return [(item.name, item.arguments) for item in reply.output if item.type == "function_call"]
+    blocks = [block for block in reply.content if block.type == "tool_use"]
+    kept = [block.input.get(UNPARSED) for block in blocks]
+    return [
+        (block.name, raw["raw"] if raw else orjson.dumps(block.input).decode())
+        for block, raw in zip(blocks, kept, strict=True)
+    ]
+
+
+def ending(kind: Any, reply: Any) -> str:
+    if kind is Chat:
+        return str(reply.choices[0].finish_reason)
+    return str(reply.stop_reason if kind is Claude else reply.status)
+
+
+ENDINGS = {Chat: ("tool_calls", "length"), Claude: ("tool_use", "max_tokens"), Codex: ("completed", "incomplete")}
+
+
+@every_client
+@streamed_or_not
+@pytest.mark.parametrize("shape", MALFORMED)
+async def test_a_malformed_call_reaches_the_client_as_a_call_and_its_echo_is_the_turn(
+    kind, stream, shape, templates, scripted
+) -> None:
+    said, calls = MALFORMED[shape]
+    async with scripted(said + END, "Done." + END) as engine, EngineClient(engine.url) as asked, open_proxy() as proxy:
+        policy = Policy(asked, templates, "hermes", max_context=4096, max_turns=9)
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        async with proxy.serve(session) as path:
+            client = kind(Stage(kind.wire, f"{proxy.url}{path}", session.key))
+            async with client.client:
+                reply = await client.say(stream)
+                await client.say(stream)
+        cut = shape == "cut at its limit"
+        seen = calls_seen(kind, reply)
+        assert [(name, arguments[: len(calls[0][1])] if cut else arguments) for name, arguments in seen] == calls
+        assert ending(kind, reply) == ENDINGS[kind][cut]
+        (segment,) = session.session.segments()  # no fork
+        shown = engine.requests[1]["input_ids"]
+        assert segment.tokens[: len(shown)] == shown
+        assert sum(segment.loss_mask) == sum(len(turn.tokens) for turn in engine.sampled)
+        assert session.tree.unmatched == session.tree.edited == []
+
+
 @streamed_or_not
 async def test_a_custom_tool_is_called_by_its_input(stream) -> None:
     reply = make_reply("", MessageCall("call_1", "patch", '{"input":"*** Begin\\n🙂"}'))
@@ -259,7 +335,15 @@ async def test_a_custom_tool_is_called_by_its_input(stream) -> None:
 @every_client
 @streamed_or_not
 @pytest.mark.parametrize(
-    ("problem", "status"), [("invalid_request", 400), ("authentication", 401), ("not_found", 404), ("engine", 503)]
+    ("problem", "status"),
+    [
+        ("invalid_request", 400),
+        ("authentication", 401),
+        ("not_found", 404),
+        ("too_large", 413),
+        ("too_many", 429),
+        ("engine", 503),
+    ],
 )
 async def test_an_error_before_a_reply_is_the_clients_own(kind, stream, problem, status) -> None:
     async with talking(kind, ProxyError(problem, "what is wrong")) as (_, client):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -19,11 +20,11 @@ from tests.rollout.support import END, PARAMS, call
 
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.proxy import server
+from slime_swe.rollout.proxy import server, sessions
 from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.scripted import ScriptedEngine, scripted_engine, serve
+from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine, serve
 from slime_swe.rollout.session import Session
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -190,6 +191,31 @@ async def test_a_client_that_goes_away_ends_the_sampling(templates):
         assert one.session.session.segments() == ()
 
 
+async def test_a_request_that_got_no_reply_leaves_nothing_behind(templates, tokenizer):
+    """Neither an abandoned one nor a refused one makes a leaf, which would take the turns before it."""
+    begun = asyncio.Event()
+    async with scripted_engine(tokenizer, by_turn(LOOK, "Done." + END)) as engine:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if "never" in tokenizer.decode(orjson.loads(await request.read())["input_ids"]):
+                begun.set()
+                await asyncio.sleep(60)
+            return await engine.handle(request)
+
+        async with serve(answer) as url, opened(templates, url) as one:
+            _, reply = await one.post(chat())
+            said = reply["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a.py"}
+            asking = asyncio.ensure_future(one.post(chat(said, {**result, "content": "never"})))
+            await asyncio.wait_for(begun.wait(), 5)
+            asking.cancel()
+            status, _ = await one.post(chat(said, {**result, "content": "long " * 9000}))
+            assert status == 400
+            await one.post(chat(said, result))
+            (segment,) = (await one.record())["segments"]
+            assert sum(segment["loss_mask"]) == sum(len(turn.tokens) for turn in engine.sampled)
+
+
 async def test_a_stream_that_was_cut_is_sent_again_and_sampled_once(client, monkeypatch):
     async with client(LOOK) as (one, engine):
         whole, gone = server._waiting, asyncio.Event()
@@ -204,7 +230,7 @@ async def test_a_stream_that_was_cut_is_sent_again_and_sampled_once(client, monk
 
         monkeypatch.setattr(server, "_waiting", slow)
         asking = asyncio.ensure_future(one.stream(chat(stream=True)))
-        while not one.session._undelivered:
+        while not one.session._answers:
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait_for(gone.wait(), 5)
@@ -311,8 +337,74 @@ async def test_malformed_requests_are_refused_with_a_message_and_never_a_500(cli
                     assert (await response.json())["error"]["message"]
 
 
+NO_HTTP = [
+    b"GARBAGE\r\n\r\n",
+    b"\x16\x03\x01\x00\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"GET / HTTP/1.1\r\nA" + b"b" * 9000 + b": 1\r\n\r\n",
+    b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"%s\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+    b"%s\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"%s\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}xxxy\r\n0\r\n\r\n",
+]
+
+
+async def test_what_is_no_http_is_one_line_of_log(client, caplog):
+    async with client(LOOK) as (one, _):
+        port = int(one.proxy.url.rpartition(":")[2])
+        head = f"POST {one.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.session.key}".encode()
+        for sent in NO_HTTP:
+            caplog.clear()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent.replace(b"%s", head))
+            answer = await asyncio.wait_for(reader.read(100), 5)
+            assert answer.split()[1] == b"400", (sent, answer)
+            writer.close()
+            await writer.wait_closed()
+            lines = [record for record in caplog.records if record.levelname != "DEBUG"]
+            assert len(lines) <= 1
+            assert all(line.exc_info is None and "\n" not in line.getMessage() for line in lines)
+        assert one.proxy._connections.keys() <= {*one.proxy._runner.server.connections}
+        assert (await one.post(chat()))[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_was_left_in_the_buffers_of_a_client_that_closed_is_given_again(client, stream):
+    """Sampled once, and recorded once: nobody has seen it but in the second answer."""
+    async with client(LOOK, "Done." + END) as (one, engine):
+        url = urlsplit(one.proxy.url)
+        body = orjson.dumps(chat(stream=stream))
+        head = f"POST {one.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.session.key}\r\n"
+        with socket.create_connection((url.hostname, url.port)) as deaf:  # reads nothing
+            deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            while not any(answer.connections for answer in one.session._answers.values()):
+                await asyncio.sleep(0.01)
+        while one.proxy._connections:
+            await asyncio.sleep(0.01)
+        status, reply = await one.post(chat())
+        assert (status, len(engine.requests)) == (200, 1)
+        said = reply["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a.py"}
+        assert (await one.post(chat(said, result)))[0] == 200
+        (segment,) = (await one.record())["segments"]
+        assert sum(segment["loss_mask"]) == sum(len(turn.tokens) for turn in engine.sampled)
+
+
+async def test_the_same_asked_again_by_a_client_that_has_read_is_sampled_anew(client):
+    async with client(LOOK) as (one, engine):
+        for _ in range(2):
+            async with aiohttp.ClientSession() as http:  # and closes its connection
+                assert (await Client(http, one.proxy, one.session, one.path).post(chat()))[0] == 200
+        assert (await one.post(chat()))[0] == 200
+        assert (await one.post(chat()))[0] == 200  # by the same connection
+        assert len(engine.requests) == 4
+
+
 async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
-    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(sessions, "MAX_BODY_BYTES", 1000)
     async with client(LOOK) as (one, _):
         status, reported = await one.post(chat({"role": "user", "content": "x" * 2000}))
         assert (status, reported["error"]["code"]) == (413, "request_too_large")

@@ -43,8 +43,8 @@ TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}
     ],
 )
 def test_text_for_what_is_to_be_none_is_read_as_json(given, reported):
-    assert json.loads(arguments_json(ToolCall("view", given), TOOLS)) == reported
-    assert json.loads(arguments_json(ToolCall("other", given), TOOLS)) == given
+    assert json.loads(arguments_json("view", given, TOOLS)) == reported
+    assert json.loads(arguments_json("other", given, TOOLS)) == given
 
 
 @pytest.mark.parametrize("format", TOOL_FORMATS)

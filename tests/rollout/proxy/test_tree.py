@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import count
+from time import process_time
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.rollout.conftest import make_tokenizer
 from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.proxy.tree import ConversationTree, Prompt, Turn
+from slime_swe.rollout.proxy.tree import ConversationTree, words_of
 from slime_swe.rollout.session import Segment, Session
 
 TOOLS = ({"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}},)
@@ -41,15 +42,14 @@ class Talk:
         self.prompts: list[list[int]] = []
 
     def say(self, messages: list[Message], said: Message, *, tools=TOOLS, cut: bool = False, train: bool = True):
-        prompt = self.tree.place(Request("m", tuple(messages), tools))
-        self.prompts.append([token for node in prompt.node.path() for token in node.tokens])
+        placed = self.tree.place(Request("m", tuple(messages), tools))
+        self.prompts.append([token for node in placed.prompt.node.path() for token in node.tokens])
         tokens = self.templates.turn(said)[: -1 if cut else None]
         numbers = [next(self.numbers) for _ in tokens]
         if train:
             self.sampled |= dict(zip(numbers, tokens, strict=True))
         generation = Generation(tokens, [-float(n) for n in numbers], "length" if cut else "stop", weight_version="1")
-        self.tree.record(prompt, said, generation, train=train)
-        return prompt
+        return self.tree.record(placed, said, generation, train=train)
 
     def whole(self, messages: list[Message], tools=TOOLS) -> list[int]:
         """The ids of the whole conversation, rendered and tokenised at once."""
@@ -150,6 +150,34 @@ def test_split_turns_reordered_results_and_split_system_prompts_are_the_same_his
     talk.say([*opening, one, two, result("c3", "y"), result("c2", "x")], asks("Done."))
     assert len(talk.check()) == 1
     assert talk.prompts[-1] == talk.whole([*opening, TWO, result("c2", "x"), result("c3", "y")])
+
+
+THREE = asks("All three.", *[(f"c{number}", "bash", f'{{"command": "cat {number}"}}') for number in (2, 3, 4)])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+@pytest.mark.parametrize("between", [[], [user("Hurry.")]], ids=["", "a user's message between"])
+def test_a_turn_that_is_split_around_its_results_stands_once_with_its_results_in_order(talk, order, between):
+    talk.say(OPENING, THREE)
+    parts = [replace(THREE, text=THREE.text if at == 0 else "", calls=(call,)) for at, call in enumerate(THREE.calls)]
+    answers = [result(call.id, f"of {call.id}") for call in THREE.calls]
+    history = [*OPENING, *(one for at in order for one in (parts[at], answers[at], *between)), user("Go on.")]
+    talk.say(history, asks("Done."))
+    whole = [*OPENING, THREE, *answers, *between * 3, user("Go on.")]
+    assert talk.prompts[-1] == talk.whole(whole)
+    talk.say([*history, asks("Done."), user("And?")], asks("Over."))
+    assert talk.prompts[-1] == talk.whole([*whole, asks("Done."), user("And?")])
+    assert len(talk.check()) == 1
+    assert talk.tree.unmatched == talk.tree.edited == []
+
+
+def test_a_split_turn_stands_once_also_after_a_request_that_held_its_first_part(talk):
+    talk.say(OPENING, TWO)
+    one, two = (replace(TWO, calls=(call,)) for call in TWO.calls)
+    first = [*OPENING, one, result("c2", "x")]
+    talk.tree.place(Request("m", tuple(first), TOOLS))
+    talk.say([*first, two, result("c3", "y")], asks("Done."))
+    assert talk.prompts[-1] == talk.whole([*OPENING, TWO, result("c2", "x"), result("c3", "y")])
 
 
 def test_thinking_may_be_dropped(talk):
@@ -308,11 +336,58 @@ def test_noise_alone_never_forks(data):
     assert talk.tree.unmatched == talk.tree.edited == []
 
 
-def test_places_are_compared_by_identity(talk):
-    prompt = talk.say(OPENING, LOOK)
-    assert isinstance(prompt, Prompt)
-    assert isinstance(prompt.turns[0], Turn)
-    assert prompt.turns[0].node.parent is prompt.node
+def test_only_an_answered_request_changes_the_record(talk):
+    turn = talk.say(OPENING, LOOK)
+    rewritten = [system("Be brief."), user("Fix the other bug."), LOOK, result("c1", "a b"), asks("Hm."), user("And?")]
+    for history in ([*OPENING, LOOK, result("c1", "refused")], rewritten, [user("A title?")]):
+        talk.tree.place(Request("m", tuple(history), TOOLS))
+    assert [len(talk.tree._roots), len(turn.prompts), len(talk.session.roots)] == [1, 0, 1]
+    assert talk.tree.unmatched == talk.tree.edited == []
+    talk.say([*OPENING, LOOK, result("c1", "a b")], asks("Done."))
+    (segment,) = talk.check()  # no leaf of a prompt that got no reply took the turns before it
+    assert sum(segment.loss_mask) == len(talk.sampled)
+
+
+def test_requests_that_were_placed_at_once_make_one_prompt(talk):
+    """Also with what leads to it: a turn that was said elsewhere, and one that nobody said."""
+    talk.say(OPENING, LOOK)
+    history = [system("Be brief."), user("Fix the other bug."), LOOK, result("c1", "a b"), asks("Hm."), user("And?")]
+    placed = [talk.tree.place(Request("m", tuple(history), TOOLS)) for _ in range(3)]
+    assert len({one.prompt.key for one in placed}) == 1
+    tokens = talk.templates.turn(asks("Done."))
+    for one in placed:
+        numbers = [next(talk.numbers) for _ in tokens]
+        talk.sampled |= dict(zip(numbers, tokens, strict=True))
+        talk.tree.record(one, asks("Done."), Generation(tokens, [-float(n) for n in numbers], "stop"))
+    (prompt,) = {turn.at for turn in talk.tree._by_words.values() if turn.said.text == "Done."}
+    assert len(prompt.turns) == 3
+    assert len(talk.session.roots) == 2
+    assert len(talk.check()) == 4
+    assert len(talk.tree.unmatched) == 1
+
+
+def test_a_side_call_after_a_turn_does_not_take_it_from_the_branch_that_goes_on(talk):
+    talk.say(OPENING, LOOK)
+    history = [*OPENING, LOOK, result("c1", "a b")]
+    talk.say([*history, user("Give this conversation a title.")], asks("A bug."), train=False)
+    talk.say(history, asks("Done."))
+    assert len(talk.check()) == 1
+
+
+@pytest.mark.parametrize("size", [70_000, 1 << 16, (1 << 16) + 1])
+def test_long_texts_are_compared_by_their_words(size):
+    text = ("ab  c\n" * size)[:size]
+    assert words_of(user(text)) == words_of(user(f" {' '.join(text.split())}\n"))
+    assert words_of(user(text)) != words_of(user(text.replace("b  c", "bc", 1)))
+    assert words_of(user(f"{text}y  x")) != words_of(user(f"{text}yx"))
+    assert words_of(user("  " * size + "x")) == words_of(user("x"))
+
+
+def test_unclosed_thinking_is_read_once():
+    started = process_time()
+    words_of(asks("</think>" + "<think>" * 300_000))
+    assert process_time() - started < 1
+    assert words_of(asks("<think>a</think>b<think>c</think>d")) == words_of(asks("bd"))
 
 
 def test_weight_versions_and_routed_experts_go_with_the_branch_that_they_were_sampled_in(talk):

@@ -40,6 +40,7 @@ class Stage:
 
     wire: Wire
     url: str = ""
+    key: str = "k"  # of its clients
     answer: Reply | ProxyError = field(default_factory=make_reply)
     late: bool = False
     requests: list[Request] = field(default_factory=list)

@@ -1,0 +1,259 @@
+"""A hostile client of one session: the proxy's memory stays, and no other session waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from tests.rollout.proxy.test_wire_fuzz import WIRES, change_bytes, change_values
+from tests.rollout.support import END
+
+from slime_swe.rollout.scripted import by_turn, scripted_engine, serve
+
+CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
+HANG = "this is never answered"
+MIB = 1 << 20
+MOST_LATE = 0.1  # seconds
+
+
+@dataclass
+class Served:
+    process: asyncio.subprocess.Process
+    http: aiohttp.ClientSession
+    sessions: list[dict[str, str]]
+
+    async def report(self) -> dict[str, float]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"\n")
+        return orjson.loads(await self.process.stdout.readline())
+
+    async def post(self, session: int, path: str, body: Any) -> tuple[int, bytes]:
+        one = self.sessions[session]
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with self.http.post(one["url"] + path, data=data, headers={"x-api-key": one["key"]}) as response:
+            return response.status, await response.read()
+
+
+@asynccontextmanager
+async def served(tokenizer, checkpoint, max_context: int, sessions: int = 2) -> AsyncIterator[Served]:
+    async with scripted_engine(tokenizer, by_turn("Yes." + END), remember=False) as engine:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            asked = orjson.loads(await request.read())
+            if HANG in tokenizer.decode(asked["input_ids"][-60:]):
+                await asyncio.sleep(60)
+            return web.json_response(engine.answer(asked))
+
+        async with serve(answer) as url, aiohttp.ClientSession() as http:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.rollout.proxy.served", url, checkpoint, str(max_context), str(sessions)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                assert process.stdout is not None
+                opened = json.loads(await process.stdout.readline())
+                yield Served(process, http, opened["sessions"])
+            finally:
+                process.kill()
+                await process.wait()
+
+
+BYTES = 8 << 20
+HEAD = b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":'
+END_OF_BODY = b"}]}"
+
+
+def filled(piece: bytes, before: bytes = HEAD + b'"', after: bytes = b'"' + END_OF_BODY) -> bytes:
+    """8 MiB of a piece, over and over."""
+    return before + piece * ((BYTES - len(before) - len(after)) // len(piece)) + after
+
+
+def words(seed: int) -> bytes:
+    chance = random.Random(seed)
+    return b" ".join(chance.randbytes(chance.randrange(1, 5)).hex().encode() for _ in range(20_000))
+
+
+PARTS = b'{"type":"text","text":""},'
+HOSTILE = {
+    "one long word": filled(b"a"),
+    "white space": filled(b" "),
+    "words of one letter": filled(b"a "),
+    "words": filled(words(0)),
+    "emoji": filled("🙂é".encode()),
+    "combining characters": filled("e\u0301\u0323".encode()),
+    "escapes": filled(rb"\u00e9"),
+    "halves of pairs": filled(rb"\ud83d"),
+    "control tokens": filled(b"<|im_end|>"),
+    "empty objects": filled(b"{},", HEAD + b"[", b"{}]" + END_OF_BODY),
+    "empty parts": filled(PARTS, HEAD + b"[", PARTS[:-1] + b"]" + END_OF_BODY),
+    "lists of empty parts": filled(
+        b'{"role":"user","content":[' + PARTS * 9_000 + PARTS[:-1] + b"]},",
+        b'{"model":"m","messages":[',
+        b'{"role":"user","content":"x"}]}',
+    ),
+    "empty messages": filled(b'{"role":"user","content":""},', b'{"model":"m","messages":[', b'{"role":"user"}]}'),
+    "nested": filled(b"[", b'{"model":', b""),
+    "numbers": filled(b"1,", b'{"model":"m","messages":[],"x":[', b"1]}"),
+    "keys": b'{"model":"m","messages":[],"x":{' + b",".join(b'"%d":0' % n for n in range(700_000)) + b"}}",
+    "a long number": filled(b"9", b'{"model":', b"}"),
+    "unclosed thoughts": filled(
+        b"<think>", HEAD + b'"x"},{"role":"assistant","content":"</think>', b'"},{"role":"user","content":"x"}]}'
+    ),
+    "a tool's schema": filled(
+        b"x", HEAD + b'"x"}],"tools":[{"type":"function","function":{"name":"f","description":"', b'"}}]}'
+    ),
+    "many tools": HEAD
+    + b'"x"}],"tools":['
+    + b",".join(b'{"type":"function","function":{"name":"f%d"}}' % n for n in range(4_000))
+    + b"]}",
+    "calls": HEAD
+    + b'"x"},{"role":"assistant","content":null,"tool_calls":['
+    + b",".join(b'{"id":"c%d","type":"function","function":{"name":"f","arguments":"{"}}' % n for n in range(4_000))
+    + b']},{"role":"user","content":"x"}]}',
+    "arguments": filled(
+        rb"\"\",",
+        HEAD
+        + b'"x"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":'
+        + rb'{"name":"f","arguments":"{\"a\":[',
+        rb'1]}"}}]},{"role":"user","content":"x"}]}',
+    ),
+}
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("empty parts", "unclosed thoughts", "arguments"),
+        pytest.param(HOSTILE, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")]),
+    ],
+    ids=["some", "all"],
+)
+async def test_no_body_of_8_mib_keeps_other_sessions_waiting(tokenizer, checkpoint, names):
+    async with served(tokenizer, checkpoint, 1 << 30) as one:  # with a context that any body fits
+        assert (await one.post(0, CHAT, asked("Hello.")))[0] == 200
+        for name in names:
+            for path in (CHAT, COUNT):
+                seen = [await _tried(one, path, HOSTILE[name])]
+                while len(seen) < 5 and max(seen[-1]) > MOST_LATE:  # the machine may be busy with something else
+                    seen.append(await _tried(one, path, HOSTILE[name]))
+                assert min(busy for busy, _ in seen) < 0.05, (name, path)
+                assert min(late for _, late in seen) < MOST_LATE, (name, path)
+
+
+async def _tried(one: Served, path: str, body: bytes) -> tuple[float, float]:
+    await one.report()
+    status, answer = await one.post(0, path, body)
+    assert status in (200, 400, 413), answer
+    assert orjson.loads(answer)
+    seen = await one.report()
+    return seen["busy"], seen["late"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
+)
+async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokenizer, checkpoint, count):
+    async with served(tokenizer, checkpoint, 32_768) as one:
+        await _pester(one, 150)  # what is remembered for all sessions
+        before, waits = (await one.report())["rss"], []
+
+        async def other() -> None:
+            number = 0
+            while True:
+                started = time.perf_counter()
+                status, _ = await one.post(1, CHAT, asked(f"My number is {number}."))
+                waits.append(time.perf_counter() - started)
+                assert status == 200
+                number += 1
+                await asyncio.sleep(0.01)
+
+        talking = asyncio.ensure_future(other())
+        await _pester(one, count)
+        talking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await talking
+        status, _ = await one.post(0, CHAT, asked("And yet it works."))
+        assert status == 200
+        after = await one.report()
+        turns = len(waits)
+        assert after["rss"] - before < 10 * MIB + turns * 8192, (before, after, turns)
+        assert after["busy"] < 0.05
+        waits.sort()
+        assert waits[len(waits) // 2] < MOST_LATE  # the machine and this process take their own time, `busy` does not
+
+
+async def _pester(one: Served, count: int) -> None:
+    chance = random.Random(count)
+
+    async def each(number: int) -> None:
+        text = f"{number} " + " ".join(chance.randbytes(4).hex() for _ in range(chance.choice([10, 500, 2_000])))
+        if number % 2:
+            assert (await one.post(0, COUNT, asked(text)))[0] == 200
+        else:
+            await _hang_up(one, orjson.dumps(asked(f"{text} {HANG}")), wait=number % 4 == 0)
+
+    for start in range(0, 2 * count, 10):
+        await asyncio.gather(*map(each, range(start, start + 10)))
+
+
+async def _hang_up(one: Served, body: bytes, *, wait: bool) -> None:
+    """Send a request and go: at once, or when it is being answered."""
+    url = urlsplit(one.sessions[0]["url"])
+    _, writer = await asyncio.open_connection(url.hostname, url.port)
+    head = f"POST {url.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.sessions[0]['key']}\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    if wait:
+        await asyncio.sleep(0.05)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+PATHS = (CHAT, "/v1/messages", "/v1/responses")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "count", [1_500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
+)
+async def test_any_bytes_are_answered_or_refused_and_soon(tokenizer, checkpoint, count):
+    dice = random.Random(count)
+    async with served(tokenizer, checkpoint, 32_768) as one:
+
+        async def send(number: int) -> None:
+            honest = WIRES[number % 3][1]
+            body = dice.choice([change_values, change_values, change_bytes])(honest, dice)
+            status, answer = await one.post(0, PATHS[number % 3] if dice.random() < 0.9 else COUNT, body)
+            assert status == 200 or 400 <= status < 500, (status, body)
+            assert status == 200 or orjson.loads(answer)["error"]["message"]
+
+        await asyncio.gather(*map(send, range(100)))
+        busy = []
+        for start in range(0, count, 20):
+            await one.report()
+            await asyncio.gather(*map(send, range(start, start + 20)))
+            busy.append((await one.report())["busy"])
+        busy.sort()
+        assert busy[len(busy) * 99 // 100] < 0.05  # a collection of garbage may come in between
+        assert busy[-1] < 0.3

@@ -26,6 +26,8 @@ AGENTS = {
     "aider": "slime_swe.rollout.agents.aider.Aider",
     "claude_code": "slime_swe.rollout.agents.claude_code.ClaudeCode",
     "codex": "slime_swe.rollout.agents.codex.Codex",
+    "opencode": "slime_swe.rollout.agents.opencode.Opencode",
+    "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 

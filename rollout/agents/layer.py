@@ -52,11 +52,15 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def pip_install(name: str, folder: Path) -> None:
-    """The agent's locked packages into `folder/lib`, compiled; wheels only, so that nothing of theirs runs here."""
+def pip_install(name: str, folder: Path, python: Path | None = None) -> None:
+    """The agent's locked packages into `folder/lib`, compiled; wheels only, so that nothing of theirs runs here.
+
+    python: the interpreter that they are for, in place of the one that trains. It need not have pip.
+    """
+    pip = [sys.executable, "-m", "pip", *(["--python", str(python)] if python else [])]
     flags = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
     with resources.as_file(_lock_of(name)) as lock:
-        command = [sys.executable, "-m", "pip", "install", *flags, "--target", str(folder / "lib"), "-r", str(lock)]
+        command = [*pip, "install", *flags, "--target", str(folder / "lib"), "-r", str(lock)]
         _run(command, "pip", "pip must be installed and reach a package index: python -m pip config list")
 
 
@@ -88,7 +92,8 @@ def machine() -> str:
 
 def _made_by(name: str, install: Callable[[Path], None]) -> str:
     """Changes with whatever an installation is made by."""
-    files = [Path(__file__), *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
+    shared = [Path(__file__), Path(__file__).with_name("own_python.py")]
+    files = [*shared, *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
     lock = _lock_of(name)
     texts = [file.read_text(encoding="utf-8") for file in files]
     if lock.is_file():

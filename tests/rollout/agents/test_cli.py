@@ -94,6 +94,12 @@ def test_a_commit_message_of_aiders_is_no_work_on_the_task():
     assert [PROGRAMS["aider"].side_call(request) for request in (commit, work)] == [True, False]
 
 
+def test_a_title_of_opencodes_is_no_work_on_the_task():
+    title = Request("m", (Message("system", "You are a title generator. You output ONLY a thread title."),))
+    work = Request("m", (Message("system", "You are opencode, an interactive CLI tool."), Message("user", "Fix it.")))
+    assert [PROGRAMS["opencode"].side_call(request) for request in (title, work)] == [True, False]
+
+
 def test_an_installer_that_fails_is_said_with_its_last_lines(tmp_path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed here")

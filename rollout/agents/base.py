@@ -44,6 +44,7 @@ class Agent:
 
     is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
     check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
+    malformed_script: ClassVar[Sequence[str]] = ()  # the same with a malformed turn, where `check_script` has no calls
     limits: ClassVar[Limits | None] = None
     layers: tuple[Path, ...] = ()
 

@@ -7,21 +7,24 @@ ask the registries that they are configured for (`.npmrc`, `pip.conf`).
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.cache import cache_folder, made_once
+from slime_swe.rollout.sandbox.cache import cache_folder, locked, made_once, remove_tree
 
 NODE = "22.23.3"  # what qwen-code and its like need; images have an older one or none
 INSTALL_SECONDS = 900.0
+UNUSED_DAYS = 30.0
 _LAST_LINES = 15
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}  # as npm calls them
 
@@ -34,17 +37,22 @@ def folder_of(name: str) -> str:
 def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Path | None = None) -> Path:
     """An agent's layer, installed if it isn't there yet. Blocks. Raises `UserError` where that fails.
 
-    `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`.
+    `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`. Installing one removes the
+    layers of any agent that no run has opened for `UNUSED_DAYS`.
     """
-    place = (cache or cache_folder()) / "agents" / f"{name}-{version}-{_made_by(name, install)}"
+    layers = (cache or cache_folder()) / "agents"
+    place = layers / f"{name}-{version}-{_made_by(name, install)}"
 
     def make(place: Path) -> None:
         folder = place / folder_of(name).strip("/")
         folder.mkdir(parents=True)
         print(f"installing {name} {version}, once for all sandboxes of this machine", file=sys.stderr, flush=True)
         install(folder)
+        _sweep(layers)
 
-    return made_once(place, make)
+    made_once(place, make)
+    os.utime(place)  # its last use
+    return place
 
 
 def python_version() -> str:
@@ -88,6 +96,14 @@ def machine() -> str:
     if here not in _MACHINES:
         raise UserError(f"agents are installed on {' or '.join(_MACHINES)}, and this machine is {here}")
     return _MACHINES[here]
+
+
+def _sweep(layers: Path) -> None:
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for layer in layers.iterdir():
+        if layer.is_dir() and layer.stat().st_mtime < oldest:
+            with locked(layer):
+                remove_tree(layer)
 
 
 def _made_by(name: str, install: Callable[[Path], None]) -> str:

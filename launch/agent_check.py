@@ -13,14 +13,14 @@ from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.agents.cli import CliAgent
-from slime_swe.rollout.agents.toy_task import toy_task
+from slime_swe.rollout.agents.toy_task import toy_task, with_malformed_call
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import ProxySession
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox.pool import SandboxPool
-from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine
+from slime_swe.rollout.scripted import Sampled, ScriptedEngine, by_call, by_content, scripted_engine
 from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import RolloutSettings
 
@@ -28,6 +28,7 @@ END = "<|im_end|>"  # of a turn
 MAX_REPLY = 2048  # tokens
 MAX_CONTEXT = 1 << 20  # the tokenizer may be one of a tiny model, with few words
 MAX_TURNS = 40
+TIME_BUDGET = 300.0  # seconds
 _PARAMS = {"max_new_tokens": MAX_REPLY, "temperature": 1.0, "top_p": 1.0}
 
 
@@ -37,49 +38,79 @@ Report = dict[str, Any]
 async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
     """What one agent did. `script`: what the policy says turn by turn, in place of the agent's own script.
 
+    The agent's own is played twice: as it is, and with a malformed call that the policy repairs when it is told.
+
     Token counts are the checkpoint's own. tokens_retained: sampled tokens that are trained on exactly once, with their
-    log-probability, of all. forks: training sequences of the episode, less one. tool_calls_executed: calls whose result
-    came back. prefix_cache_ceiling: prompt tokens that a cache of all that was seen before would hold, of all.
-    unmatched: what the client sent as the policy's words that were not, with the nearest of the same place and how they
-    differ; edited: its words, changed. problems: what an agent that is fit for training does not have.
+    log-probability, of all. forks: training sequences of the episode, less one. false_forks: those that the agent did
+    not bring about by leaving a turn out of its history. tool_calls_executed: calls whose result came back.
+    prefix_cache_ceiling: prompt tokens that a cache of all that was seen before would hold, of all. unmatched: what the
+    client sent as the policy's words that were not, with the nearest of the same place and how they differ; edited: its
+    words, changed. malformed: the second play's report, None without one. problems: what an agent that is fit for
+    training does not have, in either play.
 
     Raises `UserError` where the agent or the sandbox is not to be had here.
     """
     made = agent_class(name)
     if not issubclass(made, CliAgent):
         raise UserError(f"{name} is no program that runs in a sandbox: there is nothing to check against the proxy")
-    turns = [f"{turn}{END}" for turn in script or made.check_script]
-    if not turns:
+    usual = script or made.check_script
+    if not usual:
         raise UserError(f"{name} states no check_script: give one by --script")
+    malformed = () if script else made.malformed_script or with_malformed_call(usual)
     tokenizer = load_tokenizer(checkpoint)
+    async with (
+        scripted_engine(tokenizer, by_content(*_ended(usual))) as engine,
+        SandboxPool(sandbox, concurrency=1) as pool,
+        made.open(_settings(name, checkpoint, sandbox, engine.url)) as agent,
+    ):
+        report = await _play(agent, engine, pool)
+        problems = [*problems_of(report, _has_calls(usual))]
+        second = None
+        if malformed:
+            engine.say, engine.sampled = by_call(*_ended(malformed)), []
+            second = await _play(agent, engine, pool)
+            found = problems_of(second, _has_calls(malformed), malformed_calls=int(_has_calls(malformed)))
+            problems += [f"after a malformed call: {problem}" for problem in found]
+    return {"agent": made.name, "version": made.version, **report, "malformed": second, "problems": problems}
+
+
+def _settings(name: str, checkpoint: str, sandbox: str, engine_url: str) -> RolloutSettings:
+    address = urlsplit(engine_url)
+    return RolloutSettings(
+        engine_host=address.hostname or "",
+        engine_port=address.port or 0,
+        checkpoint=checkpoint,
+        max_context=MAX_CONTEXT,
+        agent=name,
+        tool_format="hermes",
+        system_prompt="",
+        max_turns=MAX_TURNS,
+        time_budget=TIME_BUDGET,
+        sandbox=sandbox,
+        sandbox_concurrency=1,
+        max_attempts=1,
+        run_dir=Path(),
+        seed=0,
+    )
+
+
+def _ended(script: Sequence[str]) -> list[str]:
+    return [f"{turn}{END}" for turn in script]
+
+
+def _has_calls(script: Sequence[str]) -> bool:
+    return any("<tool_call>" in turn for turn in script)
+
+
+async def _play(agent: CliAgent, engine: ScriptedEngine, pool: SandboxPool) -> Report:
+    """One episode on the bundled task, with all that the engine has sampled."""
     sessions: list[ProxySession] = []
-    async with scripted_engine(tokenizer, by_content(*turns)) as engine, SandboxPool(sandbox, concurrency=1) as pool:
-        address = urlsplit(engine.url)
-        settings = RolloutSettings(
-            engine_host=address.hostname or "",
-            engine_port=address.port or 0,
-            checkpoint=checkpoint,
-            max_context=MAX_CONTEXT,
-            agent=name,
-            tool_format="hermes",
-            system_prompt="",
-            max_turns=MAX_TURNS,
-            time_budget=300.0,
-            sandbox=sandbox,
-            sandbox_concurrency=1,
-            max_attempts=1,
-            run_dir=Path(),
-            seed=0,
-        )
-        async with made.open(settings) as agent:
-            agent.on_session = sessions.append
-            task, sampling = toy_task(), Sampling(_PARAMS)
-            episode = await run_episode(agent, task, pool, sampling, time_budget=settings.time_budget)
-        score = await grade(task, episode.patch, pool)
+    agent.on_session = sessions.append
+    task = toy_task()
+    episode = await run_episode(agent, task, pool, Sampling(_PARAMS), time_budget=TIME_BUDGET)
+    score = await grade(task, episode.patch, pool)
     log, trees = engine.sampled, [session.tree for session in sessions]
-    report = {
-        "agent": agent.name,
-        "version": agent.version,
+    return {
         "reward": score.value,
         "stop_reason": episode.stop_reason.value,
         "detail": episode.detail,
@@ -87,6 +118,7 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
         "tokens_sampled": sum(len(one.tokens) for one in log),
         "tokens_retained": retained(log, episode.segments),
         "forks": max(0, len(episode.segments) - 1),
+        "false_forks": max(0, len(episode.segments) - ends(log)),
         "tool_calls": dict(episode.counters.tool_calls),
         "tool_calls_parsed": sum(episode.counters.tool_calls.values()),
         "tool_calls_executed": sum(session.executed for session in sessions),
@@ -98,8 +130,6 @@ async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence
         "overridden": {name: count for session in sessions for name, count in session.overridden.items()},
         "seconds": round(episode.timings.total, 2),
     }
-    calls_expected = any("<tool_call>" in turn for turn in turns)
-    return report | {"problems": list(problems_of(report, calls_expected))}
 
 
 def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
@@ -111,6 +141,14 @@ def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
                 trained.setdefault(log_prob, []).append(token)
     pairs = [pair for one in log for pair in zip(one.tokens, one.log_probs, strict=True)]
     return sum(trained.get(log_prob) == [token] for token, log_prob in pairs) / len(pairs) if pairs else 0.0
+
+
+def ends(log: Sequence[Sampled]) -> int:
+    """How many turns no later prompt goes on from: the last one, and those that the agent left out of its history."""
+    turns = [[*one.prompt, *one.tokens] for one in log]
+    return sum(
+        not any(later.prompt[: len(turn)] == turn for later in log[number + 1 :]) for number, turn in enumerate(turns)
+    )
 
 
 def prefix_cache_ceiling(log: Sequence[Sampled]) -> float:
@@ -139,15 +177,17 @@ def _lines(message: Message | None) -> list[str]:
     return [*message.text.splitlines(), *(f"{call.name}({call.arguments}) {call.id}" for call in message.calls)]
 
 
-def problems_of(report: Report, calls_expected: bool) -> Iterator[str]:
-    """What makes an agent unfit for training, a sentence each."""
+def problems_of(report: Report, calls_expected: bool, malformed_calls: int = 0) -> Iterator[str]:
+    """What makes an agent unfit for training, a sentence each. malformed_calls: how many the script has."""
     if report["reward"] <= 0:
         yield f"the task was not solved ({': '.join(filter(None, (report['stop_reason'], report['detail'])))})"
     if report["tokens_retained"] < 1:
         yield f"{1 - report['tokens_retained']:.1%} of the sampled tokens are lost or changed"
-    if calls_expected and not report["tool_calls_parsed"]:
+    if report["false_forks"]:
+        yield f"{report['false_forks']} training sequences more than the agent's history has"
+    if calls_expected and not (report["tool_calls_parsed"] or report["malformed_calls"]):
         yield "no tool call was parsed: the tool format is not the policy's"
     elif calls_expected and not report["tool_calls_executed"]:
         yield "no tool call was executed: such training could earn reward without a single call"
-    if report["malformed_calls"]:
-        yield f"{report['malformed_calls']} calls were malformed, of a script that has none"
+    if report["malformed_calls"] != malformed_calls:
+        yield f"{report['malformed_calls']} calls were malformed, of a script that has {malformed_calls}"

@@ -160,8 +160,8 @@ class Rollout:
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
     top_k: always -1 (no limit), for the same reason.
-    agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`), or the
-        dotted path of an `Agent` class.
+    agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`, `opencode`,
+        `openhands`), or the dotted path of an `Agent` class.
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`).
     sandbox_concurrency: sandboxes open at once.
     system_prompt: first message of every episode.

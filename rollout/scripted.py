@@ -46,6 +46,13 @@ def by_content(*turns: str) -> Say:
     return say
 
 
+def by_call(*turns: str) -> Say:
+    """These texts, one for each request; the last one for ever. For agents that leave a malformed turn out of their
+    history, and ask one thing at a time.
+    """
+    return lambda engine, asked: turns[min(len(engine.sampled), len(turns) - 1)]
+
+
 @dataclass
 class ScriptedEngine:
     """`say` gives the policy's next turn, as text or as token ids; it ends at its first stop token.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +71,10 @@ def _show(report: Report) -> None:
     console = Console()
     table = Table("", f"{report['agent']} {report['version']}", title="agent check", title_justify="left")
     for name, value in report.items():
-        if name not in ("agent", "version", "problems"):
+        if name not in ("agent", "version", "malformed", "problems"):
             table.add_row(name.replace("_", " "), str(len(value) if isinstance(value, list) else value))
+    if report["malformed"]:
+        table.add_row("after a malformed call", ", ".join(_in_short(report["malformed"])))
     console.print(table)
     for kind in ("edited", "unmatched"):
         for one in report[kind]:
@@ -80,3 +83,11 @@ def _show(report: Report) -> None:
         console.print(f"problem: {problem}", markup=False, highlight=False)
     if not report["problems"]:
         console.print(f"{report['agent']} is fit for training")
+
+
+def _in_short(play: Report) -> Iterator[str]:
+    yield f"reward {play['reward']}"
+    yield play["stop_reason"]
+    yield f"{play['turns']} turns"
+    yield f"{play['tokens_retained']:.0%} of tokens retained"
+    yield f"{play['false_forks']} false forks"

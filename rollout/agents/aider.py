@@ -30,14 +30,18 @@ _FLAGS = (
     f"--no-auto-lint --disable-playwright --edit-format diff --timeout 86400 --input-history-file {HOME}/input "
     f"--chat-history-file {HOME}/chat.md --model-metadata-file {HOME}/model.json --message-file {HOME}/task.txt"
 )
+_EDIT = "{said}\n\ncalc.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
+_REPAIR = _EDIT.format(said="It subtracts.", old=f"    {BUG}", new=f"    {FIX}")
 
 
 class Aider(CliAgent):
     name = "aider"
     version = "0.86.2"
-    check_script = (
-        f"It subtracts.\n\ncalc.py\n```python\n<<<<<<< SEARCH\n    {BUG}\n=======\n    {FIX}\n>>>>>>> REPLACE\n```\n",
-        "The sums are right now.",
+    check_script = (_REPAIR, "The sums are right now.")
+    malformed_script = (
+        _EDIT.format(said="First the title.", old='"""Sums."""', new='"""Sums of two."""'),
+        _REPAIR.replace("=======\n", "").replace("subtracts", "should add"),
+        *check_script,
     )
 
     @classmethod

@@ -26,6 +26,8 @@ AGENTS = {
     "aider": "slime_swe.rollout.agents.aider.Aider",
     "claude_code": "slime_swe.rollout.agents.claude_code.ClaudeCode",
     "codex": "slime_swe.rollout.agents.codex.Codex",
+    "opencode": "slime_swe.rollout.agents.opencode.Opencode",
+    "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
@@ -42,6 +44,7 @@ class Agent:
 
     is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
     check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
+    malformed_script: ClassVar[Sequence[str]] = ()  # the same with a malformed turn, where `check_script` has no calls
     limits: ClassVar[Limits | None] = None
     layers: tuple[Path, ...] = ()
 

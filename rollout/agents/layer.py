@@ -7,21 +7,24 @@ ask the registries that they are configured for (`.npmrc`, `pip.conf`).
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.cache import cache_folder, made_once
+from slime_swe.rollout.sandbox.cache import cache_folder, locked, made_once, remove_tree
 
 NODE = "22.23.3"  # what qwen-code and its like need; images have an older one or none
 INSTALL_SECONDS = 900.0
+UNUSED_DAYS = 30.0
 _LAST_LINES = 15
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}  # as npm calls them
 
@@ -34,17 +37,22 @@ def folder_of(name: str) -> str:
 def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Path | None = None) -> Path:
     """An agent's layer, installed if it isn't there yet. Blocks. Raises `UserError` where that fails.
 
-    `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`.
+    `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`. Installing one removes the
+    layers of any agent that no run has opened for `UNUSED_DAYS`.
     """
-    place = (cache or cache_folder()) / "agents" / f"{name}-{version}-{_made_by(name, install)}"
+    layers = (cache or cache_folder()) / "agents"
+    place = layers / f"{name}-{version}-{_made_by(name, install)}"
 
     def make(place: Path) -> None:
         folder = place / folder_of(name).strip("/")
         folder.mkdir(parents=True)
         print(f"installing {name} {version}, once for all sandboxes of this machine", file=sys.stderr, flush=True)
         install(folder)
+        _sweep(layers)
 
-    return made_once(place, make)
+    made_once(place, make)
+    os.utime(place)  # its last use
+    return place
 
 
 def python_version() -> str:
@@ -52,11 +60,15 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def pip_install(name: str, folder: Path) -> None:
-    """The agent's locked packages into `folder/lib`, compiled; wheels only, so that nothing of theirs runs here."""
+def pip_install(name: str, folder: Path, python: Path | None = None) -> None:
+    """The agent's locked packages into `folder/lib`, compiled; wheels only, so that nothing of theirs runs here.
+
+    python: the interpreter that they are for, in place of the one that trains. It need not have pip.
+    """
+    pip = [sys.executable, "-m", "pip", *(["--python", str(python)] if python else [])]
     flags = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
     with resources.as_file(_lock_of(name)) as lock:
-        command = [sys.executable, "-m", "pip", "install", *flags, "--target", str(folder / "lib"), "-r", str(lock)]
+        command = [*pip, "install", *flags, "--target", str(folder / "lib"), "-r", str(lock)]
         _run(command, "pip", "pip must be installed and reach a package index: python -m pip config list")
 
 
@@ -86,9 +98,18 @@ def machine() -> str:
     return _MACHINES[here]
 
 
+def _sweep(layers: Path) -> None:
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for layer in layers.iterdir():
+        if layer.is_dir() and layer.stat().st_mtime < oldest:
+            with locked(layer):
+                remove_tree(layer)
+
+
 def _made_by(name: str, install: Callable[[Path], None]) -> str:
     """Changes with whatever an installation is made by."""
-    files = [Path(__file__), *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
+    shared = [Path(__file__), Path(__file__).with_name("own_python.py")]
+    files = [*shared, *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
     lock = _lock_of(name)
     texts = [file.read_text(encoding="utf-8") for file in files]
     if lock.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
@@ -57,3 +58,16 @@ def repair(tool: str, argument: str = "command", **more: object) -> tuple[str, .
 def tool_call(name: str, **arguments: object) -> str:
     """A call in Hermes' format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def with_malformed_call(script: Sequence[str]) -> tuple[str, ...]:
+    """The script with its second call (or its only one) said twice: before it is right, its arguments are cut short.
+
+    Empty if the script has no calls.
+    """
+    calls = [at for at, turn in enumerate(script) if "</tool_call>" in turn][:2]
+    if not calls:
+        return ()
+    at = calls[-1]
+    before, _, after = script[at].rpartition("}}")
+    return *script[:at], f"{before[:-1]}{after}", *script[at:]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -94,11 +96,31 @@ def test_a_commit_message_of_aiders_is_no_work_on_the_task():
     assert [PROGRAMS["aider"].side_call(request) for request in (commit, work)] == [True, False]
 
 
+def test_a_title_of_opencodes_is_no_work_on_the_task():
+    title = Request("m", (Message("system", "You are a title generator. You output ONLY a thread title."),))
+    work = Request("m", (Message("system", "You are opencode, an interactive CLI tool."), Message("user", "Fix it.")))
+    assert [PROGRAMS["opencode"].side_call(request) for request in (title, work)] == [True, False]
+
+
 def test_an_installer_that_fails_is_said_with_its_last_lines(tmp_path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed here")
     with pytest.raises(UserError, match=r"npm failed \(exit code \d+\): npm install(.|\n)*ENOENT"):
         layer.npm_install(f"file:{tmp_path}/nothing", tmp_path)
+
+
+def test_a_layer_that_no_run_has_opened_for_long_is_removed_when_another_is_installed(tmp_path):
+    def install(folder):
+        (folder / "program").write_text("")
+
+    old, used = (layer_of("codex", version, install, tmp_path) for version in "12")
+    long_ago = time.time() - (layer.UNUSED_DAYS + 1) * 86400
+    for place in (old, used):
+        os.utime(place, (long_ago, long_ago))
+    layer_of("codex", "2", install, tmp_path)
+    assert old.is_dir()  # nothing was installed
+    new = layer_of("opencode", "1", install, tmp_path)
+    assert {place for place in (tmp_path / "agents").iterdir() if place.is_dir()} == {used, new}
 
 
 def test_a_half_installed_agent_is_not_taken_for_a_whole_one(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -41,6 +41,8 @@ IDLE = {
     "aider": NO_EDIT,
     "claude_code": tool_call("Bash", command="ls"),
     "codex": tool_call("exec_command", cmd="ls"),
+    "opencode": tool_call("bash", command="ls", description="List"),
+    "openhands": tool_call("terminal", command="ls", security_risk="LOW"),
 }
 REAL_AND_TINY = [TINY, *(pytest.param(name, marks=MATRIX) for name in IDLE if name != TINY)]
 
@@ -67,7 +69,11 @@ def opened(checkpoint: str, tmp_path: Path, pool: SandboxPool) -> Callable[..., 
         chosen = {"swe_max_turns": 8, "rollout_max_context_len": 400_000, "swe_time_budget": 300, **changes}
         args = make_args(checkpoint, url, tmp_path, swe_agent=name, swe_system_prompt="", **chosen)
         settings = RolloutSettings.from_args(args)
-        async with agent_class(name).open(settings) as agent:
+        async with AsyncExitStack() as stack:
+            try:
+                agent = await stack.enter_async_context(agent_class(name).open(settings))
+            except UserError as error:
+                pytest.skip(f"{name} can't be installed here: {error}")
             sampling = Sampling({**PARAMS, "max_new_tokens": 2000})
 
             async def play() -> Episode:
@@ -136,18 +142,24 @@ async def test_an_agent_whose_policy_says_nothing_it_can_use_gives_up(opened, to
         assert (episode.stop_reason, episode.turns) == (StopReason.GAVE_UP, 3)
 
 
-@MATRIX
-async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(opened, tokenizer):
-    script = [
-        f"{tool_call('bash', command=command)}{END}" for command in ("sed -i 's/a - b/a + b/' calc.py", "kill -9 -1")
-    ]
-    async with (
-        scripted_engine(tokenizer, by_content(*script)) as engine,
-        opened("mini_swe_agent", engine.url) as (_, play),
-    ):
+@pytest.mark.parametrize(
+    ("name", "shell", "more"),
+    [
+        (TINY, "sh", {}),
+        pytest.param("mini_swe_agent", "bash", {}, marks=MATRIX),
+        pytest.param("opencode", "bash", {"description": "End"}, marks=MATRIX),
+        pytest.param("openhands", "terminal", {"security_risk": "LOW"}, marks=MATRIX),
+    ],
+)
+async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shell, more, opened, tokenizer):
+    """At once: nothing waits for an agent that is dead."""
+    commands = ("sed -i 's/a - b/a + b/' calc.py", "kill -9 -1; sleep 1000")
+    script = [f"{tool_call(shell, command=command, **more)}{END}" for command in commands]
+    async with scripted_engine(tokenizer, by_content(*script)) as engine, opened(name, engine.url) as (_, play):
         episode = await play()
         assert (episode.stop_reason, episode.turns) == (StopReason.GAVE_UP, 2)
         assert "+    return a + b" in episode.patch
+        assert episode.timings.total < 120
 
 
 async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, tokenizer):

@@ -38,3 +38,5 @@ def test_it_is_checked_by_its_own_script(folder):
         pytest.skip(f"overlay sandboxes do not work here: {done.stderr}")
     report = json.loads(done.stdout)
     assert (report["problems"], report["reward"], report["turns"], report["tool_calls_executed"]) == ([], 1.0, 2, 1)
+    assert (report["tokens_retained"], report["forks"]) == (1.0, 0)
+    assert (report["malformed"]["reward"], report["malformed"]["turns"]) == (1.0, 3)

@@ -20,9 +20,12 @@ while True:
     said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
     messages.append(said)
     for call in said.get("tool_calls") or []:
-        command = json.loads(call["function"]["arguments"])["command"]
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
+        try:
+            command = json.loads(call["function"]["arguments"])["command"]
+            result = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        except ValueError:
+            result = "the arguments are not JSON"
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     if not said.get("tool_calls"):
         break
 """

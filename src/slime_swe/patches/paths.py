@@ -14,6 +14,8 @@ _HEADER = re.compile(
     r"(--- |\+\+\+ |\*\*\* |Index:|rename from |rename to |copy from |copy to |diff --git )[ \t\v\f\r]*(.*)",
     re.MULTILINE,
 )
+_QUOTED = re.compile(QUOTED)
+_QUOTED_AFTER_BLANK = re.compile(rf"(?<=[ \t\v\f\r]){QUOTED}")
 _BLANKS = re.compile(r"[ \t\v\f\r]+")
 _MAX_PATH = 4096  # bytes; nothing that is longer can be opened
 _DATE_WORDS = 3  # a date, a time and a zone
@@ -60,7 +62,7 @@ def header_paths(patch: str) -> set[str]:
 def _names(mark: str, line: str) -> Iterator[str]:
     """What may be a name: what is quoted, all up to a tab, the first word, all but the words of a date; of git's first
     line, which has two names, each half and each word."""
-    yield from map(unquote, re.findall(QUOTED, line))
+    yield from map(unquote, _quoted(line))
     for text in {line, line.partition("\t")[0].rstrip()}:
         yield text
         yield _BLANKS.split(text, maxsplit=1)[0]
@@ -69,6 +71,15 @@ def _names(mark: str, line: str) -> Iterator[str]:
     if mark == "diff --git ":
         yield from (line[: len(line) // 2], line[len(line) // 2 + 1 :]) if _is_pair(line) else ()
         yield from _BLANKS.split(line)
+
+
+def _quoted(line: str) -> Iterator[str]:
+    """What stands in quotes from the start, after a blank, or from the first quote. None of those after blanks goes on
+    beyond the next of them, so that this is done once over the line."""
+    first = line.find('"')
+    if first >= 0 and (match := _QUOTED.match(line, first)):
+        yield match[0]
+    yield from _QUOTED_AFTER_BLANK.findall(line)
 
 
 def _is_pair(line: str) -> bool:

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import PurePosixPath
 
 from slime_swe.data_sources.task import HarnessOracle
-from slime_swe.patches import PatchError, header_paths
+from slime_swe.patches import PatchError, header_paths, require_few_folders
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.guard import Guard, folders_of
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
@@ -71,11 +71,12 @@ async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Appli
 
 def _plan(oracle: HarnessOracle, patch: str, listed: str) -> tuple[list[str], list[str]]:
     """What may be tried on this patch, in this order; the paths to put back, of those that it may name: more than it
-    changes."""
+    changes. Raises `PatchError`."""
     entries = (entry.partition("\t") for entry in listed.split("\0") if entry)
     modes = {path: about[: len(_LINK)] for about, _, path in entries}
     links = {path for path, mode in modes.items() if mode == _LINK}
     paths, guard = header_paths(patch), Guard(modes, oracle.protected)
+    require_few_folders(paths)
     behind = _behind(links, paths)  # no file that git would change
     named = paths - behind - header_paths(oracle.gold_patch)
     guarded = sorted(path for path in named if guard(path) and ".." not in PurePosixPath(path).parts)

@@ -6,6 +6,7 @@ All values are strings, without the one newline that the format puts on either s
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 
 from slime_swe.rollout.chat.hermes import CLOSE, OPEN
@@ -13,6 +14,7 @@ from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolC
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
+_EITHER = re.compile(f"{re.escape(OPEN)}|{re.escape(_FUNCTION)}")
 
 
 def parse_qwen3_coder(text: str) -> ParsedTurn:
@@ -69,7 +71,9 @@ def _expect(text: str, position: int, tag: str) -> int:
 
 
 def _find(text: str, after: int) -> int:
-    return min((at for tag in (OPEN, _FUNCTION) if (at := text.find(tag, after)) >= 0), default=-1)
+    """One search for both tags: two would go over the rest of the text for each call that lacks one of them."""
+    match = _EITHER.search(text, after)
+    return match.start() if match else -1
 
 
 QWEN3_CODER = ToolFormat(parse_qwen3_coder, render_qwen3_coder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,9 @@ TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
 }
+
+MAX_TURN = 1 << 19  # characters: parsing a turn is not to hold up the others for longer than 50 ms
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,13 @@ class ToolFormat:
 
 
 def parse_calls(text: str, find: Callable[[int], int], parse_one: Callable[[int], tuple[ToolCall, int]]) -> ParsedTurn:
-    """A turn's calls. `find` says where the next one starts after a place in the text, or -1; `parse_one` gives the
-    call that starts somewhere, and where it ends, or raises `MalformedCall`."""
+    """A turn's calls, in a time that grows with its length. `find` says where the next one starts after a place in the
+    text, or -1; `parse_one` gives the call that starts somewhere, and where it ends, or raises `MalformedCall`."""
     calls: list[ToolCall] = []
     start = find(0)
     before = text if start < 0 else text[:start]
+    if start >= 0 and len(text) > MAX_TURN:
+        return ParsedTurn(before, [], f"a turn with tool calls must not have more than {MAX_TURN} characters")
     try:
         while start >= 0:
             call, end = parse_one(start)
@@ -63,9 +69,9 @@ def parse_calls(text: str, find: Callable[[int], int], parse_one: Callable[[int]
 
 
 def skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
+    match = _SPACE.match(text, position)
+    assert match is not None, position
+    return match.end()
 
 
 @cache

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import MAX_TURN, TOOL_FORMATS, ToolCall, parse
 
 
 def hermes(name: str, **arguments) -> str:
@@ -155,3 +156,22 @@ def test_what_is_written_is_what_is_parsed(name, arguments):
     assert parse(hermes(name, **arguments), "hermes").calls == [ToolCall(name, arguments)]
     tame = {key: value.replace("<", "(") for key, value in arguments.items()}
     assert parse(coder(name, **tame), "qwen3_coder").calls == [ToolCall(name, tame)]
+
+
+FILLINGS = [
+    "<tool_call>", "<function=a></function>", '<tool_call>{"name": "a"}</tool_call>', "</tool_call>", "<", " ", "\n",
+    "<parameter=b>", "<tool_call><function=a></function></tool_call>", "<function=", "x", "[", '{"a":', "1,", '"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["", "<tool_call>", "<tool_call>[", "<function=a>", "<function=a><parameter=b>"])
+def test_any_turn_is_parsed_within_50_ms(format, start: str):
+    for filling in FILLINGS:
+        for size in (MAX_TURN - len(start), 8 << 20):
+            text = start + filling * (size // len(filling))
+            seconds = []
+            for _ in range(2):  # the better of two, for a busy machine
+                begun = time.thread_time()
+                parse(text, format)
+                seconds.append(time.thread_time() - begun)
+            assert min(seconds) < 0.05, (filling, size)

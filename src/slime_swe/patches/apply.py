@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from slime_swe.patches.model import Change, PatchError
+from slime_swe.patches.paths import require_few_folders
 from slime_swe.patches.read import read_patch
 
 Files = Mapping[str, str | bytes]
@@ -28,8 +29,9 @@ def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
 
     A file whose binary change is stated and not carried stays as it is (see `binary_paths`). Files have no modes here.
     """
-    tree = _Tree(encoded(files), read_patch(patch))
-    result = tree.patched()
+    changes = read_patch(patch)
+    require_few_folders(change.path for change in changes)
+    result = _Tree(encoded(files), changes).patched()
     for path, following in pairwise(sorted(f"{path}/" for path in result)):  # what is in a folder follows it
         if following.startswith(path):
             raise PatchError(f"{path[:-1]} would be both a file and a folder, of {following[:-1]}")

@@ -199,8 +199,9 @@ class _Reader:
     def _same_path(self, names: str) -> str | None:
         """The path of `a/PATH b/PATH`, both the same; None where they are not, or it is not clear where they end."""
         quoted = re.fullmatch(rf"({QUOTED}|\S+) ({QUOTED}|\S+)", names)
-        old, new = (quoted[1], quoted[2]) if quoted else (names[: len(names) // 2], names[len(names) // 2 + 1 :])
-        if old[2:] != new[2:] and '"' not in names:
+        middle = len(names) // 2
+        old, new = (quoted[1], quoted[2]) if quoted else (names[:middle], names[middle + 1 :])
+        if not quoted and (names[middle : middle + 1] != " " or old[2:] != new[2:]):
             return None
         old, new = self._without_prefix(self._plain(old), self._plain(new))
         return old if old == new else None

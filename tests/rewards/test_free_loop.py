@@ -28,7 +28,7 @@ TASK = Task("t", "s", Workspace(FILES), TestsOracle(("t.py::t",), (), ("run.py",
 MOST = 1 << 20  # bytes that a patch may have
 PATCHES = {
     "hunks": "--- a/x\n+++ b/x\n" + "@@ -1 +1 @@\n-a\n+b\n" * 50_000,
-    "files": "".join(f"diff --git a/{n} b/{n}\nnew file mode 100644\n" for n in range(19_000)),
+    "files": "".join(f"diff --git a/{n} b/{n}\nnew file mode 100644\n" for n in range(10_000)),
     "names": "--- a b c d\n" * 80_000,
     "quotes": "--- " + '"\\' * 500_000,
     "folders": f"--- /dev/null\n+++ b/{'a/' * 400_000}x\n@@ -0,0 +1 @@\n+x\n",

@@ -338,6 +338,15 @@ def test_what_does_not_fit_is_refused(patch: str, message: str):
         apply_patch({"x": "1\n"}, patch)
 
 
+def test_a_patch_has_bounds():
+    many = "".join(f"diff --git a/{n} b/{n}\nnew file mode 100644\n" for n in range(10_001))
+    with pytest.raises(PatchError, match="more than 10000"):
+        apply_patch({}, many)
+    deep = "".join(f"diff --git a/{n}/{'a/' * 99}x b/{n}/{'a/' * 99}x\nnew file mode 100644\n" for n in range(101))
+    with pytest.raises(PatchError, match="more than 10000 folders"):
+        apply_patch({}, deep)
+
+
 def test_a_small_patch_can_not_grow_without_bound():
     copies = "".join(f"diff --git a/x b/{n}\ncopy from x\ncopy to {n}\n" for n in range(100))
     with pytest.raises(PatchError, match="would grow by more than"):

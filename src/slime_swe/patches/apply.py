@@ -19,6 +19,7 @@ from slime_swe.patches.read import read_patch
 
 Files = Mapping[str, str | bytes]
 _MAX_GROWTH = 16 << 20  # bytes; a small patch could copy or unpack far more
+_MAX_CHANGES = 10_000  # files
 _PLAIN_FILE = "100"  # what its mode begins with; those of links and submodules do not
 _HASHES = {40: "sha1", 64: "sha256"}  # hexadecimal digits -> of git's names of contents
 _LINE = re.compile(r"([A-Za-z])((?:[!-~]{5}){1,13})\n")
@@ -30,6 +31,8 @@ def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
     A file whose binary change is stated and not carried stays as it is (see `binary_paths`). Files have no modes here.
     """
     changes = read_patch(patch)
+    if len(changes) > _MAX_CHANGES:
+        raise PatchError(f"the patch changes {len(changes)} files, more than {_MAX_CHANGES}")
     require_few_folders(change.path for change in changes)
     result = _Tree(encoded(files), changes).patched()
     for path, following in pairwise(sorted(f"{path}/" for path in result)):  # what is in a folder follows it

@@ -5,23 +5,42 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S+::.*)$", re.MULTILINE)
+_PIECE = 1 << 20  # characters
+_LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S.*)$", re.MULTILINE)
+_DASHES = 8  # of a line, at which its name may end
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
     """Test id → whether it passed. A test named twice passed only if it passed both times.
 
-    A line is taken to name what comes before ` - `, which may hold blanks (`test_join[a b]`), and its first word too,
-    since some programs print more behind it.
+    File and test may hold blanks and dashes (`my tests/test_a.py::test_join[a - b]`). So a line is taken to name all of
+    it, what comes before each ` - `, and the test's first word, since some programs print more behind it.
     """
     results: dict[str, bool] = {}
-    for status, rest in _LINE.findall(log):
-        name = rest.partition(" - ")[0].rstrip()
-        for test in {name, name.split(maxsplit=1)[0]}:
-            results[test] = results.get(test, True) and status == "PASSED"
+    for match in (match for piece in _pieces(log) for match in _LINE.finditer(piece)):
+        for test in set(_names(match[2])):
+            results[test] = results.get(test, True) and match[1] == "PASSED"
     return results
+
+
+def _names(text: str) -> Iterator[str]:
+    file, separator, rest = text.partition("::")
+    parts = rest.split(" - ", _DASHES)
+    for count in range(1, len(parts) + 1 if separator else 0):
+        name = " - ".join(parts[:count]).rstrip()
+        yield f"{file}::{name}"
+        yield from (f"{file}::{word}" for word in name.split(maxsplit=1)[:1])
+
+
+def _pieces(log: str) -> Iterator[str]:
+    """Whole lines, some at a time: other threads wait while one of them is searched."""
+    start = 0
+    while start < len(log):
+        end = log.find("\n", start + _PIECE) + 1 or len(log)
+        yield log[start:end]
+        start = end
 
 
 # JUnit's XML, as Maven's Surefire and Gradle write it: a line for each test case. POSIX awk: an image needs no Python

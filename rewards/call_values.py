@@ -33,7 +33,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     calls = calls_of(task)
     if calls is None:
         raise UserError(f"task {task.id!r}: its tests are not `assert function(literals) == literal`")
-    files, ignored = graded_files(task, patch, added=calls.grading_files())
+    files, ignored = await graded_files(task, patch, added=calls.grading_files())
     try:
         async with sandboxes.open(files, LIMITS) as sandbox:
             result = await sandbox.exec(_COMMAND, timeout=task.oracle.timeout_seconds)

@@ -1,12 +1,13 @@
 """Decides which changes of a patch are ignored: those that would decide their own verdict.
 
-These are the oracle's protected files; every new file in a folder (except the root) that holds a protected one; files
-that Python or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); and a new module that would be imported
-in place of a protected file or of the standard library.
+These are the oracle's protected files; what is put where one of their folders has to be; every new file in such a
+folder (except the root); files that Python or pytest load by themselves (`conftest.py`, `sitecustomize.py`, …); and a
+new module that would be imported in place of a protected file or of the standard library.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
@@ -33,11 +34,17 @@ class Guard:
         self._protected = frozenset(protected)
         beside = {str(PurePosixPath(path).parent) for path in self._protected}
         self._folders = tuple(f"{folder}/" for folder in beside if folder != ".")
+        self._above = {folder for path in self._protected for folder in folders_of(path)}
         self._modules = {_module(path) for path in self._protected}
         self._roots = _import_roots(self._known)
 
     def __call__(self, path: str) -> bool:
-        if path in self._protected or PurePosixPath(path).name in _AUTO_LOADED or path.endswith(".pth"):
+        if (
+            path in self._protected
+            or path in self._above
+            or PurePosixPath(path).name in _AUTO_LOADED
+            or path.endswith(".pth")
+        ):
             return True
         if path in self._known:
             return False
@@ -51,18 +58,18 @@ class Guard:
 
 def _import_roots(files: Collection[str]) -> frozenset[str]:
     """The folders that a test runner may have on `sys.path`: those that are in no package, and `src` in any case."""
-    every = {folder for path in files for folder in _folders(path)}
+    every = {folder for path in files for folder in folders_of(path)}
     packages = {folder for folder in every if f"{folder}/__init__.py" in files}
-    outside = {folder for folder in every if packages.isdisjoint({folder, *_folders(folder)})}
+    outside = {folder for folder in every if packages.isdisjoint({folder, *folders_of(folder)})}
     return frozenset({"src", *outside})
 
 
 def _as_imported(path: str, roots: Collection[str]) -> list[str]:
     """The path from the repository's root, and from each of these folders that it is in."""
-    return [path, *(path[len(folder) + 1 :] for folder in _folders(path) if folder in roots)]
+    return [path, *(path[len(folder) + 1 :] for folder in folders_of(path) if folder in roots)]
 
 
-def _folders(path: str) -> set[str]:
+def folders_of(path: str) -> set[str]:
     """The folders that the path is in, but for the repository's own."""
     parts = path.split("/")
     return {"/".join(parts[:count]) for count in range(1, len(parts))}
@@ -74,7 +81,7 @@ def _module(path: str) -> str:
     return str(parent) if name == "__init__" else str(parent / name)
 
 
-def graded_files(
+async def graded_files(
     task: Task,
     patch: str,
     pristine: Files | None = None,
@@ -85,8 +92,14 @@ def graded_files(
 
     pristine: the files to patch; None takes the task's own. names: of all the repository's files; None takes those of
     `pristine`. added: files of the grader. The patch is also ignored where it is in the way of one of these or of a
-    restored file. Raises `PatchError`.
+    restored file. It is done in a thread: the patch decides how long it takes. Raises `PatchError`.
     """
+    return await asyncio.to_thread(_graded_files, task, patch, pristine, names, added)
+
+
+def _graded_files(
+    task: Task, patch: str, pristine: Files | None, names: Collection[str] | None, added: Files | None
+) -> tuple[dict[str, str | bytes], list[str]]:
     pristine = task.workspace.files if pristine is None else pristine
     files: dict[str, str | bytes] = dict(apply_patch(pristine, patch))
     guarded = Guard(pristine if names is None else names, task.oracle.protected)
@@ -100,8 +113,8 @@ def graded_files(
 
 def _in_the_way(files: Iterable[str], fixed: Collection[str]) -> list[str]:
     """The files that one of `fixed` would have to be a folder of, or a file in."""
-    above = {parent for path in fixed for parent in _folders(path)}
-    return [path for path in files if path in above or not _folders(path).isdisjoint(fixed)]
+    above = {parent for path in fixed for parent in folders_of(path)}
+    return [path for path in files if path in above or not folders_of(path).isdisjoint(fixed)]
 
 
 def _encoded(content: str | bytes | None) -> bytes | None:

@@ -8,22 +8,22 @@ if mutated tests fail (`rewards.negative_control`).
 
 from __future__ import annotations
 
+import asyncio
 import random
-import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from slime_swe.data_sources.task import Task
 from slime_swe.data_sources.test_log import parse_test_log
-from slime_swe.patches import PatchError, binary_paths, paths_of
+from slime_swe.patches import binary_paths
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
-from slime_swe.rewards.guard import Files, graded_files
+from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.mutation import mutate, tests_in
 from slime_swe.rewards.negative_control import ControlRun, with_negative_control
+from slime_swe.rewards.patched_image import patch_image
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 
 LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
-_LIST_FILES = "find . -name .git -prune -o -type f -printf '%P\\0'"
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     async def run_mutated(text: str, tests: Collection[str]) -> ControlRun:
         """A run that hangs has reported the tests before: those results stand."""
         done = await run(task, text, sandboxes, tests)
-        results = parse_test_log(done.result.output)
+        results = await asyncio.to_thread(parse_test_log, done.result.output)
         failed, passed = ({name for name in done.mutated if results.get(name) is verdict} for verdict in (False, True))
         return ControlRun(done.mutated, frozenset(failed), frozenset(passed))
 
     try:
-        trial = _trial(task, await run(task, patch, sandboxes), patch)
+        trial = await asyncio.to_thread(_trial, task, await run(task, patch, sandboxes), patch)
         return await with_negative_control(trial, task.oracle, patch, run_mutated)
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
 
 
 async def _run_in_files(task: Task, patch: str, sandboxes: Sandboxes, mutated: Collection[str] = ()) -> _Run:
-    files, ignored = graded_files(task, patch)
+    files, ignored = await graded_files(task, patch)
     async with sandboxes.open(files, LIMITS) as sandbox:
         return await _run(sandbox, task, ignored, mutated)
 
@@ -62,14 +62,7 @@ async def _run_in_files(task: Task, patch: str, sandboxes: Sandboxes, mutated: C
 async def _run_in_image(task: Task, patch: str, sandboxes: Sandboxes, mutated: Collection[str] = ()) -> _Run:
     limits = image_limits(task.oracle.timeout_seconds)
     async with sandboxes.open(task.workspace.files, limits, task.workspace.image) as sandbox:
-        names = await _names(sandbox)
-        try:
-            named = {path: await sandbox.read_file(path) for path in sorted(set(paths_of(patch)) & names)}
-        except OSError as error:
-            raise PatchError(f"a file that the patch names can't be read: {error}") from error
-        pristine: Files = {**named, **task.workspace.files}
-        files, ignored = graded_files(task, patch, pristine, names)
-        await _write_changes(sandbox, pristine, files)
+        ignored = await patch_image(sandbox, task, patch)
         return await _run(sandbox, task, ignored, mutated)
 
 
@@ -103,27 +96,6 @@ async def write_tests(sandbox: Sandbox, tests: Collection[str], to_mutate: Colle
             raise GraderError(f"the test file {path} can't be written: {error}") from error
         done |= found
     return frozenset(done)
-
-
-async def _names(sandbox: Sandbox) -> frozenset[str]:
-    """Every file of the repository."""
-    result = await sandbox.exec(_LIST_FILES)
-    if result.exit_code != 0 or result.truncated:
-        raise GraderError(f"the image's files can't be listed: {result.output[-500:]!r}")
-    return frozenset(filter(None, result.output.split("\0")))
-
-
-async def _write_changes(sandbox: Sandbox, before: Files, after: Files) -> None:
-    """Make of the files `before`, which the sandbox has, those `after`."""
-    deleted = [path for path in before if path not in after]
-    if deleted:
-        await sandbox.exec(f"rm -f -- {shlex.join(deleted)}")
-    try:
-        for path, content in after.items():
-            if before.get(path) != content:
-                await sandbox.write_file(path, content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise PatchError(f"a file of the patch can't be written: {error}") from error
 
 
 def _trial(task: Task, run: _Run, patch: str) -> Trial:

@@ -17,7 +17,7 @@ bin=$root/.venv-test/bin
 
 "$bin/ruff" check .
 "$bin/ruff" format --check .
-"$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/*.sh rollout/sandbox/image/*.sh tests/run.sh tests/rollout/sandbox/*.sh .ci/run
+"$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/*.sh rollout/sandbox/image/*.sh rewards/swebench/*.sh tests/run.sh tests/rollout/sandbox/*.sh .ci/run
 "$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
 # A file's tests stay on one worker, in the order of the files, which has the longest in the middle.

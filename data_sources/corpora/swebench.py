@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from slime_swe.data_sources.corpora.corpus import (
     Corpus,
     Split,
@@ -67,8 +69,17 @@ class _Record:
         yield from patch_faults("test_patch", self.test_patch)
         if START not in self.eval_script or END not in self.eval_script:
             yield f"eval_script must be one that prints {START!r} and {END!r}, got {self.eval_script[:80]!r}"
-        if re.search(r"https?://|data:", str(self.image_assets)):
+        if _names_images(self.image_assets):
             yield "image_assets are not supported: the statement or the tests need images"
+
+
+def _names_images(assets: str | dict[str, Any]) -> bool:
+    """Whether a field's list, or the JSON of such lists, names any. What is no JSON names one."""
+    try:
+        lists = orjson.loads(assets) if isinstance(assets, str) and assets.strip() else assets
+    except orjson.JSONDecodeError:
+        return True
+    return any(lists.values()) if isinstance(lists, dict) else bool(lists)
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:

@@ -2,21 +2,24 @@
 
 Nothing that the policy wrote has run in that sandbox. Two things differ from the harness. Changes that `rewards.guard`
 names are ignored, unless the gold patch changes the same file. And GNU patch, which accepts more than git, gets no
-patch that names a path in `.git`, makes a link, or holds what could be a command of an ed script, indented or not.
+patch that names a path in `.git` or behind a link of the repository, makes a link, or holds what could be a command of
+an ed script, indented or not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import PurePosixPath
 
 from slime_swe.data_sources.task import HarnessOracle
-from slime_swe.patches import PatchError, header_paths
+from slime_swe.patches import PatchError, header_paths, require_few_folders
 from slime_swe.rewards.grade import GraderError
-from slime_swe.rewards.guard import Guard
+from slime_swe.rewards.guard import Guard, folders_of
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
 
 PATCH = "/tmp/patch.diff"
@@ -28,8 +31,10 @@ _BY_GIT_ALONE = re.compile(
     r"^[ \tX]*(new (file )?mode 120000|\d+(,\d+)?([acdi]|s/\.//)[ \t\r]*$)", re.MULTILINE | re.ASCII
 )
 _RESET = f"{_GIT} checkout -- . ; {_GIT} clean -fd"
-_LIST = f"{_GIT} ls-files -z"
-_KEPT = "/tmp/.kept"  # guarded files, as the image has them
+_LIST = f"{_GIT} ls-files --stage -z"
+_LINK = "120000"  # its mode
+_GUARDED, _KEPT = "/tmp/.guarded", "/tmp/.kept"  # the paths of guarded files; those files as the image has them
+_SECONDS = 300.0  # for guarded files to be kept or put back
 
 
 @dataclass(frozen=True)
@@ -41,40 +46,51 @@ class Applied:
 
 
 async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Applied:
-    """Raises `PatchError` where no command takes the patch, `GraderError` where the repository can't be read."""
+    """Raises `PatchError` where no command takes the patch, or what it did can't be undone where it has to be;
+    `GraderError` where the repository can't be read."""
     try:
         await sandbox.write_file(PATCH, patch.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError as error:
         raise PatchError(f"the patch is no text: {error}") from error
-    paths = header_paths(patch)
-    commands = _commands(patch, paths)
-    guarded = _guarded(oracle, paths, await _names(sandbox))
+    listed = await sandbox.exec(_LIST)
+    if listed.exit_code != 0 or listed.truncated:
+        raise GraderError(f"the image's repository can't be listed: {listed.output[-500:]!r}")
+    commands, guarded = await asyncio.to_thread(_plan, oracle, patch, listed.output)
     if not guarded:
         return Applied(await _first_that_takes_it(sandbox, commands), [])
-    await _run(sandbox, _keep(guarded))
+    await sandbox.write_file(_GUARDED, "".join(f"{path}\0" for path in guarded).encode("utf-8", "surrogateescape"))
+    kept = await _put_back(sandbox, "keep")
+    if kept.exit_code != 0:
+        raise GraderError(f"the image's files can't be kept: {_tail(kept)}")
     command = await _first_that_takes_it(sandbox, commands)
-    changed = await _run(sandbox, _put_back(guarded))
-    return Applied(command, list(filter(None, changed.split("\0"))))
+    restored = await _put_back(sandbox, "restore")
+    if restored.exit_code != 0:
+        raise PatchError(f"the files that are not the patch's to change can't be put back: {_tail(restored)}")
+    return Applied(command, sorted(set(filter(None, restored.output.split("\0")))))
 
 
-async def _names(sandbox: Sandbox) -> frozenset[str]:
-    result = await sandbox.exec(_LIST)
-    if result.exit_code != 0 or result.truncated:
-        raise GraderError(f"the image's repository can't be listed: {result.output[-500:]!r}")
-    return frozenset(filter(None, result.output.split("\0")))
+def _plan(oracle: HarnessOracle, patch: str, listed: str) -> tuple[list[str], list[str]]:
+    """What may be tried on this patch, in this order; the paths to put back, of those that it may name: more than it
+    changes. Raises `PatchError`."""
+    entries = (entry.partition("\t") for entry in listed.split("\0") if entry)
+    modes = {path: about[: len(_LINK)] for about, _, path in entries}
+    links = {path for path, mode in modes.items() if mode == _LINK}
+    paths, guard = header_paths(patch), Guard(modes, oracle.protected)
+    require_few_folders(paths)
+    behind = _behind(links, paths)  # no file that git would change
+    named = paths - behind - header_paths(oracle.gold_patch)
+    guarded = sorted(path for path in named if guard(path) and ".." not in PurePosixPath(path).parts)
+    return _commands(patch, paths, by_git_alone=bool(behind)), guarded
 
 
-def _guarded(oracle: HarnessOracle, paths: Collection[str], names: Collection[str]) -> list[str]:
-    """The paths to put back, of those that the patch may name: more than it changes."""
-    guard, gold = Guard(names, oracle.protected), header_paths(oracle.gold_patch)
-    return sorted(path for path in paths if guard(path) and path not in gold and ".." not in PurePosixPath(path).parts)
+def _behind(links: Collection[str], paths: Collection[str]) -> set[str]:
+    return {path for path in paths if not folders_of(path).isdisjoint(links)} if links else set()
 
 
-def _commands(patch: str, paths: Collection[str]) -> list[str]:
-    """What may be tried on this patch, in this order."""
+def _commands(patch: str, paths: Collection[str], *, by_git_alone: bool = False) -> list[str]:
     by_git = [f"{_GIT} {way}" for way in _BY_GIT]
     in_git = any(part.lower() == ".git" for path in paths for part in PurePosixPath(path).parts)
-    return by_git if in_git or _BY_GIT_ALONE.search(patch) else [*by_git, _BY_PATCH]
+    return by_git if by_git_alone or in_git or _BY_GIT_ALONE.search(patch) else [*by_git, _BY_PATCH]
 
 
 async def _first_that_takes_it(sandbox: Sandbox, commands: Collection[str]) -> str:
@@ -94,21 +110,8 @@ def _tail(result: ExecResult | None) -> str:
     return "" if result is None else result.output[-2_000:].strip()
 
 
-def _keep(guarded: Collection[str]) -> str:
-    kept = f'[ ! -e "$path" ] || cp -a --parents -- "$path" {_KEPT} || exit 1'
-    return f"mkdir -p {_KEPT} && for path in {shlex.join(guarded)}; do {kept}; done"
-
-
-def _put_back(guarded: Collection[str]) -> str:
-    """It prints the paths that have changed, each with a NUL after it."""
-    there = f'[ -e "$path" ] || [ -L "$path" ] || [ -e "{_KEPT}/$path" ]'
-    changed = f'cmp -s -- "$path" "{_KEPT}/$path" || printf \'%s\\0\' "$path"'
-    one = f'if {there}; then {changed}; fi; rm -rf -- "$path" || exit 1'
-    return f"for path in {shlex.join(guarded)}; do {one}; done && cp -a {_KEPT}/. ."
-
-
-async def _run(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command)
-    if result.exit_code != 0:
-        raise GraderError(f"the grader's files can't be put back: {_tail(result)}")
-    return result.output
+async def _put_back(sandbox: Sandbox, what: str) -> ExecResult:
+    """`keep` or `restore`, as the script says."""
+    script = resources.files(__package__).joinpath("put_back.sh").read_text(encoding="utf-8")
+    command = shlex.join(["bash", "-c", script, "put_back", what, _GUARDED, _KEPT])
+    return await sandbox.exec(command, timeout=_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
@@ -55,13 +56,18 @@ def render(head: bytes, tail: bytes, missing: int) -> str:
     return head.decode("utf-8", "ignore") + marker + tail.decode("utf-8", "ignore")
 
 
-def patch(
+async def patch(
     files: Mapping[str, bytes], oversized: Iterable[str], deleted: Iterable[str], before: Callable[[str], bytes | None]
 ) -> str:
     """The patch to `files`, the new and changed ones. `before` gives a file's content at the start, if it was there.
 
-    oversized: changed files of too many bytes, which are only named.
+    oversized: changed files of too many bytes, which are only named. It is made in a thread, in bounded time: what a
+    command has written decides how long it takes.
     """
-    after = {**files, **dict.fromkeys(oversized, _UNKNOWN)}
-    found = {path: content for path in (*after, *deleted) if (content := before(path)) is not None}
-    return bounded_patch(found, after)
+
+    def make() -> str:
+        after = {**files, **dict.fromkeys(oversized, _UNKNOWN)}
+        found = {path: content for path in (*after, *deleted) if (content := before(path)) is not None}
+        return bounded_patch(found, after)
+
+    return await asyncio.to_thread(make)

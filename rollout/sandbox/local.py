@@ -161,7 +161,7 @@ class LocalSandbox(common.BaseSandbox):
             if error.errno == errno.EFBIG:
                 return OVERSIZED
             raise SandboxError(f"the sandbox could not list its files: {error}") from error
-        return common.patch(changes.files, changes.oversized, changes.deleted, self._files.get)
+        return await common.patch(changes.files, changes.oversized, changes.deleted, self._files.get)
 
     async def _changes(self) -> Changes:
         answer, blob = await self._call({"op": "changes"})

@@ -11,6 +11,7 @@ from slime_swe.data_sources.corpora.swebench import task_of
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Image
 from slime_swe.errors import UserError
+from slime_swe.patches import make_patch
 
 FILE = Path(__file__).parent / "fixtures" / "swebench" / "verified.jsonl"
 
@@ -48,6 +49,19 @@ def test_test_names_are_a_list_or_the_json_of_one():
     assert as_list.oracle.fail_to_pass == as_json.oracle.fail_to_pass == tuple(names)
 
 
+def test_no_images_are_no_fault():
+    for assets in ("", "{}", "null", {}, '{"patch": [], "test_patch": null}', {"patch": []}):
+        assert task_of(record(image_assets=assets), source="s", split="s").id
+
+
+def test_odd_names_of_test_files_are_protected_as_they_are():
+    names = ("my tests/test größe ü.py", 'a "b"/t\tx.py')
+    patch = make_patch(dict.fromkeys(names, "1\n"), dict.fromkeys(names, "2\n"))
+    quoted = 'diff --git "a/tests/t\\303\\251.py" "b/tests/t\\303\\251.py"\nnew file mode 100644\n'
+    task = task_of(record(test_patch=patch + quoted), source="s", split="s")
+    assert set(task.oracle.protected) == {*names, "tests/té.py"}
+
+
 def test_the_folder_and_the_environment_are_those_of_the_script():
     script = "cd /src/app\nexport A=1\n: '>>>>> Start Test Output'\nconda activate late\n: '>>>>> End Test Output'\n"
     task = task_of(record(eval_script=script), source="s", split="s")
@@ -69,6 +83,8 @@ def test_the_folder_and_the_environment_are_those_of_the_script():
         ({"patch": None, "repo": 1}, "repo must be str, got 1; patch is missing"),
         ({"test_patch": "@@ -1 +1 @@\n"}, "test_patch: line 0 of the patch: a hunk without the file"),
         ({"image_assets": {"patch": ["https://x/a.png"]}}, "image_assets are not supported"),
+        ({"image_assets": '{"patch": null, "problem_statement": ["assets/a.png"]}'}, "image_assets are not supported"),
+        ({"image_assets": "assets/a.png"}, "image_assets are not supported"),
     ],
 )
 def test_a_record_that_is_wrong(changes, message):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,47 @@ def test_what_maven_writes(tmp_path):
         "org.toy.WordsTest::broken": False,
     }, printed[-2000:]
     assert "SKIPPED org.toy.WordsTest::left" in printed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "t.py::t",
+        "t.py::t[a b]",
+        "t.py::t[a - b]",
+        "my tests/test größe ü.py::T::t[w0-a b]",
+        "a - b/t.py::t",
+        "t.py::t[::]",
+    ],
+)
+@pytest.mark.parametrize("line", ["PASSED {}", "FAILED {}", "FAILED {} - assert 1 == 2", "ERROR {} - E - why: x::y"])
+def test_names_may_hold_blanks_and_dashes(test: str, line: str):
+    assert parse_test_log(f"x\n{line.format(test)}\n{test}\n")[test] is line.startswith("PASSED")
+
+
+def test_any_log_is_read_in_time_that_grows_with_it():
+    rng = random.Random(0)
+    words = [
+        "PASSED",
+        "FAILED ",
+        "ERROR ",
+        "a.py",
+        "::",
+        " - ",
+        "[",
+        " ",
+        "\n",
+        "\r\n",
+        "\u2028",
+        "\0",
+        "\ud800",
+        "é",
+        "9" * 5_000,
+    ]
+    for _ in range(3_000):
+        parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
+    for line in ("PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99):
+        log = line * ((2 << 20) // len(line))
+        started = time.thread_time()
+        parse_test_log(log)
+        assert time.thread_time() - started < 3, line

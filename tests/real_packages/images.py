@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.real_packages.instances import IMAGE_PREFIX, PYTEST_FOLDER, Instance
+from tests.real_packages.shapes import Shape
 
 from slime_swe.data_sources.corpora.swebench import task_of
 from slime_swe.data_sources.task import Image, Task
@@ -26,11 +27,6 @@ COPY . /
 WORKDIR /testbed
 STOPSIGNAL SIGKILL
 """
-_COMMIT = """\
-git init --quiet --initial-branch=main
-git add --all --force
-git -c user.name=release -c user.email=release@example.org commit --quiet --message=release
-"""
 
 
 def place() -> Path:
@@ -38,7 +34,7 @@ def place() -> Path:
     return cache_folder() / "real-packages"
 
 
-def folder(instance: Instance) -> Path:
+def folder(instance: Instance | Shape) -> Path:
     """The image as a folder, for overlay sandboxes; it is made unless it is there."""
     base = made_once(place() / f"base-{digest()}", write_folder)
 
@@ -49,13 +45,13 @@ def folder(instance: Instance) -> Path:
     return made_once(place() / instance.image.replace(":", "-"), make)
 
 
-def in_folder(task: Task, instance: Instance) -> Task:
+def in_folder(task: Task, instance: Instance | Shape) -> Task:
     """The same task, its image as a folder."""
     image = replace(image_of(task), name=str(folder(instance)))
     return replace(task, workspace=replace(task.workspace, image=image))
 
 
-def build(instance: Instance) -> str:
+def build(instance: Instance | Shape) -> str:
     """The Docker image's name; it is made unless it is there."""
     if _exists(instance.image):
         return instance.image
@@ -71,10 +67,10 @@ def build(instance: Instance) -> str:
     return instance.image
 
 
-def write_files(root: Path, instance: Instance) -> None:
+def write_files(root: Path, instance: Instance | Shape) -> None:
     """What the instance's image holds beside the system: the repository, committed, and pytest."""
     _write(root / "testbed", instance.repository)
-    subprocess.run(["bash", "-euc", _COMMIT], cwd=root / "testbed", check=True, capture_output=True)
+    subprocess.run(["bash", "-euc", instance.prepare], cwd=root / "testbed", check=True, capture_output=True)
     _write(root / PYTEST_FOLDER.strip("/"), _pytest_files())
 
 
@@ -85,10 +81,10 @@ async def task_for(instance: Instance, overlay: SandboxPool) -> Task:
     passing = [name for name, status in gold.items() if status == "PASSED"]
     fail_to_pass = [name for name in passing if base.get(name) != "PASSED"]
     assert fail_to_pass, f"{instance.id}: no test tells the faults: {gold}"
-    return _as_task(instance.record(fail_to_pass, [name for name in passing if name not in fail_to_pass]))
+    return as_task(instance.record(fail_to_pass, [name for name in passing if name not in fail_to_pass]))
 
 
-def _as_task(record: dict[str, Any]) -> Task:
+def as_task(record: dict[str, Any]) -> Task:
     return task_of(record, source="real_packages", split="test")
 
 

@@ -19,6 +19,11 @@ IMAGE_PREFIX = "slime-swe-real"
 PYTEST_FOLDER = "/opt/pytest"
 # Without a compiled or cached file of its own, and whatever the release's own configuration asks for.
 TEST_COMMAND = "python3 -B -m pytest -c /dev/null --rootdir=. --no-header -rA --tb=short -p no:cacheprovider"
+COMMIT = """\
+git init --quiet --initial-branch=main
+git add --all --force
+git -c user.name=release -c user.email=release@example.org commit --quiet --message=release
+"""
 Edit = tuple[str, str]  # right, wrong
 
 
@@ -107,6 +112,11 @@ git apply -v - <<'EOF_OF_TEST_PATCH'
 : '>>>>> End Test Output'
 git checkout HEAD {self.tests}
 """
+
+    @property
+    def prepare(self) -> str:
+        """Shell that makes of the files the image's repository."""
+        return COMMIT
 
     @property
     def _right(self) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import pytest_asyncio
-from tests.real_packages.images import build, in_folder, place, task_for
+from tests.real_packages.images import as_task, build, in_folder, place, task_for
 from tests.real_packages.instances import Instance, instances
 from tests.real_packages.packages import DownloadError, definitions
+from tests.real_packages.shapes import SHAPES, Shape
 from tests.rewards.swebench_here import harness_python, need_docker
 
 from slime_swe.data_sources.task import Task
@@ -35,9 +36,11 @@ class Graders:
     docker: SandboxPool
     overlay: SandboxPool
 
-    async def verdicts(self, instance: Instance, task: Task, patch: str) -> tuple[Verdict, ...]:
+    async def verdicts(
+        self, instance: Instance | Shape, task: Task, patch: str, *, control: bool = True
+    ) -> tuple[Verdict, ...]:
         """Of the official harness, of ours on Docker and of ours on overlay."""
-        ours = GradingSettings(harness_python=harness_python())
+        ours = GradingSettings(harness_python=harness_python(), negative_control=control)
         official = GradingSettings(harness_python=harness_python(), harness="official")
         return tuple(
             await asyncio.gather(
@@ -94,6 +97,41 @@ def _check_kinds(verdicts: dict[str, Verdict], task: Task) -> None:
     still = [tests["breaks tests"][name] for name in task.oracle.pass_to_pass]
     assert any(still) and not all(still)
     assert not any(tests["breaks syntax"].values())
+
+
+# What a patch of some kinds is worth, whatever the shape; of the others, the three have to agree.
+WORTH = {
+    "gold": "solved", "empty": "empty_patch", "wrong": "failed", "unappliable": "unappliable_patch", "syntax": "failed",
+    "other way": "solved", "edits the tests": "solved", "deletes the tests": "solved", "deletes": "failed",
+    "without git's line": "solved", "in prose": "solved", "by GNU patch, with .gitignore": "solved",
+    "new files": "solved",
+}  # fmt: skip
+FEW = ("gold", "wrong", "by GNU patch, with .gitignore")
+ALL = tuple(SHAPES[0].patches)
+ROWS = [
+    pytest.param(shape, kinds, marks=pytest.mark.matrix("verdicts on awkward shapes"), id=f"{shape.name}-{number}")
+    for shape in SHAPES
+    for number, kinds in enumerate((ALL[:26], ALL[26:]))
+]
+
+
+@pytest.mark.parametrize(("shape", "kinds"), [pytest.param(SHAPES[1], FEW, id="few"), *ROWS])
+async def test_verdicts_on_awkward_shapes_are_identical(graders: Graders, shape: Shape, kinds: Sequence[str]) -> None:
+    """Without the negative control, which the harness does not have."""
+    build(shape)
+    task = as_task(shape.record())
+    found, differ = {}, []
+    for kind in kinds:
+        official, docker, overlay = await graders.verdicts(shape, task, shape.patches[kind], control=False)
+        found[kind] = official[0]
+        differ += [] if docker == overlay == official else [(kind, official, docker, overlay)]
+    assert not differ
+    assert found == {**found, **{kind: WORTH[kind] for kind in kinds if kind in WORTH}}
+
+
+async def test_there_are_enough_shapes_and_kinds() -> None:
+    assert len(SHAPES) >= 12
+    assert len(ALL) >= 50
 
 
 async def _verdict(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Verdict:

@@ -136,7 +136,7 @@ CHEATS = {
 @pytest.mark.parametrize("name", CHEATS)
 async def test_a_patch_to_what_decides_counts_for_nothing(sandboxes: SandboxPool, name: str) -> None:
     text = patch(**CHEATS[name])
-    files, ignored = graded_files(TASK, text)
+    files, ignored = await graded_files(TASK, text)
     assert ignored == sorted(CHEATS[name])
     assert (
         files == {path: content for path, content in FILES.items()}
@@ -175,7 +175,7 @@ async def test_shadowing_is_judged_outside_of_packages() -> None:
         "src/__init__.py": "",
     }
     task = replace(TASK, workspace=Workspace(known))
-    assert graded_files(task, make_patch(known, {**known, **new}))[1] == ["lib/json.py", "src/queue.py"]
+    assert (await graded_files(task, make_patch(known, {**known, **new})))[1] == ["lib/json.py", "src/queue.py"]
 
 
 async def test_a_new_file_beside_the_tests_counts_for_nothing() -> None:

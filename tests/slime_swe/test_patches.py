@@ -299,7 +299,10 @@ def test_a_megabyte_of_headers_is_read_in_bounded_time(line: str):
     assert time.process_time() - started < 10
 
 
-BOMB = "diff --git a/b b/b\nnew file mode 100644\nindex 1..2\nGIT binary patch\nliteral 999999999\nzcmZ\n\n"
+BOMB = (
+    f"diff --git a/b b/b\nnew file mode 100644\nindex {'0' * 40}..{'1' * 40}\n"
+    "GIT binary patch\nliteral 999999999\nzcmZ\n\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -311,12 +314,12 @@ BOMB = "diff --git a/b b/b\nnew file mode 100644\nindex 1..2\nGIT binary patch\n
         ("--- a/x\n+++ b/x\n@@ -9,0 +9 @@\n+3\n", "does not have the lines"),
         ("--- a/x\n+++ b/x\n@@ -0 +1 @@\n-1\n+3\n", "begins before the first line"),
         ("--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-1\n", "ends too early"),
-        ("--- a/x\n+++ b/x\n@@ nonsense\n", "malformed hunk"),
+        ("--- a/x\n+++ b/x\n@@ -nonsense\n", "malformed hunk"),
         (f"--- a/x\n+++ b/x\n@@ -{'9' * 5_000} +1 @@\n-1\n", "malformed hunk"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\ndiff --git\n", "ends before its header"),
         ("--- a/no\n+++ b/no\n@@ -1 +1 @@\n-1\n+2\n", "is not there"),
         ("--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+2\n", "exists already"),
-        ("--- a/x\n+++ /dev/null\n@@ -0,0 +0,0 @@\n", "would be deleted"),
+        ("--- a/x\n+++ /dev/null\n@@ -1 +1 @@\n-1\n+2\n", "would be deleted"),
         ("--- /dev/null\n+++ b/../y\n@@ -0,0 +1 @@\n+2\n", "not a path inside"),
         ("--- /dev/null\n+++ b//etc/passwd\n@@ -0,0 +1 @@\n+2\n", "not a path inside"),
         ("--- /dev/null\n+++ b/.Git/config\n@@ -0,0 +1 @@\n+2\n", "not a path inside"),
@@ -333,6 +336,15 @@ BOMB = "diff --git a/b b/b\nnew file mode 100644\nindex 1..2\nGIT binary patch\n
 def test_what_does_not_fit_is_refused(patch: str, message: str):
     with pytest.raises(PatchError, match=message):
         apply_patch({"x": "1\n"}, patch)
+
+
+def test_a_patch_has_bounds():
+    many = "".join(f"diff --git a/{n} b/{n}\nnew file mode 100644\n" for n in range(10_001))
+    with pytest.raises(PatchError, match="more than 10000"):
+        apply_patch({}, many)
+    deep = "".join(f"diff --git a/{n}/{'a/' * 99}x b/{n}/{'a/' * 99}x\nnew file mode 100644\n" for n in range(101))
+    with pytest.raises(PatchError, match="more than 10000 folders"):
+        apply_patch({}, deep)
 
 
 def test_a_small_patch_can_not_grow_without_bound():

@@ -175,7 +175,7 @@ class ImageSandbox(ShellSandbox):
                     return OVERSIZED
                 raise SandboxError(f"the sandbox's files could not be listed: {error}") from error
         changes = await asyncio.to_thread(self._start.compare, found)
-        return common.patch(changes.files, changes.oversized, changes.deleted, self._start.read)
+        return await common.patch(changes.files, changes.oversized, changes.deleted, self._start.read)
 
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port <= MAX_PORT:

@@ -10,7 +10,14 @@ time that grows faster than its input.
 from slime_swe.patches.apply import apply_patch
 from slime_swe.patches.diff import MAX_PATCH_BYTES, OVERSIZED, bounded_patch, make_patch
 from slime_swe.patches.model import Change, Hunk, PatchError, write_patch
-from slime_swe.patches.paths import added_paths, binary_paths, changed_lines, header_paths, paths_of
+from slime_swe.patches.paths import (
+    added_paths,
+    binary_paths,
+    changed_lines,
+    header_paths,
+    paths_of,
+    require_few_folders,
+)
 from slime_swe.patches.read import read_patch, reverse_patch
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "make_patch",
     "paths_of",
     "read_patch",
+    "require_few_folders",
     "reverse_patch",
     "write_patch",
 ]

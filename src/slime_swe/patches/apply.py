@@ -1,17 +1,28 @@
-"""Apply a patch to files, as `git apply` does: at the stated lines, with exactly the stated context."""
+"""Apply a patch to files, as `git apply` does, but at the stated lines only: what does not fit there is refused.
+
+What is accepted, git accepts too (where names have no prefix, with `-p0`), with the same result. Three things are
+accepted beside that: a binary change that is stated and not carried, a last line that does not end, and no change.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from slime_swe.patches.model import Change, Hunk, PatchError, split_lines
+from slime_swe.patches.model import Change, PatchError
+from slime_swe.patches.paths import require_few_folders
 from slime_swe.patches.read import read_patch
 
 Files = Mapping[str, str | bytes]
-_MAX_GROWTH = 64 << 20  # bytes; a small patch could copy or unpack far more
-_SPECIAL = ("120000", "160000")  # modes of links and submodules
+_MAX_GROWTH = 16 << 20  # bytes; a small patch could copy or unpack far more
+_MAX_CHANGES = 10_000  # files
+_PLAIN_FILE = "100"  # what its mode begins with; those of links and submodules do not
+_HASHES = {40: "sha1", 64: "sha256"}  # hexadecimal digits -> of git's names of contents
+_LINE = re.compile(r"([A-Za-z])((?:[!-~]{5}){1,13})\n")
 
 
 def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
@@ -19,12 +30,14 @@ def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
 
     A file whose binary change is stated and not carried stays as it is (see `binary_paths`). Files have no modes here.
     """
-    tree = _Tree(encoded(files), read_patch(patch))
-    result = tree.patched()
-    for path in result:
-        for parent in _parents(path):
-            if parent in result:
-                raise PatchError(f"{parent} would be both a file and a folder, of {path}")
+    changes = read_patch(patch)
+    if len(changes) > _MAX_CHANGES:
+        raise PatchError(f"the patch changes {len(changes)} files, more than {_MAX_CHANGES}")
+    require_few_folders(change.path for change in changes)
+    result = _Tree(encoded(files), changes).patched()
+    for path, following in pairwise(sorted(f"{path}/" for path in result)):  # what is in a folder follows it
+        if following.startswith(path):
+            raise PatchError(f"{path[:-1]} would be both a file and a folder, of {following[:-1]}")
     return result
 
 
@@ -50,8 +63,11 @@ class _Tree:
 
     def _apply(self, change: Change) -> None:
         old, new = change.old_path, change.new_path
-        if {change.old_mode, change.new_mode}.intersection(_SPECIAL):
+        modes = {change.old_mode, change.new_mode, change.index.partition(" ")[2]} - {""}
+        if not all(mode.startswith(_PLAIN_FILE) for mode in modes):
             raise PatchError(f"{change.path} is a link or a submodule, which is not supported")
+        if old in self._written and not change.moved and _leaves(change):
+            raise PatchError(f"{old} is deleted after it was changed")
         content = b"" if old is None else self._before.get(old) if change.moved else self._now(old)
         if content is None:
             raise PatchError(f"{old} is not there")
@@ -62,8 +78,6 @@ class _Tree:
         result = _binary(change, content) if change.binary else _text(change, content)
         if old is not None and _leaves(change):
             self._gone.add(old)
-            if not change.moved:
-                self._written.pop(old, None)
         if new is not None:
             self._write(new, result)
         elif result:
@@ -84,38 +98,86 @@ def _leaves(change: Change) -> bool:
 
 
 def _text(change: Change, content: bytes) -> bytes:
-    if not change.hunks:
-        return content
-    lines = split_lines(content.decode("utf-8", "surrogateescape"))
-    return "".join(_patched(change.path, lines, change.hunks)).encode("utf-8", "surrogateescape")
+    """The content with the hunks applied."""
+    pieces: list[bytes] = []
+    place = line = moved = 0  # bytes and lines of the content that are done; lines that it has grown by
+    for number, hunk in enumerate(change.hunks):
+        old, new = (_joined(lines) for lines in (hunk.old, hunk.new))
+        start = hunk.old_start - 1 if hunk.old else hunk.old_start
+        at = _after_lines(content, place, start - line)
+        unended = not old.endswith(b"\n") and old != content[at:]
+        if at < 0 or not content.startswith(old, at) or (old and unended):
+            raise PatchError(f"{change.path} does not have the lines that the patch expects at line {start + 1}")
+        if hunk.new_start != start + moved + bool(hunk.new):
+            raise PatchError(f"{change.path}: the line numbers of a hunk, {hunk.new_start} the new one, do not fit")
+        # As git has it without `--unidiff-zero`: a hunk for the first line begins the file, one without context behind
+        # its changes ends it.
+        if hunk.lines[-1][0] != " " and (at + len(old) < len(content) or number + 1 < len(change.hunks)):
+            raise PatchError(f"{change.path}: a hunk has no context behind it, and is not at the end")
+        if not hunk.old and hunk.old_start == 1:
+            raise PatchError(f"{change.path}: a hunk has no context before it, and is not at the start")
+        pieces += [content[place:at], new]
+        place, line, moved = at + len(old), start + len(hunk.old), moved + len(hunk.new) - len(hunk.old)
+    return b"".join([*pieces, content[place:]])
 
 
-def _patched(path: str, lines: list[str], hunks: Iterable[Hunk]) -> Iterator[str]:
-    done = 0
-    for hunk in hunks:
-        old = hunk.old
-        start = hunk.old_start - 1 if old else hunk.old_start
-        if start < done or start > len(lines) or lines[start : start + len(old)] != old:
-            raise PatchError(f"{path} does not have the lines that the patch expects at line {start + 1}")
-        yield from lines[done:start]
-        yield from hunk.new
-        done = start + len(old)
-    yield from lines[done:]
+def _joined(lines: list[str]) -> bytes:
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _after_lines(content: bytes, place: int, lines: int) -> int:
+    """The place so many lines on; -1 where there are fewer, or it is behind the place."""
+    for _ in range(lines):
+        if place == len(content):
+            return -1
+        end = content.find(b"\n", place)
+        place = end + 1 if end >= 0 else len(content)
+    return place if lines >= 0 else -1
 
 
 def _binary(change: Change, content: bytes) -> bytes:
-    """Upstream: git's apply.c (`apply_binary_fragment`) and patch-delta.c."""
+    """Upstream: git's apply.c (`apply_binary`) and patch-delta.c. Git wants the whole names of both contents."""
     assert change.binary is not None
-    head, *lines = change.binary.forward.splitlines()
-    kind, size = head.split(" ")
+    before, _, after = change.index.partition(" ")[0].partition("..")
+    if not {len(before), len(after)} <= _HASHES.keys():
+        raise PatchError(f"{change.path}: a binary patch has to say whole in its index line what it changes")
+    if before != _object_name(change.old_path, content, len(before)):
+        raise PatchError(f"{change.path}: the binary patch is of another file")
     try:
-        packed = b"".join(base64.b85decode(line[1:])[: _length(line[0])] for line in lines)
-        unpacked = zlib.decompressobj().decompress(packed, min(int(size) + 1, _MAX_GROWTH))
-        if len(unpacked) != int(size):
-            raise ValueError(f"{size} bytes are stated, {len(unpacked)} are there")
-        return unpacked if kind == "literal" else _from_delta(content, unpacked)
+        kind, unpacked = _unpacked(change.binary.forward)
+        if change.binary.backward:
+            _unpacked(change.binary.backward)
+        result = unpacked if kind == "literal" else _from_delta(content, unpacked)
     except (ValueError, IndexError, zlib.error) as error:
         raise PatchError(f"{change.path}: the binary patch can't be read, or is of another file: {error}") from error
+    if after != _object_name(change.new_path, result, len(after)):
+        raise PatchError(f"{change.path}: the binary patch does not make what it says")
+    return result
+
+
+def _object_name(path: str | None, content: bytes, digits: int) -> str:
+    """What git calls a content, with so many hexadecimal digits; zeros where there is no file."""
+    if path is None:
+        return "0" * digits
+    return hashlib.new(_HASHES[digits], b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+
+
+def _unpacked(block: str) -> tuple[str, bytes]:
+    """What a block is, `literal` or `delta`, and its data. Raises `ValueError`, `zlib.error`."""
+    head, _, body = block.partition("\n")
+    kind, size = head.split(" ")
+    packed = []
+    for line in body.splitlines(keepends=True):
+        match = _LINE.fullmatch(line)
+        count = _length(line[0]) if match else 0
+        if match is None or not len(match[2]) // 5 * 4 - 4 < count <= len(match[2]) // 5 * 4:
+            raise ValueError(f"a line of it is {line!r}")
+        packed.append(base64.b85decode(match[2])[:count])
+    stream = zlib.decompressobj()
+    data = stream.decompress(b"".join(packed), min(int(size) + 1, _MAX_GROWTH))
+    if len(data) != int(size) or not stream.eof:
+        raise ValueError(f"{size} bytes are stated, {len(data)} are there")
+    return kind, data
 
 
 def _length(letter: str) -> int:
@@ -132,6 +194,8 @@ def _from_delta(before: bytes, delta: bytes) -> bytes:
     result = bytearray()
     while at < len(delta) and len(result) <= new_size:
         command, at = delta[at], at + 1
+        if not command:
+            raise ValueError("it holds a command of no kind")
         if command & 0x80:
             flags = [bool(command & 1 << bit) for bit in range(7)]
             numbers = [delta[at + sum(flags[:bit])] if flags[bit] else 0 for bit in range(7)]
@@ -142,6 +206,8 @@ def _from_delta(before: bytes, delta: bytes) -> bytes:
                 raise ValueError("it copies what is not there")
             result += before[start : start + count]
         else:
+            if at + command > len(delta):
+                raise ValueError("it ends too early")
             result += delta[at : at + command]
             at += command
     if len(result) != new_size:
@@ -160,8 +226,3 @@ def _size(delta: bytes, at: int) -> tuple[int, int]:
             return number, at
         if shift > 63:
             raise ValueError("a number is too large")
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]

@@ -10,7 +10,7 @@ from slime_swe.errors import UserError
 
 NO_NEWLINE = "\\ No newline at end of file"
 ESCAPES = {"\a": "a", "\b": "b", "\t": "t", "\n": "n", "\v": "v", "\f": "f", "\r": "r", '"': '"', "\\": "\\"}
-QUOTED = r'"(?:[^"\\]|\\.)*"'
+QUOTED = r'"(?:[^"\\]|\\(?:[abtnvfr"\\]|[0-3][0-7]{2}))*"'  # what `unquote` takes
 _UNESCAPES = {letter: character for character, letter in ESCAPES.items()}
 _ODD = re.compile(r'[\x00-\x1f\x7f"\\\udc80-\udcff]')
 _SWAPPED = {"+": "-", "-": "+", " ": " "}
@@ -183,13 +183,11 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def unquote(name: str) -> str:
-    """What git writes in quotes. Octal escapes are bytes: `é` is `\\303\\251`. What is no UTF-8 is read as
+    """What git writes in quotes (`QUOTED`). Octal escapes are bytes: `é` is `\\303\\251`. What is no UTF-8 is read as
     `os.fsdecode` reads it."""
-    parts = re.findall(r"\\([0-7]{3})|\\(.)|([^\\]+)", name[1:-1], re.DOTALL)
+    parts = re.findall(r"\\([0-3][0-7]{2})|\\(.)|([^\\]+)", name[1:-1], re.DOTALL)
     raw = b"".join(
-        bytes([int(octal, 8) & 255])
-        if octal
-        else (_UNESCAPES.get(escape, escape) + text).encode("utf-8", "surrogateescape")
+        bytes([int(octal, 8)]) if octal else (_UNESCAPES.get(escape, "") + text).encode("utf-8", "surrogateescape")
         for octal, escape, text in parts
     )
     return raw.decode("utf-8", "surrogateescape")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
-from slime_swe.patches.model import QUOTED, as_text, unquote
+from slime_swe.patches.model import QUOTED, PatchError, as_text, unquote
 from slime_swe.patches.read import changes_of, read_patch
 
 _HEADER = re.compile(
@@ -14,7 +14,10 @@ _HEADER = re.compile(
     r"(--- |\+\+\+ |\*\*\* |Index:|rename from |rename to |copy from |copy to |diff --git )[ \t\v\f\r]*(.*)",
     re.MULTILINE,
 )
+_QUOTED = re.compile(QUOTED)
+_QUOTED_AFTER_BLANK = re.compile(rf"(?<=[ \t\v\f\r]){QUOTED}")
 _BLANKS = re.compile(r"[ \t\v\f\r]+")
+MAX_FOLDERS = 10_000  # that the paths of one patch are in; a sandbox would take minutes to make what fits in a megabyte
 _MAX_PATH = 4096  # bytes; nothing that is longer can be opened
 _DATE_WORDS = 3  # a date, a time and a zone
 
@@ -54,13 +57,25 @@ def header_paths(patch: str) -> set[str]:
     words = {word for mark, line in _HEADER.findall(as_text(patch)) for word in _names(mark, line)}
     words = {re.sub("/+", "/", word) for word in words if len(word) <= _MAX_PATH}
     paths = {path for word in words for path in (word, word.partition("/")[2])}
-    return {_normal(path) for path in paths if path and not path.startswith("/") and path != "dev/null"}
+    return {_normal(path) for path in paths if path and not path.startswith("/")}
+
+
+def require_few_folders(paths: Iterable[str]) -> None:
+    """Raises `PatchError` where the paths are in more than `MAX_FOLDERS`. Looks at no more than that."""
+    folders: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            if len(folders) > MAX_FOLDERS:
+                raise PatchError(f"the paths of a patch must not be in more than {MAX_FOLDERS} folders")
+            folder = folder.rpartition("/")[0]
 
 
 def _names(mark: str, line: str) -> Iterator[str]:
     """What may be a name: what is quoted, all up to a tab, the first word, all but the words of a date; of git's first
     line, which has two names, each half and each word."""
-    yield from map(unquote, re.findall(QUOTED, line))
+    yield from map(unquote, _quoted(line))
     for text in {line, line.partition("\t")[0].rstrip()}:
         yield text
         yield _BLANKS.split(text, maxsplit=1)[0]
@@ -69,6 +84,15 @@ def _names(mark: str, line: str) -> Iterator[str]:
     if mark == "diff --git ":
         yield from (line[: len(line) // 2], line[len(line) // 2 + 1 :]) if _is_pair(line) else ()
         yield from _BLANKS.split(line)
+
+
+def _quoted(line: str) -> Iterator[str]:
+    """What stands in quotes from the start, after a blank, or from the first quote. None of those after blanks goes on
+    beyond the next of them, so that this is done once over the line."""
+    first = line.find('"')
+    if first >= 0 and (match := _QUOTED.match(line, first)):
+        yield match[0]
+    yield from _QUOTED_AFTER_BLANK.findall(line)
 
 
 def _is_pair(line: str) -> bool:

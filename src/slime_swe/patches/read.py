@@ -1,11 +1,10 @@
 """Read a unified diff in git's form, or a plain one, into the changes that it states. Strict: what git refuses is
-refused here too."""
+refused here too, and so is what git reads only by guessing. Upstream: git's apply.c."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from slime_swe.patches.model import (
     QUOTED,
@@ -22,14 +21,21 @@ from slime_swe.patches.model import (
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@ ?(.*)", re.ASCII)
 _EXTENDED = re.compile(
-    r"(old mode|new mode|deleted file mode|new file mode|rename from|rename to|copy from|copy to|similarity index"
+    r"(old mode|new mode|deleted file mode|new file mode|rename (?:from|to|old|new)|copy (?:from|to)|similarity index"
     r"|dissimilarity index|index) (.*)"
 )
+_VERBS = ("rename", "copy")
+_OLD_FORM = ("rename old", "rename new")
+_INDEX = re.compile(r"\S+( [0-7]{6})?")
 _BLOCK = re.compile(r"(literal|delta) \d{1,9}\n", re.ASCII)
 _DATE = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? [+-]\d{4}$", re.ASCII)
 _PREFIX = re.compile(r"[abciow12]/")  # `a/` and `b/`, and those of git's diff.mnemonicPrefix
 _MODE = re.compile(r"[0-7]{6}")
+_EPOCH = re.compile(r"\t(1969-12-31|1970-01-01) (00:00:00(?:\.0+)? \+0000$)?", re.ASCII)  # says that there is no file
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NOTHING = "/dev/null"
+_PATH_BYTES, _NAME_BYTES = 4095, 255  # of a whole path and of each part; what has more can't be opened
+_MARK_LENGTH = 11  # at least, of a line such as "\\ No newline at end of file"
 
 
 def read_patch(patch: str) -> list[Change]:
@@ -51,12 +57,13 @@ class _Reader:
     def __init__(self, patch: str) -> None:
         self._lines = split_lines(as_text(patch))
         self._at = 0
+        self._prefixed: bool | None = None  # whether the names have prefixes such as `a/`
 
     def changes(self) -> Iterator[Change]:
         while line := self._peek():
             if line.startswith("diff --git "):
                 yield self._git_change()
-            elif line.startswith("--- ") and self._peek(1).startswith("+++ ") and self._peek(2).startswith("@@ "):
+            elif line.startswith("--- ") and self._peek(1).startswith("+++ ") and self._peek(2).startswith("@@ -"):
                 yield self._plain_change()
             elif line.startswith("@@ "):
                 raise self._error("a hunk without the file that it belongs to")
@@ -64,7 +71,7 @@ class _Reader:
                 self._at += 1
 
     def _plain_change(self) -> Change:
-        old, new = _without_prefix(*self._sides())
+        old, new = self._without_prefix(*self._sides(dated=True))
         if old is None and new is None:
             raise self._error("it names no file")
         path = new if new is not None else old
@@ -74,18 +81,25 @@ class _Reader:
         names = self._next()[len("diff --git ") :].rstrip("\n")
         head = self._extended_header()
         binary = self._binary()
-        has_sides = binary is None and self._peek().startswith("--- ")
-        old, new = self._paths(names, head, self._sides() if has_sides else None)
-        return self._change(
+        sides = self._sides() if binary is None and self._peek().startswith("--- ") else None
+        if self._peek().startswith("+++ ") or (sides and not self._peek().startswith("@@ -")):
+            raise self._error("its header is not in git's order")
+        old, new = self._paths(names, head, sides)
+        change = self._change(
             old,
             new,
             old_mode=head.get("old mode") or head.get("deleted file mode", ""),
             new_mode=head.get("new mode") or head.get("new file mode", ""),
             index=head.get("index", ""),
             copied="copy from" in head,
-            hunks=self._hunks() if has_sides else [],
+            hunks=self._hunks() if sides else [],
             binary=binary,
         )
+        if not (
+            change.hunks or binary or old != new or (change.old_mode and change.new_mode not in ("", change.old_mode))
+        ):
+            raise self._error(f"it says nothing of {change.path}")
+        return change
 
     def _change(self, old: str | None, new: str | None, **values: object) -> Change:
         checked = (None if path is None else self._checked(path) for path in (old, new))
@@ -94,10 +108,15 @@ class _Reader:
     def _extended_header(self) -> dict[str, str]:
         head: dict[str, str] = {}
         while match := _EXTENDED.match(self._peek()):
-            if match[1] in head or (match[1].endswith("mode") and not _MODE.fullmatch(match[2])):
+            form = _MODE if match[1].endswith("mode") else _INDEX if match[1] == "index" else None
+            if match[1] in head or match[1] in _OLD_FORM or (form and not form.fullmatch(match[2])):
                 raise self._error(f"{match[1]!r} twice, or of no known form")
             head[match[1]] = match[2]
             self._at += 1
+        if len({"new file mode", "deleted file mode", "rename from", "copy from"} & head.keys()) > 1:
+            raise self._error("its header says that two things become of one file")
+        if any((f"{verb} from" in head) != (f"{verb} to" in head) for verb in _VERBS):
+            raise self._error("a rename or copy of which one side is missing")
         return head
 
     def _paths(
@@ -105,25 +124,28 @@ class _Reader:
     ) -> tuple[str | None, str | None]:
         """The paths before and after: by `rename` or `copy`, else by `---` and `+++`, else by the first line."""
         created, deleted = "new file mode" in head, "deleted file mode" in head
-        for verb in ("rename", "copy"):
-            if f"{verb} from" in head and f"{verb} to" in head:
-                return _plain(head[f"{verb} from"]), _plain(head[f"{verb} to"])
-        stated = _same_path(names)
-        if sides is None:
+        named = self._without_prefix(*sides) if sides else None
+        for verb in _VERBS:
+            if f"{verb} from" in head:
+                moved = self._plain(head[f"{verb} from"]), self._plain(head[f"{verb} to"])
+                if named not in (None, moved) or moved[0] == moved[1]:
+                    raise self._error("its header names different files")
+                return moved
+        stated = self._same_path(names)
+        if named is None:
             if stated is None:
                 raise self._error("it does not say which file it changes")
             return (None if created else stated), (None if deleted else stated)
-        old, new = _without_prefix(*sides)
-        known = {path for path in (old, new, stated) if path is not None}
-        if len(known) != 1 or (created and old is not None) or (deleted and new is not None):
+        known = {path for path in (*named, stated) if path is not None}
+        if len(known) != 1 or (created, deleted) != (named[0] is None, named[1] is None):
             raise self._error("its header names different files")
-        return old, new
+        return named
 
     def _binary(self) -> Binary | None:
-        if self._peek().startswith("Binary files "):
+        if self._peek().startswith("Binary files ") and self._peek().endswith(" differ\n"):
             self._at += 1
             return Binary()
-        if not self._peek().startswith("GIT binary patch"):
+        if self._peek() != "GIT binary patch\n":
             return None
         self._at += 1
         forward = self._block()
@@ -133,30 +155,60 @@ class _Reader:
 
     def _block(self) -> str:
         """A `literal` or `delta` block and the empty line behind it, which is left out; empty where there is none."""
-        if not _BLOCK.fullmatch(self._peek()):
+        if not self._peek().startswith(("literal ", "delta ")):
             return ""
+        if not _BLOCK.fullmatch(self._peek()):
+            raise self._error("a malformed binary patch")
         start = self._at
-        while self._peek() not in ("", "\n"):
-            self._at += 1
-        block = self._lines[start : self._at]
-        self._at += 1
-        return "".join(block)
+        while self._next() != "\n":
+            pass
+        return "".join(self._lines[start : self._at - 1])
 
-    def _sides(self) -> tuple[str | None, str | None]:
-        return self._name("--- "), self._name("+++ ")
+    def _sides(self, *, dated: bool = False) -> tuple[str | None, str | None]:
+        return self._name("--- ", dated), self._name("+++ ", dated)
 
-    def _name(self, mark: str) -> str | None:
-        """None for `/dev/null`."""
-        line = self._next().rstrip("\n")
+    def _name(self, mark: str, dated: bool) -> str | None:
+        """None for `/dev/null`, and where a date says that there is no file."""
+        line = self._next().removesuffix("\n")
         if not line.startswith(mark):
             raise self._error(f"{mark.strip()!r} expected")
+        if dated and (epoch := _EPOCH.search(line)):
+            if not epoch[2]:
+                raise self._error("a date that could say that there is no file: write /dev/null")
+            return None
         quoted = re.match(QUOTED, line[4:])
-        name = unquote(quoted[0]) if quoted else _DATE.sub("", line[4:].partition("\t")[0])
+        name = unquote(quoted[0]) if quoted else self._plain(_DATE.sub("", line[4:].partition("\t")[0]))
         return None if name == _NOTHING else name
+
+    def _plain(self, name: str) -> str:
+        """A name that ends with its line."""
+        if re.fullmatch(QUOTED, name):
+            return unquote(name)
+        if name.startswith('"') or _CONTROL.search(name):
+            raise self._error(f"{name!r} would have to be quoted as git quotes names")
+        return name
+
+    def _without_prefix(self, old: str | None, new: str | None) -> tuple[str | None, str | None]:
+        """The paths of names such as `a/PATH` and `b/PATH`; of names without such prefixes, themselves."""
+        prefixed = all(name is None or _PREFIX.match(name) for name in (old, new))
+        if self._prefixed not in (None, prefixed):
+            raise self._error("some of its names have prefixes such as a/ and b/, and others have none")
+        self._prefixed = prefixed
+        return ((old and old[2:]), (new and new[2:])) if prefixed else (old, new)
+
+    def _same_path(self, names: str) -> str | None:
+        """The path of `a/PATH b/PATH`, both the same; None where they are not, or it is not clear where they end."""
+        quoted = re.fullmatch(rf"({QUOTED}|\S+) ({QUOTED}|\S+)", names)
+        middle = len(names) // 2
+        old, new = (quoted[1], quoted[2]) if quoted else (names[:middle], names[middle + 1 :])
+        if not quoted and (names[middle : middle + 1] != " " or old[2:] != new[2:]):
+            return None
+        old, new = self._without_prefix(self._plain(old), self._plain(new))
+        return old if old == new else None
 
     def _hunks(self) -> list[Hunk]:
         hunks = []
-        while self._peek().startswith("@@ "):
+        while self._peek().startswith("@@ -"):
             hunks.append(self._hunk())
         return hunks
 
@@ -173,8 +225,13 @@ class _Reader:
             old_left -= line[0] != "+"
             new_left -= line[0] != "-"
             hunk.lines.append(line)
+            unended = not line.endswith("\n")
+            if unended and ((line[0] != "+" and old_left) or (line[0] != "-" and new_left)):
+                raise self._error("a line without a newline that is not the last one")
         if old_left or new_left:
             raise self._error("a hunk whose lines are not as many as its header says")
+        if all(line[0] == " " for line in hunk.lines):
+            raise self._error("a hunk that changes nothing")
         return hunk
 
     def _hunk_line(self) -> str:
@@ -183,21 +240,28 @@ class _Reader:
         if line[0] not in " +-":
             raise self._error("a hunk that ends before its header says")
         line = line.removesuffix("\n")
-        if self._peek().startswith("\\ "):
+        if self._peek().startswith("\\"):
+            if not self._peek().startswith("\\ ") or len(self._peek()) <= _MARK_LENGTH:
+                raise self._error("a malformed mark of a line without a newline")
             self._at += 1
             return line
         return f"{line}\n"
 
     def _checked(self, path: str) -> str:
-        pure = PurePosixPath(path)
+        path = re.sub("/+", "/", path)
+        parts = path.split("/")
+        size = len(path.encode("utf-8", "surrogateescape"))
         if (
-            not pure.parts
-            or pure.is_absolute()
-            or {"..", ".git"} & {part.lower() for part in pure.parts}
+            not {"", ".", ".."}.isdisjoint(parts)
+            or any(part.lower() == ".git" for part in parts)
             or "\0" in path
+            or size > _PATH_BYTES
+            or (
+                size > _NAME_BYTES and any(len(part.encode("utf-8", "surrogateescape")) > _NAME_BYTES for part in parts)
+            )
         ):
-            raise self._error(f"{path!r} is not a path inside the repository")
-        return str(pure)
+            raise self._error(f"{path[:_NAME_BYTES]!r} is not a path inside the repository")
+        return path
 
     def _peek(self, ahead: int = 0) -> str:
         """Empty at the end."""
@@ -212,22 +276,3 @@ class _Reader:
 
     def _error(self, what: str) -> PatchError:
         return PatchError(f"line {self._at} of the patch: {what}")
-
-
-def _without_prefix(old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """The paths of names such as `a/PATH` and `b/PATH`; of names without such prefixes, themselves."""
-    if all(name is None or _PREFIX.match(name) for name in (old, new)):
-        return (old and old[2:]), (new and new[2:])
-    return old, new
-
-
-def _same_path(names: str) -> str | None:
-    """The path of `a/PATH b/PATH`, both the same; None where they are not, or it is not clear where they end."""
-    quoted = re.fullmatch(rf"({QUOTED}|\S+) ({QUOTED}|\S+)", names)
-    both = (quoted[1], quoted[2]) if quoted else (names[: len(names) // 2], names[len(names) // 2 + 1 :])
-    old, new = _without_prefix(*map(_plain, both))
-    return old if old == new else None
-
-
-def _plain(name: str) -> str:
-    return unquote(name) if re.fullmatch(QUOTED, name) else name

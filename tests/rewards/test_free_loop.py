@@ -1,0 +1,99 @@
+"""The loop that runs all episodes does not wait for what one policy wrote, neither when it is graded nor when its patch
+is made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+from tests.rewards.image_backend import IMAGES, committed
+
+from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
+from slime_swe.patches import PatchError
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.swebench.apply import apply_in
+from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox.base import Limits
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELD = 0.05  # seconds of the loop's thread
+LINES = "".join(f"line {number}\n" for number in range(16_000))
+FILES = {"long.txt": LINES, "x": "a\n", "run.py": "print('PASSED t.py::t')\n"}
+TASK = Task("t", "s", Workspace(FILES), TestsOracle(("t.py::t",), (), ("run.py",), "python3 run.py; cat log"))
+MOST = 1 << 20  # bytes that a patch may have
+PATCHES = {
+    "hunks": "--- a/x\n+++ b/x\n" + "@@ -1 +1 @@\n-a\n+b\n" * 50_000,
+    "files": "".join(f"diff --git a/{n} b/{n}\nnew file mode 100644\n" for n in range(10_000)),
+    "names": "--- a b c d\n" * 80_000,
+    "quotes": "--- " + '"\\' * 500_000,
+    "folders": f"--- /dev/null\n+++ b/{'a/' * 400_000}x\n@@ -0,0 +1 @@\n+x\n",
+    "deep files": "".join(f"--- /dev/null\n+++ b/{n}/{'a/' * 2_000}x\n@@ -0,0 +1 @@\n+x\n" for n in range(200)),
+    "a log": "--- /dev/null\n+++ b/log\n@@ -0,0 +1,70000 @@\n" + "+PASSED a::b\n" * 70_000,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandboxes() -> AsyncIterator[SandboxPool]:
+    IMAGES["free"] = committed(FILES)
+    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[list[float]]:
+    """How long the loop's own thread has worked between two of its rounds. What other threads do, and a busy machine,
+    are not in it."""
+    held: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0.001)
+            held.append(time.thread_time() - before)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield held
+    finally:
+        watching.cancel()
+
+
+@pytest.mark.parametrize("name", PATCHES)
+async def test_grading_a_patch(sandboxes: SandboxPool, name: str):
+    assert len(PATCHES[name]) <= MOST
+    async with watched() as held:
+        score = await grade(TASK, PATCHES[name], sandboxes, GradingSettings(negative_control=False))
+    assert score.evidence["outcome"] in ("solved", "unappliable_patch")
+    assert max(held) < HELD
+
+
+@pytest.mark.parametrize("name", ["names", "quotes", "deep files"])
+async def test_applying_a_patch_for_the_harness(sandboxes: SandboxPool, name: str):
+    oracle = HarnessOracle(("t",), (), ("run.py",), eval_script="x", log_parser="x")
+    async with sandboxes.open({}, image=Image("free")) as sandbox, watched() as held:
+        with pytest.raises(PatchError):
+            await apply_in(sandbox, oracle, PATCHES[name])
+    assert max(held) < HELD
+
+
+WORK = {
+    "a line after each": "sed -i 's/$/\\nx/' long.txt",
+    "in the other order": "tac long.txt >l && mv l long.txt",
+    "many files": "for n in $(seq 2000); do echo $n >$n; done",
+    "one long line": "head -c 3000000 /dev/zero | tr '\\0' a >long.txt",
+    "empty lines": "head -c 3000000 /dev/zero | tr '\\0' '\\n' >long.txt",
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+async def test_making_the_patch_of_a_sandbox(sandboxes: SandboxPool, name: str):
+    async with sandboxes.open(FILES, Limits()) as sandbox:
+        assert (await sandbox.exec(WORK[name])).exit_code == 0
+        async with watched() as held:
+            patch = await sandbox.diff()
+    assert patch and max(held) < HELD

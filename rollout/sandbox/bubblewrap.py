@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, ClassVar, Protocol, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
+from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
 
 NOBODY = 65534
 _GUEST = Path(__file__).with_name("guest")
@@ -40,6 +41,7 @@ READ_ONLY = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/mtrr",
     "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
 )  # fmt: skip
+MASKED = ("/proc/keys", "/proc/key-users", "/proc/timer_list")  # as Docker: what they tell is the machine's
 
 
 BUBBLEWRAP = (
@@ -224,7 +226,16 @@ def _is_mapped(uid: int) -> bool:
     return any(int(start) <= uid < int(start) + int(count) for start, _, count in map(str.split, lines))
 
 
+def masked() -> list[str]:
+    """Those of `MASKED` that this kernel has."""
+    return [place for place in MASKED if os.path.exists(place)]
+
+
 class Runner(Protocol):
+    """reads_filter: whether it finds the filter's program at `SECCOMP_FD`."""
+
+    reads_filter: ClassVar[bool]
+
     @classmethod
     def find(cls) -> Self:
         """Raises `UserError` where there is none."""
@@ -235,8 +246,8 @@ class Runner(Protocol):
     ) -> list[str]:
         """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
 
-        Without capabilities, in the network namespace that it is started in; with /dev, a /dev/shm of no more than
-        `disk_bytes`, and a /proc that is read-only at `READ_ONLY`.
+        Without capabilities, in the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev,
+        a /dev/shm of no more than `disk_bytes`, and a /proc that is read-only at `READ_ONLY` and empty at `MASKED`.
         """
         ...
 
@@ -250,6 +261,7 @@ class Bubblewrap:
     """flags: those that not every version has."""
 
     flags: tuple[str, ...]
+    reads_filter: ClassVar[bool] = True
 
     @classmethod
     def find(cls) -> Self:
@@ -266,11 +278,14 @@ class Bubblewrap:
     ) -> list[str]:
         flags = ["--unshare-all", "--share-net", "--unshare-user", *self.flags, "--as-pid-1", "--die-with-parent"]
         flags += ["--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+        flags += ["--seccomp", str(SECCOMP_FD)]
         for name, value in environment.items():
             flags += ["--setenv", name, value]
         flags += ["--bind", f"{mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"]
         for place in READ_ONLY:
             flags += ["--ro-bind-try", place, place]
+        for place in masked():
+            flags += ["--ro-bind", "/dev/null", place]
         flags += ["--size", str(limits.disk_bytes), "--tmpfs", "/dev/shm", "--chdir", "/"]
         return ["bwrap", *flags, *program]
 

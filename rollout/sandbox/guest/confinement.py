@@ -1,7 +1,11 @@
-"""How a sandbox's first process is forked and isolated: with namespaces of its own, or without.
+"""What confines a sandbox by our own system calls: all of it for one that is forked, the mounts of one over an image.
 
-What namespaces do not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory are limited per
-process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
+`Contained` and `Plain`: how a fork becomes a sandbox's first process, with namespaces of its own or without.
+`mount_overlay`: what an image's sandbox has for its root, before bubblewrap or Apptainer confines it. What system calls
+either may make is in `seccomp`.
+
+What this does not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory of a fork are limited
+per process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
 """
 
 from __future__ import annotations
@@ -9,23 +13,27 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel
+from . import kernel, processes, seccomp
 
 REPOSITORY = "/testbed"
 INNER_ID = 1000  # what `id` prints in a sandbox
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
-def _enter(disk_bytes: int, outer_id: int | None) -> None:
-    """Private mounts, a private user, no capability left. The caller is PID 1 of a new pid namespace already.
+def _enter(disk_bytes: int, outer_id: int | None, system_calls: kernel.Filter) -> None:
+    """Private mounts, network and user, no capability left. The caller is PID 1 of a new pid namespace already.
 
     `outer_id` is the fork server's user id to become; None keeps the current one. A sandbox never runs as the host's
     root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability.
     """
-    kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
+    kernel.join_new_session_keyring()
+    kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWNET)
+    kernel.bring_up_loopback()
     _mount_private(disk_bytes, outer_id)
     if outer_id is not None:
         os.setgroups([])
@@ -35,6 +43,7 @@ def _enter(disk_bytes: int, outer_id: int | None) -> None:
     kernel.drop_all_capabilities()
     kernel.set_dumpable(False)
     os.chdir(REPOSITORY)
+    system_calls.load()
 
 
 def _mount_private(disk_bytes: int, outer_id: int | None) -> None:
@@ -62,22 +71,21 @@ def _own_user_namespace() -> None:
 class Contained:
     """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
 
-    Network namespaces are reused once every process of their sandbox is dead. Making one costs more than all the rest,
-    and no sandbox has the capability to change its own.
+    No namespace is used again: what it counts (the packets of a loopback) would tell one sandbox of another.
     """
 
     contained = True  # they have a pid namespace
 
     def __init__(self, outer_id: int | None) -> None:
         self._outer_id = outer_id
+        self._system_calls = kernel.Filter(seccomp.program())
+        kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
         os.environ["PWD"] = REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self._free_networks: list[int] = []
-        self._networks: dict[int, int] = {}  # pid of a sandbox -> its network namespace
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
-        network = self._enter_network()
+        processes.reap_orphans()
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -85,29 +93,17 @@ class Contained:
         finally:
             if pid != 0:
                 kernel.setns(self._pid_namespace, kernel.NEWPID)
-        self._networks[pid] = network
         return pid
 
     def enter(self, limits: Mapping[str, Any]) -> None:
-        for fd in (self._pid_namespace, *self._free_networks, *self._networks.values()):
-            os.close(fd)
-        _enter(int(limits["disk_bytes"]), self._outer_id)
+        os.close(self._pid_namespace)
+        _enter(int(limits["disk_bytes"]), self._outer_id, self._system_calls)
 
     def leave(self) -> None:
         """Nothing to do: the kernel removes the mounts with the process."""
 
     def close(self) -> None:
         """Nothing to do: when the supervisor ends, the kernel kills every process of the fork server."""
-
-    def _enter_network(self) -> int:
-        self._free_networks += [self._networks.pop(pid) for pid in _dead_children()]
-        if self._free_networks:
-            network = self._free_networks.pop()
-            kernel.setns(network, kernel.NEWNET)
-            return network
-        kernel.unshare(kernel.NEWNET)
-        kernel.bring_up_loopback()
-        return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
 class Plain:
@@ -120,8 +116,7 @@ class Plain:
         self._folder = ""
 
     def fork(self) -> int:
-        for _ in _dead_children():
-            pass
+        processes.reap_orphans()
         self._folder = tempfile.mkdtemp(prefix="sandbox-", dir=self._root)
         return os.fork()
 
@@ -147,7 +142,48 @@ class Plain:
 Confinement = Contained | Plain
 
 
-def _dead_children() -> Iterator[int]:
-    with contextlib.suppress(ChildProcessError):
-        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            yield pid
+def become_root_inside() -> None:
+    """A user namespace in which this user is root, and there is nobody else."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER)
+    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        kernel.write(f"/proc/self/{path}", text)
+
+
+def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -> None:
+    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay over the layers,
+    the topmost first.
+
+    disk: the bytes of a tmpfs for it, or a folder; place/shm is in it too, for a /dev/shm. No folder is mounted by its
+    name: a sandbox reads in /proc/self/mountinfo what it was mounted by.
+    """
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    if disk.startswith("/"):
+        kernel.mount(disk, place, "none", kernel.MS_BIND)
+    else:
+        kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
+        _own_devices(f"{place}/dev")
+    for name in ("upper", "work", "root", "shm"):
+        os.makedirs(f"{place}/{name}", exist_ok=True)
+    os.chmod(f"{place}/shm", 0o1777)
+    os.chdir(place)
+    lower = ":".join(f"/proc/self/fd/{os.open(layer, os.O_PATH | os.O_DIRECTORY)}" for layer in layers)
+    kernel.mount("slime-swe", "root", "overlay", 0, f"lowerdir={lower},{options},upperdir=upper,workdir=work")
+    os.chdir("/")
+
+
+def _own_devices(folder: str) -> None:
+    """Replace the host's device files by ones of this mount namespace, since a sandbox's root that is the host's root
+    owns the host's.
+
+    Does nothing if this user can make none: then a sandbox can't change the host's device files either.
+    """
+    os.mkdir(folder)
+    for name, number in _DEVICES.items():
+        try:
+            os.mknod(f"{folder}/{name}", stat.S_IFCHR, os.makedev(*number))
+        except PermissionError:
+            return
+        os.chmod(f"{folder}/{name}", 0o666)
+        kernel.mount(f"{folder}/{name}", f"/dev/{name}", "none", kernel.MS_BIND)

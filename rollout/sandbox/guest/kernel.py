@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -12,6 +13,9 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x2
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
@@ -68,6 +72,31 @@ def drop_all_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+class Filter:
+    """A program of `seccomp.program`, ready to be loaded: forks share it."""
+
+    def __init__(self, program: bytes) -> None:
+        self._instructions = ctypes.create_string_buffer(program, len(program))
+        packed = struct.pack("@HP", len(program) // 8, ctypes.addressof(self._instructions))
+        self._program = ctypes.create_string_buffer(packed, len(packed))
+
+    def load(self) -> None:
+        """For this process and all that it forks, for good. No new privileges must have been set."""
+        result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), self._program, 0, 0)
+        _check(result, "prctl(PR_SET_SECCOMP)")
+
+
+def join_new_session_keyring() -> None:
+    """Leave the session keyring for a new one. Where the kernel has no keyrings, or this process may not ask for them,
+    there are none to leave; where this user's quota of keys is used up, it stays in the one that it is in.
+    """
+    call = ctypes.c_long(_KEYCTL[os.uname().machine])
+    if _libc.syscall(call, ctypes.c_long(_JOIN_SESSION_KEYRING), None, 0, 0, 0) < 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EPERM, errno.EDQUOT):
+            raise OSError(number, f"keyctl(JOIN_SESSION_KEYRING): {os.strerror(number)}")
 
 
 def bring_up_loopback() -> None:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, processes, seccomp
+from . import kernel, seccomp
 
 REPOSITORY = "/testbed"
 INNER_ID = 1000  # what `id` prints in a sandbox
@@ -85,7 +85,6 @@ class Contained:
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
-        processes.reap_orphans()
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -116,7 +115,6 @@ class Plain:
         self._folder = ""
 
     def fork(self) -> int:
-        processes.reap_orphans()
         self._folder = tempfile.mkdtemp(prefix="sandbox-", dir=self._root)
         return os.fork()
 

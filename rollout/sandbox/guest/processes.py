@@ -62,11 +62,13 @@ def kill_all(contained: bool) -> None:
             os.waitpid(-1, 0)
 
 
-def reap_orphans() -> None:
-    """Collect adopted children that have ended."""
+def reap() -> list[int]:
+    """Collect the children that have ended, adopted ones too."""
+    ended: list[int] = []
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            ended.append(pid)
+    return ended
 
 
 def _stop_and_kill() -> None:

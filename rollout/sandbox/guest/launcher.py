@@ -31,6 +31,7 @@ def main() -> None:
     control.set_inheritable(False)  # no sandbox may have it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     kernel.become_subreaper()  # nor for what it leaves
+    os.umask(0o022)  # / of an overlay has the mode of the folder that we make for it
     if sys.argv[2] != "root":
         confinement.become_root_inside()
     control.send(b"ready")

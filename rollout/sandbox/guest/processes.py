@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+OPEN_FILES = 1 << 20  # as in a container of Docker, where the host allows that many
 _STOP_PASSES = 50
 
 
@@ -18,7 +19,7 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
-        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     if contained:  # elsewhere RLIMIT_NPROC would count all processes of the user
@@ -30,9 +31,12 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
 
 
 def reset_signals() -> None:
-    """What a freshly started program expects: Python ignores some signals, and PID 1 more."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+    """What a freshly started program expects, however this one was started: `nohup` and a shell's background ignore
+    signals, Python ignores some, PID 1 more.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def descendants(pid: int) -> list[int]:

@@ -87,6 +87,7 @@ class Server:
 
 def main(imports: WarmImports, path: list[str]) -> None:
     """Serve the socket at file descriptor argv[1], as the JSON in argv[2] says, until the host is gone."""
+    _start_afresh()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # PID 1 of a sandbox must not die of one sent from inside
     control = socket.socket(fileno=int(sys.argv[1]))
     config: dict[str, Any] = json.loads(sys.argv[2])
@@ -120,6 +121,15 @@ def _kill(first: list[int]) -> None:
     for pid in first:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _start_afresh() -> None:
+    """Forks inherit what is Python's own, and nothing of how the host was started."""
+    python_s = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    processes.reset_signals()
+    for number, handler in python_s.items():
+        signal.signal(number, handler)
+    os.umask(0o022)
 
 
 def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:

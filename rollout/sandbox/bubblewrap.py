@@ -18,6 +18,7 @@ from typing import IO, ClassVar, Protocol, Self
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
 from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
+from slime_swe.rollout.sandbox.shown import hidden_folders
 
 NOBODY = 65534
 _GUEST = Path(__file__).with_name("guest")
@@ -118,11 +119,22 @@ def system_flags() -> list[str]:
     prefix = python_prefix()
     if not prefix.startswith("/usr"):
         flags += [*_folders(prefix), "--ro-bind", prefix, prefix]
+    flags += _hide(["/usr"] if prefix.startswith("/usr") else ["/usr", prefix])
     flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/{_GUEST_NAME}"]
     for path in ("/testbed", "/tmp", "/var"):
         flags += _folders(path)
     flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _hide(trees: list[str]) -> list[str]:
+    flags: list[str] = []
+    for folder, shown in hidden_folders(trees):
+        flags += ["--tmpfs", str(folder)]
+        for path in map(str, shown):
+            flags += ["--ro-bind", path, path]
+        flags += ["--remount-ro", str(folder)]
+    return flags
 
 
 def environment() -> dict[str, str]:

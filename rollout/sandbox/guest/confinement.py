@@ -11,8 +11,10 @@ per process and not per sandbox, and the fork server's read-only system (/usr, t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,15 +27,16 @@ INNER_ID = 1000  # what `id` prints in a sandbox
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
-def _enter(disk_bytes: int, outer_id: int | None, system_calls: kernel.Filter) -> None:
-    """Private mounts, network and user, no capability left. The caller is PID 1 of a new pid namespace already.
+def _enter(disk_bytes: int, outer_id: int | None, network: int, system_calls: kernel.Filter) -> None:
+    """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
 
     `outer_id` is the fork server's user id to become; None keeps the current one. A sandbox never runs as the host's
     root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability.
     """
     kernel.join_new_session_keyring()
-    kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWNET)
-    kernel.bring_up_loopback()
+    kernel.setns(network, kernel.NEWNET)
+    os.close(network)
+    kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
     _mount_private(disk_bytes, outer_id)
     if outer_id is not None:
         os.setgroups([])
@@ -68,6 +71,46 @@ def _own_user_namespace() -> None:
     kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
 
 
+class _Networks:
+    """A process that makes network namespaces ahead of their use, since making one costs as much as all the rest.
+
+    Each is given out once. As many wait as the socket's buffer holds.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                _make_networks(os.dup2(theirs.fileno(), 3))
+            finally:
+                os._exit(1)
+        theirs.close()
+        self._made = ours
+
+    def take(self) -> int:
+        """The file descriptor of one that nothing has used. Raises `OSError`."""
+        _, fds, _, _ = socket.recv_fds(self._made, 1, 1)
+        if not fds:
+            raise OSError(errno.ECHILD, "the process that makes network namespaces has ended")
+        return fds[0]
+
+    def close(self) -> None:
+        self._made.close()
+
+
+def _make_networks(fd: int) -> None:
+    """Until the other end is closed."""
+    os.closerange(fd + 1, 65536)
+    with socket.socket(fileno=fd) as takes:
+        takes.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
+        while True:
+            kernel.unshare(kernel.NEWNET)
+            kernel.bring_up_loopback()
+            network = os.open("/proc/self/ns/net", os.O_RDONLY)
+            socket.send_fds(takes, [b"n"], [network])
+            os.close(network)
+
+
 class Contained:
     """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
 
@@ -80,11 +123,15 @@ class Contained:
         self._outer_id = outer_id
         self._system_calls = kernel.Filter(seccomp.program())
         kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
+        kernel.unmount(os.path.dirname(__file__))  # it is loaded, and no sandbox's to read
         os.environ["PWD"] = REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self._networks = _Networks()
+        self._network = -1  # of the sandbox that is being forked
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
+        self._network = self._networks.take()
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -92,11 +139,13 @@ class Contained:
         finally:
             if pid != 0:
                 kernel.setns(self._pid_namespace, kernel.NEWPID)
+                os.close(self._network)
         return pid
 
     def enter(self, limits: Mapping[str, Any]) -> None:
         os.close(self._pid_namespace)
-        _enter(int(limits["disk_bytes"]), self._outer_id, self._system_calls)
+        self._networks.close()
+        _enter(int(limits["disk_bytes"]), self._outer_id, self._network, self._system_calls)
 
     def leave(self) -> None:
         """Nothing to do: the kernel removes the mounts with the process."""

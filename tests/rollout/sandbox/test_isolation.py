@@ -160,6 +160,16 @@ async def test_no_path_of_the_host_is_in_the_list_of_mounts(layered_pool: Sandbo
         assert word not in listed
 
 
+async def test_the_list_of_mounts_names_no_place_that_is_not_there(contained: Sandbox) -> None:
+    """Each mount of a file of the host's is at its own path, but for the time zone and the devices."""
+    listed = (await contained.exec("cat /proc/self/mountinfo")).output
+    assert str(Path(__file__).parents[3]) not in listed
+    mounts = [line.split()[3:5] for line in listed.splitlines()]
+    elsewhere = [(root, point) for root, point in mounts if root != "/" and not point.endswith(root)]
+    assert {point for root, point in elsewhere if "bindfile" not in root} <= {"/", "/etc/localtime"}
+    assert (await contained.exec("ls -A /run/guest/*")).output == ""
+
+
 async def test_a_fork_bomb_is_bounded_and_swept_away(contained: Sandbox, count_processes: Callable[[str], int]) -> None:
     await contained.write_file("bomb.py", b"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n")
     for command in (":() { : | : & }; :; sleep 5", "python3 -I -S -B bomb.py", "python3 bomb.py"):

@@ -152,7 +152,7 @@ class ApptainerBackend(OverlayBackend):
 
     requirements = (
         Requirement("apptainer", ("apptainer", "--version"), "`module load apptainer`, or install Apptainer"),
-        BUBBLEWRAP[1],
+        *BUBBLEWRAP[1:],
     )
     name = "apptainer"
     runner = Apptainer

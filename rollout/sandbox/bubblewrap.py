@@ -17,6 +17,7 @@ from typing import IO, ClassVar, Protocol, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
+from slime_swe.rollout.sandbox.guest import seccomp
 from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
 from slime_swe.rollout.sandbox.shown import hidden_folders
 
@@ -56,6 +57,13 @@ BUBBLEWRAP = (
         "--security-opt seccomp=unconfined",
         works="this user may make them",
     ),
+    Requirement(
+        "seccomp",
+        ("grep", "^Seccomp:", "/proc/self/status"),
+        "sudo apt-get install grep",
+        "a kernel with CONFIG_SECCOMP_FILTER, as all distributions have it",
+        works="the kernel filters system calls",
+    ),
 )
 
 
@@ -72,6 +80,8 @@ def confinement() -> Iterator[str]:
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """The supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
+    if reason := why_no_filter():
+        raise OSError(reason)
     as_nobody = os.geteuid() == 0 and _is_mapped(NOBODY)
     config = {"contained": True, "outer_id": NOBODY if as_nobody else None}
     with contextlib.ExitStack() as stack:
@@ -236,6 +246,16 @@ def _is_mapped(uid: int) -> bool:
     """Whether this id exists in our own user namespace."""
     lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
     return any(int(start) <= uid < int(start) + int(count) for start, _, count in map(str.split, lines))
+
+
+def why_no_filter() -> str:
+    """Why no sandbox can be confined on this machine; empty where it can."""
+    machine = os.uname().machine
+    return (
+        ""
+        if seccomp.supports(machine)
+        else f"there is no list of {machine}'s system calls, only of x86_64's and aarch64's"
+    )
 
 
 def masked() -> list[str]:

@@ -9,12 +9,17 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import kernel
+
 OPEN_FILES = 1 << 20  # as in a container of Docker, where the host allows that many
 _STOP_PASSES = 50
 
 
 def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
-    """Apply the resource limits to the calling process and to all that it starts."""
+    """Apply the resource limits to the calling process and to all that it starts, which are to be the first to go where
+    the machine is out of memory: never what runs them.
+    """
+    kernel.write("/proc/self/oom_score_adj", "1000")
     caps = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_bytes"],

@@ -217,6 +217,12 @@ async def test_no_file_descriptor_and_no_process_is_leaked(pool: SandboxPool) ->
     assert len(os.listdir("/proc/self/fd")) < before + 8
 
 
+async def test_commands_are_the_first_to_go_where_memory_is_short(confined_pool: SandboxPool) -> None:
+    async with confined_pool.open({"score.py": "print(open('/proc/self/oom_score_adj').read(), end='')"}) as sandbox:
+        for command in ("cat /proc/self/oom_score_adj", "python3 -I -S -B score.py"):
+            assert (await sandbox.exec(command)).output == "1000\n"
+
+
 STARTED_ODDLY = """
 import asyncio, os, signal, sys
 from slime_swe.rollout.sandbox import SandboxPool

@@ -205,6 +205,16 @@ async def test_bubblewrap_that_must_be_there_is_an_error_where_it_is_not(monkeyp
             pass
 
 
+async def test_a_machine_whose_calls_are_not_known_confines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.uname", lambda: os.uname_result(("Linux", "host", "6.12", "#1", "riscv64")))
+    with pytest.raises(SandboxError, match="no list of riscv64's system calls"):
+        async with open_sandbox("bubblewrap", {}):
+            pass
+    with pytest.raises(ValueError, match=r"overlay sandboxes can't be confined.*riscv64"):
+        async with open_sandbox("overlay", {}):
+            pass
+
+
 def test_an_unknown_backend_says_which_there_are() -> None:
     with pytest.raises(ValueError, match=r"unknown sandbox 'bublewrap'; did you mean 'bubblewrap'.*local, bubblewrap"):
         SandboxPool("bublewrap")

@@ -104,6 +104,7 @@ class Apptainer:
 
     program: str
     reads_filter: ClassVar[bool] = False
+    keeps_users: ClassVar[bool] = False
 
     @classmethod
     def find(cls) -> Self:
@@ -122,7 +123,13 @@ class Apptainer:
         return cls(program)
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
         mounts = [f"{mount_point}/shm:/dev/shm"]
         mounts += [f"{place}:{place}:ro" for place in READ_ONLY if os.path.exists(place)]

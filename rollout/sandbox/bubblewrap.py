@@ -36,6 +36,8 @@ _DATA = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
+# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
 # Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
@@ -43,7 +45,11 @@ READ_ONLY = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/mtrr",
     "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
 )  # fmt: skip
-MASKED = ("/proc/keys", "/proc/key-users", "/proc/timer_list")  # as Docker: what they tell is the machine's
+# What these tell is the machine's, not the sandbox's; of the last six to a root who is also the host's alone.
+MASKED = (
+    "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
+    "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo",
+)  # fmt: skip
 
 
 BUBBLEWRAP = (
@@ -264,9 +270,12 @@ def masked() -> list[str]:
 
 
 class Runner(Protocol):
-    """reads_filter: whether it finds the filter's program at `SECCOMP_FD`."""
+    """reads_filter: whether it finds the filter's program at `SECCOMP_FD`. keeps_users: whether it is to be started by
+    the root of a user namespace that has all users, and has them inside too.
+    """
 
     reads_filter: ClassVar[bool]
+    keeps_users: ClassVar[bool]
 
     @classmethod
     def find(cls) -> Self:
@@ -274,12 +283,19 @@ class Runner(Protocol):
         ...
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
         """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
 
-        Without capabilities, in the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev,
-        a /dev/shm of no more than `disk_bytes`, and a /proc that is read-only at `READ_ONLY` and empty at `MASKED`.
+        In the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev, a /dev/shm of no more
+        than `disk_bytes`, and a /proc that is read-only at `READ_ONLY` and empty at `MASKED`. Without capabilities, but
+        where `keeps_users` and this process's user is `root`: then with `CAPABILITIES`.
         """
         ...
 
@@ -294,6 +310,7 @@ class Bubblewrap:
 
     flags: tuple[str, ...]
     reads_filter: ClassVar[bool] = True
+    keeps_users: ClassVar[bool] = True
 
     @classmethod
     def find(cls) -> Self:
@@ -306,10 +323,21 @@ class Bubblewrap:
         return cls(tuple(flag for flag in _OPTIONAL_FLAGS if flag in usage))
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
-        flags = ["--unshare-all", "--share-net", "--unshare-user", *self.flags, "--as-pid-1", "--die-with-parent"]
-        flags += ["--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+        flags = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"]
+        flags += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
+        if root:
+            for capability in CAPABILITIES:
+                flags += ["--cap-add", f"CAP_{capability}"]
+        else:
+            flags += ["--unshare-user", *self.flags]
         flags += ["--seccomp", str(SECCOMP_FD)]
         for name, value in environment.items():
             flags += ["--setenv", name, value]

@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import Backend, Limits, Requirement, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.bubblewrap import CAPABILITIES
 from slime_swe.rollout.sandbox.cache import cache_folder
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL, DockerError, call
@@ -24,8 +25,6 @@ from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer
 from slime_swe.rollout.sandbox.process_identity import is_dead
 
-# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
-CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
 
 

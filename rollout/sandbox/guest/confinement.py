@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 import socket
 import stat
 import tempfile
@@ -195,6 +196,40 @@ def become_root_inside() -> None:
     kernel.unshare(kernel.NEWUSER)
     for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         kernel.write(f"/proc/self/{path}", text)
+
+
+def all_users() -> int:
+    """A file descriptor of a user namespace with the users of this one, each as itself. Its root has no power outside.
+
+    Needs root, who alone may map others.
+    """
+    ready, waits = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.unshare(kernel.NEWUSER)
+            os.write(waits, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(waits)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(errno.EPERM, "no user namespace is to be had")
+        for kind in ("uid_map", "gid_map"):
+            kernel.write(f"/proc/{pid}/{kind}", _as_themselves(f"/proc/self/{kind}"))
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _as_themselves(path: str) -> str:
+    """The ids of this namespace, each mapped to itself."""
+    with open(path, encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
 
 
 def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -> None:

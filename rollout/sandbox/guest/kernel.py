@@ -110,6 +110,11 @@ def bring_up_loopback() -> None:
         fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
 
 
+def open_low_ports() -> None:
+    """Let any user of the current network namespace listen on ports below 1024, as in a container of Docker."""
+    write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
+
+
 def listen(namespace: int, port: int) -> socket.socket:
     """A socket that listens on the loopback of an open network namespace. The calling thread is in that one from then
     on, and is to end. Raises `OSError`: EPERM without the capabilities to enter it.

@@ -29,6 +29,7 @@ def main() -> None:
     """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)  # no sandbox may have it
+    users = confinement.all_users() if sys.argv[2] == "root" else None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     kernel.become_subreaper()  # nor for what it leaves
     os.umask(0o022)  # / of an overlay has the mode of the folder that we make for it
@@ -46,7 +47,7 @@ def main() -> None:
         if pid == 0:
             if "port" in request:
                 _listen(request["port"], *fds)
-            _become(request, fds)
+            _become(request, fds, users)
         if "port" not in request:
             pidfd = os.pidfd_open(pid)
             socket.send_fds(control, [str(pid).encode()], [pidfd])
@@ -77,7 +78,7 @@ def _listen(port: int, namespace: int, answers: int) -> None:
         os._exit(0)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
+def _become(request: dict[str, Any], fds: list[int], users: int | None) -> None:
     """In the fork: never returns. What goes wrong is reported on the new process's stderr."""
     try:
         os.setsid()
@@ -90,11 +91,14 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             confinement.mount_overlay(request["mount_point"], request["disk"], request["layers"], request["options"])
             kernel.unshare(kernel.NEWNET)
             kernel.bring_up_loopback()
+            kernel.open_low_ports()
         kernel.join_new_session_keyring()
         for target in range(3):
             os.dup2(fds[target], target)
         if request["filter"]:
             _put_filter()
+        if request["users"] and users is not None:
+            kernel.setns(users, kernel.NEWUSER)
         processes.reset_signals()
         os.execvp(request["command"][0], request["command"])
     except OSError as error:

@@ -155,7 +155,10 @@ class OverlaySandbox(ImageSandbox):
             "layers": root.layers,
             "options": options,
             "filter": self._host.runner.reads_filter,
-            "command": self._host.runner.command(self._host.mount_point, root.environment, self._limits, driver),
+            "users": self._host.runner.keeps_users,
+            "command": self._host.runner.command(
+                self._host.mount_point, root.environment, self._limits, driver, root=self._host.root
+            ),
         }
         held = [fd for fd in (self._namespace, self._network) if fd is not None]
         fds = [*ends, errors, *held]

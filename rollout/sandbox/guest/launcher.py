@@ -29,6 +29,7 @@ def main() -> None:
     """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)  # no sandbox may have it
+    processes.reset_signals()  # whatever the host was started with: a child is waited for next
     users = confinement.all_users() if sys.argv[2] == "root" else None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     kernel.become_subreaper()  # nor for what it leaves

@@ -61,7 +61,7 @@ print("looked")
 """
 
 
-async def test_what_the_kernel_tells_the_host_s_root_alone_is_not_told_to_a_sandbox_s(
+async def test_what_root_alone_may_read_is_closed(
     layered_pool: SandboxPool,
 ) -> None:
     async with layered_pool.open({"read.py": READ}) as sandbox:

@@ -257,11 +257,9 @@ def _is_mapped(uid: int) -> bool:
 def why_no_filter() -> str:
     """Why no sandbox can be confined on this machine; empty where it can."""
     machine = os.uname().machine
-    return (
-        ""
-        if seccomp.supports(machine)
-        else f"there is no list of {machine}'s system calls, only of x86_64's and aarch64's"
-    )
+    if seccomp.supports(machine):
+        return ""
+    return f"there is no list of {machine}'s system calls, only of x86_64's and aarch64's"
 
 
 def masked() -> list[str]:

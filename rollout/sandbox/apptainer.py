@@ -15,12 +15,13 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement, SandboxError
-from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children, masked
 from slime_swe.rollout.sandbox.cache import made_once
+from slime_swe.rollout.sandbox.guest import seccomp
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.overlay.root import Roots
 
@@ -86,11 +87,24 @@ def _identify(name: str) -> str:
     return f"{os.path.realpath(name)} {state.st_mtime_ns} {state.st_size}"
 
 
+def _profile(folder: Path) -> Path:
+    """A file with the system calls that are allowed, in a form that Apptainer reads."""
+    text = json.dumps(seccomp.profile())
+    place = folder / f"seccomp-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def write(new: Path) -> None:
+        (new / "profile.json").write_text(text, encoding="ascii")
+
+    return made_once(place, write) / "profile.json"
+
+
 @dataclass(frozen=True)
 class Apptainer:
     """program: its path."""
 
     program: str
+    reads_filter: ClassVar[bool] = False
+    keeps_users: ClassVar[bool] = False
 
     @classmethod
     def find(cls) -> Self:
@@ -109,11 +123,19 @@ class Apptainer:
         return cls(program)
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
         mounts = [f"{mount_point}/shm:/dev/shm"]
         mounts += [f"{place}:{place}:ro" for place in READ_ONLY if os.path.exists(place)]
+        mounts += [f"/dev/null:{place}" for place in masked()]
         flags = [*FLAGS, *(word for bind in mounts for word in ("--bind", bind))]
+        flags += ["--security", f"seccomp:{_profile(mount_point.parent)}"]
         # `env` outside keeps APPTAINER_BIND and its like out; inside, what Apptainer adds of its own.
         own = [f"{name}={os.environ[name]}" for name in ("PATH", "HOME") if name in os.environ]
         inside = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *program]
@@ -137,7 +159,7 @@ class ApptainerBackend(OverlayBackend):
 
     requirements = (
         Requirement("apptainer", ("apptainer", "--version"), "`module load apptainer`, or install Apptainer"),
-        BUBBLEWRAP[1],
+        *BUBBLEWRAP[1:],
     )
     name = "apptainer"
     runner = Apptainer

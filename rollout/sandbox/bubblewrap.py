@@ -13,10 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, ClassVar, Protocol, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
+from slime_swe.rollout.sandbox.guest import seccomp
+from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
+from slime_swe.rollout.sandbox.shown import hidden_folders
 
 NOBODY = 65534
 _GUEST = Path(__file__).with_name("guest")
@@ -33,12 +36,19 @@ _DATA = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
+# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
 # Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
 READ_ONLY = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/mtrr",
     "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
+)  # fmt: skip
+# What these tell is the machine's, not the sandbox's; of the last six to a root who is also the host's alone.
+MASKED = (
+    "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
+    "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo",
 )  # fmt: skip
 
 
@@ -52,6 +62,13 @@ BUBBLEWRAP = (
         "kernel.unprivileged_userns_clone=1 (Debian) or user.max_user_namespaces=10000; in a container, "
         "--security-opt seccomp=unconfined",
         works="this user may make them",
+    ),
+    Requirement(
+        "seccomp",
+        ("grep", "^Seccomp:", "/proc/self/status"),
+        "sudo apt-get install grep",
+        "a kernel with CONFIG_SECCOMP_FILTER, as all distributions have it",
+        works="the kernel filters system calls",
     ),
 )
 
@@ -69,6 +86,8 @@ def confinement() -> Iterator[str]:
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """The supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
+    if reason := why_no_filter():
+        raise OSError(reason)
     as_nobody = os.geteuid() == 0 and _is_mapped(NOBODY)
     config = {"contained": True, "outer_id": NOBODY if as_nobody else None}
     with contextlib.ExitStack() as stack:
@@ -116,11 +135,22 @@ def system_flags() -> list[str]:
     prefix = python_prefix()
     if not prefix.startswith("/usr"):
         flags += [*_folders(prefix), "--ro-bind", prefix, prefix]
+    flags += _hide(["/usr"] if prefix.startswith("/usr") else ["/usr", prefix])
     flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/{_GUEST_NAME}"]
     for path in ("/testbed", "/tmp", "/var"):
         flags += _folders(path)
     flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _hide(trees: list[str]) -> list[str]:
+    flags: list[str] = []
+    for folder, shown in hidden_folders(trees):
+        flags += ["--tmpfs", str(folder)]
+        for path in map(str, shown):
+            flags += ["--ro-bind", path, path]
+        flags += ["--remount-ro", str(folder)]
+    return flags
 
 
 def environment() -> dict[str, str]:
@@ -224,19 +254,46 @@ def _is_mapped(uid: int) -> bool:
     return any(int(start) <= uid < int(start) + int(count) for start, _, count in map(str.split, lines))
 
 
+def why_no_filter() -> str:
+    """Why no sandbox can be confined on this machine; empty where it can."""
+    machine = os.uname().machine
+    if seccomp.supports(machine):
+        return ""
+    return f"there is no list of {machine}'s system calls, only of x86_64's and aarch64's"
+
+
+def masked() -> list[str]:
+    """Those of `MASKED` that this kernel has."""
+    return [place for place in MASKED if os.path.exists(place)]
+
+
 class Runner(Protocol):
+    """reads_filter: whether it finds the filter's program at `SECCOMP_FD`. keeps_users: whether it is to be started by
+    the root of a user namespace that has all users, and has them inside too.
+    """
+
+    reads_filter: ClassVar[bool]
+    keeps_users: ClassVar[bool]
+
     @classmethod
     def find(cls) -> Self:
         """Raises `UserError` where there is none."""
         ...
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
         """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
 
-        Without capabilities, in the network namespace that it is started in; with /dev, a /dev/shm of no more than
-        `disk_bytes`, and a /proc that is read-only at `READ_ONLY`.
+        In the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev, a /dev/shm of no more
+        than `disk_bytes`, and a /proc that is read-only at `READ_ONLY` and empty at `MASKED`. Without capabilities, but
+        where `keeps_users` and this process's user is `root`: then with `CAPABILITIES`.
         """
         ...
 
@@ -250,6 +307,8 @@ class Bubblewrap:
     """flags: those that not every version has."""
 
     flags: tuple[str, ...]
+    reads_filter: ClassVar[bool] = True
+    keeps_users: ClassVar[bool] = True
 
     @classmethod
     def find(cls) -> Self:
@@ -262,15 +321,29 @@ class Bubblewrap:
         return cls(tuple(flag for flag in _OPTIONAL_FLAGS if flag in usage))
 
     def command(
-        self, mount_point: Path, environment: Mapping[str, str], limits: Limits, program: Sequence[str]
+        self,
+        mount_point: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        program: Sequence[str],
+        *,
+        root: bool,
     ) -> list[str]:
-        flags = ["--unshare-all", "--share-net", "--unshare-user", *self.flags, "--as-pid-1", "--die-with-parent"]
-        flags += ["--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+        flags = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"]
+        flags += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
+        if root:
+            for capability in CAPABILITIES:
+                flags += ["--cap-add", f"CAP_{capability}"]
+        else:
+            flags += ["--unshare-user", *self.flags]
+        flags += ["--seccomp", str(SECCOMP_FD)]
         for name, value in environment.items():
             flags += ["--setenv", name, value]
         flags += ["--bind", f"{mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"]
         for place in READ_ONLY:
             flags += ["--ro-bind-try", place, place]
+        for place in masked():
+            flags += ["--ro-bind", "/dev/null", place]
         flags += ["--size", str(limits.disk_bytes), "--tmpfs", "/dev/shm", "--chdir", "/"]
         return ["bwrap", *flags, *program]
 

@@ -13,6 +13,8 @@ from slime_swe.patches import bounded_patch
 from slime_swe.rollout.sandbox.base import ExecResult
 from slime_swe.rollout.sandbox.pool import names_that
 
+GONE = "[the sandbox's shell was killed and does not start again]\n"
+KILLED = 137
 _UNKNOWN = b"\0"  # stands for a content that is not known: a patch only names what is not text
 
 

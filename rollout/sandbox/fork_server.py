@@ -8,9 +8,11 @@ Without bubblewrap the same supervisor is an ordinary process: see `UNPROTECTED`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import posixpath
@@ -100,16 +102,32 @@ class ForkServer(GuestProcess):
         self.contained = contained
         self._folder = "" if contained else tempfile.mkdtemp(prefix="slime-swe-")
         self._runs: Counter[tuple[str, bytes]] = Counter()
+        self._numbers = itertools.count(1)
         plain = partial(bubblewrap.start_plain, folder=self._folder)
         super().__init__(bubblewrap.start_contained if contained else plain)
 
-    def spawn(self, limits: Limits) -> socket.socket:
-        """Ask for a sandbox; the non-blocking socket on which it will answer. Raises `SandboxError` where it can't."""
+    def spawn(self, limits: Limits) -> tuple[int, socket.socket]:
+        """Ask for a sandbox: its number, and the non-blocking socket on which it will answer. Raises `SandboxError`."""
+        number = next(self._numbers)
+        return number, self._ask({"number": number, "limits": dataclasses.asdict(limits)})
+
+    async def kill(self, number: int) -> None:
+        """End a sandbox, whatever it has become. Raises `SandboxError` where the fork server does not do it."""
+        with self._ask({"kill": number}) as answer:
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    done = await asyncio.get_running_loop().sock_recv(answer, 64)
+            except (OSError, TimeoutError) as error:
+                raise SandboxError(f"the fork server does not answer: {error}; {self._printed()}") from error
+        if not done:
+            raise SandboxError(f"the fork server has died; {self._printed()}")
+
+    def _ask(self, request: Mapping[str, Any]) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
             with theirs:
-                socket.send_fds(self._control, [json.dumps(dataclasses.asdict(limits)).encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
         except OSError as error:
             ours.close()
             raise SandboxError(f"the fork server does not answer: {error}; {self._printed()}") from error

@@ -7,9 +7,12 @@ import contextlib
 import errno
 import json
 import socket
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+
+import msgspec
 
 from slime_swe.patches import OVERSIZED
 from slime_swe.rollout.sandbox import common
@@ -17,12 +20,31 @@ from slime_swe.rollout.sandbox.base import Backend, ExecResult, Isolation, Requi
 from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, confinement
 from slime_swe.rollout.sandbox.fork_server import UNPROTECTED, ForkServer, ForkServerError
 from slime_swe.rollout.sandbox.guest import wire
-from slime_swe.rollout.sandbox.guest.files import Changes
 from slime_swe.rollout.sandbox.guest.python_fork import parse
 
 MAX_JSON_BYTES = 64 << 20
 CLOSE_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
+
+
+class SandboxGone(Exception):
+    """A sandbox's first process has ended, does not answer, or answers what it never would."""
+
+
+class Answer(msgspec.Struct):
+    """What a sandbox answers. `failed`: it could not start. `errno`, `error` and `path`: of an `OSError`."""
+
+    failed: str | None = None
+    errno: int | None = None
+    error: str | None = None
+    path: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+    head: int = 0  # bytes of the output's head; its tail follows
+    missing: int = 0  # bytes of output that were dropped between
+    files: list[tuple[str, int]] = []
+    oversized: list[str] = []
+    deleted: list[str] = []
 
 
 class Channel:
@@ -35,20 +57,20 @@ class Channel:
         self._received = bytearray()
         self._abandoned = 0  # answers to come that nobody waits for
 
-    async def call(
-        self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """Raises `SandboxError` where the sandbox has died, or does not answer within `seconds`."""
+    async def call(self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float) -> tuple[Answer, bytes]:
+        """Raises `SandboxGone` where the sandbox has died, or does not answer within `seconds`; `SandboxError` where
+        this process has cut the channel.
+        """
         async with self._lock:
+            if self._socket.fileno() < 0:
+                raise SandboxError("a request was cancelled half-way, and the sandbox can't be used any more")
             try:
                 async with asyncio.timeout(seconds):
                     return await self._exchange(wire.encode(request, blob))
             except TimeoutError as error:
-                self.close()
-                raise SandboxError(f"the sandbox did not answer {request['op']!r} within {seconds:.0f} s") from error
-            except (OSError, ValueError) as error:  # ValueError: what it sent is not JSON
-                self.close()
-                raise SandboxError(f"the sandbox died: {error}") from error
+                raise SandboxGone(f"it did not answer {request['op']!r} within {seconds:.0f} s") from error
+            except (OSError, ValueError, RecursionError) as error:  # ValueError: what it sent is no `Answer`
+                raise SandboxGone(str(error)) from error
 
     async def finish(self) -> None:
         """Tell the sandbox to end, and wait until it has."""
@@ -66,7 +88,7 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    async def _exchange(self, data: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _exchange(self, data: bytes) -> tuple[Answer, bytes]:
         await self._send(data)
         self._abandoned += 1
         try:
@@ -91,15 +113,15 @@ class Channel:
         with contextlib.suppress(OSError):  # it has died, or is about to
             self._socket.send(wire.encode({"op": "cancel"}))
 
-    async def _answer(self) -> tuple[dict[str, Any], bytes]:
+    async def _answer(self) -> tuple[Answer, bytes]:
         text_size, blob_size = wire.PREFIX.unpack(await self._peek(wire.PREFIX.size))
         if text_size > MAX_JSON_BYTES or blob_size > self._max_blob_bytes:
             raise ConnectionError(f"it sent {text_size} + {blob_size} bytes at once")
         start, end = wire.PREFIX.size, wire.PREFIX.size + text_size + blob_size
         data = await self._peek(end)
-        answer = json.loads(data[start : start + text_size]), bytes(data[start + text_size : end])
+        answer = msgspec.convert(json.loads(data[start : start + text_size]), Answer)
         del self._received[:end]
-        return answer
+        return answer, bytes(data[start + text_size : end])
 
     async def _peek(self, size: int) -> bytes:
         """The next bytes, left in the buffer, so that a cancellation loses none."""
@@ -118,18 +140,26 @@ class LocalSandbox(common.BaseSandbox):
     If a file operation fails because of what the agent did (no such file, disk full, a folder in the way), it raises
     the `OSError` that occurred inside the sandbox. A cancelled call kills its command and leaves the sandbox usable.
     Paths are relative to the repository's folder; an absolute path is one of the sandbox's own system.
+
+    Its files are in the memory of its first process. Where a command has made that one end, or fall silent, while the
+    fork server answers, the command counts as killed (137), and so does every later one; the files are lost.
     """
 
     def __init__(self, server: ForkServer, spec: SandboxSpec) -> None:
         self._server = server
         self._limits = spec.limits
         self._files = spec.files
+        self._number = 0
         self._channel: Channel | None = None
+        self._is_gone = False
 
     async def _enter(self) -> None:
-        self._channel = Channel(self._server.spawn(self._limits), 4 * self._limits.disk_bytes + (1 << 20))
+        self._number, sock = self._server.spawn(self._limits)
+        self._channel = Channel(sock, 4 * self._limits.disk_bytes + (1 << 20))
         try:
             await self._call({"op": "start"}, self._files)
+        except SandboxGone as error:
+            raise SandboxError(f"the sandbox died before it was used: {error}") from error
         except OSError as error:
             raise SandboxError(f"the sandbox could not write its files: {error}") from error
 
@@ -144,43 +174,71 @@ class LocalSandbox(common.BaseSandbox):
         simple = parse(command)
         if simple is not None and simple.program in self._files:
             self._server.note_run(simple.program, self._files[simple.program])
-        answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
-        head, tail = blob[: answer["head"]], blob[answer["head"] :]
-        return common.result(answer["exit_code"], answer["seconds"], head, tail, answer["missing"])
+        started = time.monotonic()
+        try:
+            answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
+        except SandboxGone:
+            return ExecResult(common.KILLED, common.GONE, time.monotonic() - started)
+        except OSError as error:  # the first process has been kept from forking
+            return ExecResult(common.KILLED, f"[the command was not started: {error}]\n", time.monotonic() - started)
+        head, tail = blob[: answer.head], blob[answer.head :]
+        return common.result(answer.exit_code, answer.seconds, head, tail, answer.missing)
 
     async def read_file(self, path: str) -> bytes:
-        return (await self._call({"op": "read", "path": path}))[1]
+        return (await self._file_operation({"op": "read", "path": path}, path))[1]
 
     async def write_file(self, path: str, content: bytes) -> None:
-        await self._call({"op": "write"}, {path: content})
+        await self._file_operation({"op": "write"}, path, {path: content})
 
     async def diff(self) -> str:
         try:
-            changes = await self._changes()
+            answer, blob = await self._call({"op": "changes"})
+            files = _unpacked(answer, blob)
+        except SandboxGone:
+            return ""
         except OSError as error:
-            if error.errno == errno.EFBIG:
-                return OVERSIZED
-            raise SandboxError(f"the sandbox could not list its files: {error}") from error
-        return await common.patch(changes.files, changes.oversized, changes.deleted, self._files.get)
+            return OVERSIZED if error.errno == errno.EFBIG else ""
+        return await common.patch(files, answer.oversized, answer.deleted, self._files.get)
 
-    async def _changes(self) -> Changes:
-        answer, blob = await self._call({"op": "changes"})
-        return Changes(wire.unpack_files(answer["files"], blob), answer["oversized"], answer["deleted"])
+    async def _file_operation(
+        self, request: dict[str, Any], path: str, files: Mapping[str, bytes] | None = None
+    ) -> tuple[Answer, bytes]:
+        try:
+            return await self._call(request, files)
+        except SandboxGone as error:
+            raise OSError(errno.EIO, "the sandbox was killed from inside", path) from error
 
     async def _call(
         self, request: dict[str, Any], files: Mapping[str, bytes] | None = None, *, seconds: float = 0.0
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[Answer, bytes]:
+        """Raises `SandboxGone` where only the sandbox does not answer, `SandboxError` where more than that fails."""
         if self._channel is None:
             raise SandboxError("the sandbox is not open")
+        if self._is_gone:
+            raise SandboxGone
         blob = b""
         if files is not None:
             request["files"], blob = wire.pack_files(files.items())
-        answer, data = await self._channel.call(request, blob, seconds=seconds + ANSWER_SECONDS)
-        if "failed" in answer:
-            raise SandboxError(f"the sandbox could not start: {answer['failed']}")
-        if "errno" in answer:
-            raise OSError(answer["errno"] or errno.EIO, answer["error"], answer["path"])
+        try:
+            answer, data = await self._channel.call(request, blob, seconds=seconds + ANSWER_SECONDS)
+        except SandboxGone:
+            await self._server.kill(self._number)
+            self._is_gone = True
+            self._channel.close()
+            raise
+        if answer.failed is not None:
+            raise SandboxError(f"the sandbox could not start: {answer.failed}")
+        if answer.error is not None:
+            raise OSError(answer.errno or errno.EIO, answer.error, answer.path)
         return answer, data
+
+
+def _unpacked(answer: Answer, blob: bytes) -> dict[str, bytes]:
+    """Raises `SandboxGone` for what no first process of ours would send."""
+    try:
+        return wire.unpack_files(answer.files, blob)
+    except ValueError as error:
+        raise SandboxGone(str(error)) from error
 
 
 class LocalBackend(Backend):

@@ -26,6 +26,7 @@ import aiohttp
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED
+from slime_swe.rollout.sandbox import common
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
@@ -33,7 +34,6 @@ from slime_swe.rollout.sandbox.image.driver import Kind, limit_flags, retrieve
 from slime_swe.rollout.sandbox.image.sandbox import (
     FILE_SECONDS,
     HISTORY,
-    KILLED,
     NO_HISTORY,
     SETUP_SECONDS,
     ShellSandbox,
@@ -247,7 +247,7 @@ class RemoteSandbox(ShellSandbox):
             output.total += missing
         except ValueError as error:  # nothing runs there any more, or a command has written the answer
             output.add(f"[it is not known how the command has ended: {error}]\n".encode())
-            return KILLED
+            return common.KILLED
         return None if late else code
 
     async def _upload(self, name: str, content: bytes) -> None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import Backend, Limits, Requirement, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.bubblewrap import CAPABILITIES
 from slime_swe.rollout.sandbox.cache import cache_folder
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL, DockerError, call
 from slime_swe.rollout.sandbox.docker.container import DockerSandbox, Started, remove, start
 from slime_swe.rollout.sandbox.docker.images import Images, Prepared
 from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
+from slime_swe.rollout.sandbox.guest import seccomp
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.driver import ShellDied, driver_command
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer
 from slime_swe.rollout.sandbox.process_identity import is_dead
 
-# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
-CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
 
 
@@ -61,6 +62,7 @@ class DockerBackend(Backend):
         self._network = network
         self._cache = cache
         self._client: Any = None
+        self._security: list[str] = []
         self._images: Images | None = None
         self._warm: WarmPool[tuple[str, str, Limits, tuple[Layer, ...]], Started] = WarmPool(warm, self._discard)
 
@@ -68,6 +70,7 @@ class DockerBackend(Backend):
         """Find the daemon, once, and remove what dead runs left. Raises `UserError`, `DockerError`."""
         if self._images is None:
             self._client = await asyncio.to_thread(docker_client.connect)
+            self._security = await call("docker does not tell what it is", _security, self._client)
             await self._sweep()
             self._images = Images(self._client, self._cache or cache_folder())
 
@@ -123,7 +126,7 @@ class DockerBackend(Backend):
             nano_cpus=None if self._cpus is None else int(self._cpus * 1e9),
             cap_drop=["ALL"],
             cap_add=list(CAPABILITIES),
-            security_opt=["no-new-privileges"],
+            security_opt=self._security,
             mounts=[docker_client.bind(f"{layer.folder}{layer.own}", str(layer.own)) for layer in layers] or None,
             log_config={"type": "none"},  # what commands print is not kept a second time
         )
@@ -154,3 +157,12 @@ class DockerBackend(Backend):
         dead = [container["Id"] for container in listed if is_dead(container["Labels"][OWNER_LABEL])]
         with contextlib.suppress(DockerError):  # another run may be sweeping too
             await asyncio.gather(*(remove(self._client, container) for container in dead))
+
+
+def _security(client: Any) -> list[str]:
+    """The options of every container. A daemon whose machine our filter does not know applies its own."""
+    info = client.info()
+    options = ["no-new-privileges"]
+    if seccomp.supports(info["Architecture"]):
+        options.append(f"seccomp={json.dumps(seccomp.profile(info['Architecture']))}")
+    return options

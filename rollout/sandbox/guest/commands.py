@@ -134,7 +134,7 @@ class Commands:
 
     def _sweep(self, killed: bool) -> None:
         """Leave nothing of the command alive. The shell goes with the rest where there is anything to kill."""
-        processes.reap_orphans()
+        processes.reap()
         shells = [self._shell.pid] if self._shell else []
         if killed or [pid for pid in processes.descendants(os.getpid()) if pid not in shells]:
             processes.kill_all(self._contained)

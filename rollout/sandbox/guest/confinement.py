@@ -1,30 +1,42 @@
-"""How a sandbox's first process is forked and isolated: with namespaces of its own, or without.
+"""What confines a sandbox by our own system calls: all of it for one that is forked, the mounts of one over an image.
 
-What namespaces do not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory are limited per
-process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
+`Contained` and `Plain`: how a fork becomes a sandbox's first process, with namespaces of its own or without.
+`mount_overlay`: what an image's sandbox has for its root, before bubblewrap or Apptainer confines it. What system calls
+either may make is in `seccomp`.
+
+What this does not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory of a fork are limited
+per process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import signal
+import socket
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel
+from . import kernel, seccomp
 
 REPOSITORY = "/testbed"
 INNER_ID = 1000  # what `id` prints in a sandbox
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
-def _enter(disk_bytes: int, outer_id: int | None) -> None:
-    """Private mounts, a private user, no capability left. The caller is PID 1 of a new pid namespace already.
+def _enter(disk_bytes: int, outer_id: int | None, network: int, system_calls: kernel.Filter) -> None:
+    """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
 
     `outer_id` is the fork server's user id to become; None keeps the current one. A sandbox never runs as the host's
     root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability.
     """
+    kernel.join_new_session_keyring()
+    kernel.setns(network, kernel.NEWNET)
+    os.close(network)
     kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
     _mount_private(disk_bytes, outer_id)
     if outer_id is not None:
@@ -35,6 +47,7 @@ def _enter(disk_bytes: int, outer_id: int | None) -> None:
     kernel.drop_all_capabilities()
     kernel.set_dumpable(False)
     os.chdir(REPOSITORY)
+    system_calls.load()
 
 
 def _mount_private(disk_bytes: int, outer_id: int | None) -> None:
@@ -59,25 +72,67 @@ def _own_user_namespace() -> None:
     kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
 
 
+class _Networks:
+    """A process that makes network namespaces ahead of their use, since making one costs as much as all the rest.
+
+    Each is given out once. As many wait as the socket's buffer holds.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                _make_networks(os.dup2(theirs.fileno(), 3))
+            finally:
+                os._exit(1)
+        theirs.close()
+        self._made = ours
+
+    def take(self) -> int:
+        """The file descriptor of one that nothing has used. Raises `OSError`."""
+        _, fds, _, _ = socket.recv_fds(self._made, 1, 1)
+        if not fds:
+            raise OSError(errno.ECHILD, "the process that makes network namespaces has ended")
+        return fds[0]
+
+    def close(self) -> None:
+        self._made.close()
+
+
+def _make_networks(fd: int) -> None:
+    """Until the other end is closed."""
+    os.closerange(fd + 1, 65536)
+    with socket.socket(fileno=fd) as takes:
+        takes.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
+        while True:
+            kernel.unshare(kernel.NEWNET)
+            kernel.bring_up_loopback()
+            network = os.open("/proc/self/ns/net", os.O_RDONLY)
+            socket.send_fds(takes, [b"n"], [network])
+            os.close(network)
+
+
 class Contained:
     """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
 
-    Network namespaces are reused once every process of their sandbox is dead. Making one costs more than all the rest,
-    and no sandbox has the capability to change its own.
+    No namespace is used again: what it counts (the packets of a loopback) would tell one sandbox of another.
     """
 
     contained = True  # they have a pid namespace
 
     def __init__(self, outer_id: int | None) -> None:
         self._outer_id = outer_id
+        self._system_calls = kernel.Filter(seccomp.program())
+        kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
+        kernel.unmount(os.path.dirname(__file__))  # it is loaded, and no sandbox's to read
         os.environ["PWD"] = REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self._free_networks: list[int] = []
-        self._networks: dict[int, int] = {}  # pid of a sandbox -> its network namespace
+        self._networks = _Networks()
+        self._network = -1  # of the sandbox that is being forked
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
-        network = self._enter_network()
+        self._network = self._networks.take()
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -85,29 +140,19 @@ class Contained:
         finally:
             if pid != 0:
                 kernel.setns(self._pid_namespace, kernel.NEWPID)
-        self._networks[pid] = network
+                os.close(self._network)
         return pid
 
     def enter(self, limits: Mapping[str, Any]) -> None:
-        for fd in (self._pid_namespace, *self._free_networks, *self._networks.values()):
-            os.close(fd)
-        _enter(int(limits["disk_bytes"]), self._outer_id)
+        os.close(self._pid_namespace)
+        self._networks.close()
+        _enter(int(limits["disk_bytes"]), self._outer_id, self._network, self._system_calls)
 
     def leave(self) -> None:
         """Nothing to do: the kernel removes the mounts with the process."""
 
     def close(self) -> None:
         """Nothing to do: when the supervisor ends, the kernel kills every process of the fork server."""
-
-    def _enter_network(self) -> int:
-        self._free_networks += [self._networks.pop(pid) for pid in _dead_children()]
-        if self._free_networks:
-            network = self._free_networks.pop()
-            kernel.setns(network, kernel.NEWNET)
-            return network
-        kernel.unshare(kernel.NEWNET)
-        kernel.bring_up_loopback()
-        return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
 class Plain:
@@ -120,8 +165,6 @@ class Plain:
         self._folder = ""
 
     def fork(self) -> int:
-        for _ in _dead_children():
-            pass
         self._folder = tempfile.mkdtemp(prefix="sandbox-", dir=self._root)
         return os.fork()
 
@@ -147,7 +190,82 @@ class Plain:
 Confinement = Contained | Plain
 
 
-def _dead_children() -> Iterator[int]:
-    with contextlib.suppress(ChildProcessError):
-        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            yield pid
+def become_root_inside() -> None:
+    """A user namespace in which this user is root, and there is nobody else."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER)
+    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        kernel.write(f"/proc/self/{path}", text)
+
+
+def all_users() -> int:
+    """A file descriptor of a user namespace with the users of this one, each as itself. Its root has no power outside.
+
+    Needs root, who alone may map others.
+    """
+    ready, waits = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.unshare(kernel.NEWUSER)
+            os.write(waits, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(waits)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(errno.EPERM, "no user namespace is to be had")
+        for kind in ("uid_map", "gid_map"):
+            kernel.write(f"/proc/{pid}/{kind}", _as_themselves(f"/proc/self/{kind}"))
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _as_themselves(path: str) -> str:
+    """The ids of this namespace, each mapped to itself."""
+    with open(path, encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
+
+
+def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -> None:
+    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay over the layers,
+    the topmost first.
+
+    disk: the bytes of a tmpfs for it, or a folder; place/shm is in it too, for a /dev/shm. No folder is mounted by its
+    name: a sandbox reads in /proc/self/mountinfo what it was mounted by.
+    """
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    if disk.startswith("/"):
+        kernel.mount(disk, place, "none", kernel.MS_BIND)
+    else:
+        kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
+        _own_devices(f"{place}/dev")
+    for name in ("upper", "work", "root", "shm"):
+        os.makedirs(f"{place}/{name}", exist_ok=True)
+    os.chmod(f"{place}/shm", 0o1777)
+    os.chdir(place)
+    lower = ":".join(f"/proc/self/fd/{os.open(layer, os.O_PATH | os.O_DIRECTORY)}" for layer in layers)
+    kernel.mount("slime-swe", "root", "overlay", 0, f"lowerdir={lower},{options},upperdir=upper,workdir=work")
+    os.chdir("/")
+
+
+def _own_devices(folder: str) -> None:
+    """Replace the host's device files by ones of this mount namespace, since a sandbox's root that is the host's root
+    owns the host's.
+
+    Does nothing if this user can make none: then a sandbox can't change the host's device files either.
+    """
+    os.mkdir(folder)
+    for name, number in _DEVICES.items():
+        try:
+            os.mknod(f"{folder}/{name}", stat.S_IFCHR, os.makedev(*number))
+        except PermissionError:
+            return
+        os.chmod(f"{folder}/{name}", 0o666)
+        kernel.mount(f"{folder}/{name}", f"/dev/{name}", "none", kernel.MS_BIND)

@@ -17,6 +17,7 @@ MAX_GROWTH_BYTES = 16 << 20  # of all files that are given in full
 MAX_NAME_BYTES = 8 << 20  # of all names in the repository, each with `_NAME_COST` more
 _NAME_COST = 16
 _READ_BYTES = 1 << 20
+_FAILURES = (errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the system, or of a limit
 CACHE_FOLDERS = frozenset(
     {"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules"}
 )
@@ -83,6 +84,8 @@ def write(files: Mapping[str, bytes]) -> None:
             made.add(parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
         try:
+            if os.fstat(fd).st_dev == os.stat("/proc").st_dev:  # /proc/self would be this very process
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             _write_all(fd, content)
         finally:
             os.close(fd)
@@ -156,7 +159,7 @@ def _read_readable(path: str, most: int) -> bytes:
 
 def _is_out_of_reach(error: OSError) -> bool:
     """Whether this is what a command can do to a path, rather than a failure of the system."""
-    return isinstance(error, FileNotFoundError | PermissionError) or error.errno == errno.ENAMETOOLONG
+    return error.errno not in _FAILURES
 
 
 def read_up_to(fd: int, size: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -12,6 +13,10 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x2
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+_MNT_DETACH = 2
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
@@ -38,6 +43,10 @@ def setns(fd: int, kind: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     encoded = [text.encode() for text in (source, target, kind)]
     _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind} at {target}")
+
+
+def unmount(target: str) -> None:
+    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
 
 
 def write(path: str, text: str) -> None:
@@ -70,10 +79,40 @@ def drop_all_capabilities() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
+class Filter:
+    """A program of `seccomp.program`, ready to be loaded: forks share it."""
+
+    def __init__(self, program: bytes) -> None:
+        self._instructions = ctypes.create_string_buffer(program, len(program))
+        packed = struct.pack("@HP", len(program) // 8, ctypes.addressof(self._instructions))
+        self._program = ctypes.create_string_buffer(packed, len(packed))
+
+    def load(self) -> None:
+        """For this process and all that it forks, for good. No new privileges must have been set."""
+        result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), self._program, 0, 0)
+        _check(result, "prctl(PR_SET_SECCOMP)")
+
+
+def join_new_session_keyring() -> None:
+    """Leave the session keyring for a new one. Where the kernel has no keyrings, or this process may not ask for them,
+    there are none to leave; where this user's quota of keys is used up, it stays in the one that it is in.
+    """
+    call = ctypes.c_long(_KEYCTL[os.uname().machine])
+    if _libc.syscall(call, ctypes.c_long(_JOIN_SESSION_KEYRING), None, 0, 0, 0) < 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EPERM, errno.EDQUOT):
+            raise OSError(number, f"keyctl(JOIN_SESSION_KEYRING): {os.strerror(number)}")
+
+
 def bring_up_loopback() -> None:
     """Bring up `lo` in the current network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+
+
+def open_low_ports() -> None:
+    """Let any user of the current network namespace listen on ports below 1024, as in a container of Docker."""
+    write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
 
 
 def listen(namespace: int, port: int) -> socket.socket:

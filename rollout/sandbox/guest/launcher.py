@@ -12,28 +12,30 @@ import json
 import os
 import signal
 import socket
-import stat
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from . import kernel, processes
+from . import confinement, kernel, processes, seccomp
 
 MAX_REQUEST_BYTES = 1 << 18
 _MAX_FDS = 5
 _PAUSE_SECONDS = 0.002
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+SECCOMP_FD = 20  # where the runner finds the filter's program; no request's is as high
 
 
 def main() -> None:
     """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)  # no sandbox may have it
+    processes.reset_signals()  # whatever the host was started with: a child is waited for next
+    users = confinement.all_users() if sys.argv[2] == "root" else None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     kernel.become_subreaper()  # nor for what it leaves
+    os.umask(0o022)  # / of an overlay has the mode of the folder that we make for it
     if sys.argv[2] != "root":
-        _own_user_namespace()
+        confinement.become_root_inside()
     control.send(b"ready")
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, _MAX_FDS)
@@ -46,7 +48,7 @@ def main() -> None:
         if pid == 0:
             if "port" in request:
                 _listen(request["port"], *fds)
-            _become(request, fds)
+            _become(request, fds, users)
         if "port" not in request:
             pidfd = os.pidfd_open(pid)
             socket.send_fds(control, [str(pid).encode()], [pidfd])
@@ -64,13 +66,6 @@ def _end_all() -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _own_user_namespace() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER)
-    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        kernel.write(f"/proc/self/{path}", text)
-
-
 def _listen(port: int, namespace: int, answers: int) -> None:
     """In the fork: never returns. Answers with the socket, or with what is in its way."""
     try:
@@ -84,7 +79,7 @@ def _listen(port: int, namespace: int, answers: int) -> None:
         os._exit(0)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
+def _become(request: dict[str, Any], fds: list[int], users: int | None) -> None:
     """In the fork: never returns. What goes wrong is reported on the new process's stderr."""
     try:
         os.setsid()
@@ -94,11 +89,17 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             kernel.setns(fds[3], kernel.NEWNS)
             kernel.setns(fds[4], kernel.NEWNET)
         else:
-            _mount(request["mount_point"], request["disk"], request["overlay"])
+            confinement.mount_overlay(request["mount_point"], request["disk"], request["layers"], request["options"])
             kernel.unshare(kernel.NEWNET)
             kernel.bring_up_loopback()
+            kernel.open_low_ports()
+        kernel.join_new_session_keyring()
         for target in range(3):
             os.dup2(fds[target], target)
+        if request["filter"]:
+            _put_filter()
+        if request["users"] and users is not None:
+            kernel.setns(users, kernel.NEWUSER)
         processes.reset_signals()
         os.execvp(request["command"][0], request["command"])
     except OSError as error:
@@ -107,36 +108,9 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os._exit(126)
 
 
-def _mount(place: str, disk: str, overlay: str) -> None:
-    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay.
-
-    disk: the bytes of a tmpfs for it, or a folder; place/shm is in it too, for a /dev/shm. overlay: the overlay's
-    options, but for the two directories.
-    """
-    kernel.unshare(kernel.NEWNS)
-    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
-    if disk.startswith("/"):
-        kernel.mount(disk, place, "none", kernel.MS_BIND)
-    else:
-        kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
-        _own_devices(f"{place}/dev")
-    for name in ("upper", "work", "root", "shm"):
-        os.makedirs(f"{place}/{name}", exist_ok=True)
-    os.chmod(f"{place}/shm", 0o1777)
-    kernel.mount("slime-swe", f"{place}/root", "overlay", 0, f"{overlay},upperdir={place}/upper,workdir={place}/work")
-
-
-def _own_devices(folder: str) -> None:
-    """Replace the host's device files by ones of this mount namespace, since a sandbox's root that is the host's root
-    owns the host's.
-
-    Does nothing if this user can make none: then a sandbox can't change the host's device files either.
-    """
-    os.mkdir(folder)
-    for name, number in _DEVICES.items():
-        try:
-            os.mknod(f"{folder}/{name}", stat.S_IFCHR, os.makedev(*number))
-        except PermissionError:
-            return
-        os.chmod(f"{folder}/{name}", 0o666)
-        kernel.mount(f"{folder}/{name}", f"/dev/{name}", "none", kernel.MS_BIND)
+def _put_filter() -> None:
+    """A file of its own: what reads it moves its position."""
+    program = os.memfd_create("seccomp")
+    os.write(program, seccomp.program())
+    os.lseek(program, 0, os.SEEK_SET)
+    os.dup2(program, SECCOMP_FD)

@@ -9,16 +9,22 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import kernel
+
+OPEN_FILES = 1 << 20  # as in a container of Docker, where the host allows that many
 _STOP_PASSES = 50
 
 
 def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
-    """Apply the resource limits to the calling process and to all that it starts."""
+    """Apply the resource limits to the calling process and to all that it starts, which are to be the first to go where
+    the machine is out of memory: never what runs them.
+    """
+    kernel.write("/proc/self/oom_score_adj", "1000")
     caps = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
-        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     if contained:  # elsewhere RLIMIT_NPROC would count all processes of the user
@@ -30,9 +36,12 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
 
 
 def reset_signals() -> None:
-    """What a freshly started program expects: Python ignores some signals, and PID 1 more."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+    """What a freshly started program expects, however this one was started: `nohup` and a shell's background ignore
+    signals, Python ignores some, PID 1 more.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def descendants(pid: int) -> list[int]:
@@ -62,11 +71,13 @@ def kill_all(contained: bool) -> None:
             os.waitpid(-1, 0)
 
 
-def reap_orphans() -> None:
-    """Collect adopted children that have ended."""
+def reap() -> list[int]:
+    """Collect the children that have ended, adopted ones too."""
+    ended: list[int] = []
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            ended.append(pid)
+    return ended
 
 
 def _stop_and_kill() -> None:

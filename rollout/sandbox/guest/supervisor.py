@@ -1,7 +1,8 @@
 """The fork server's supervisor: waits until the host asks for a sandbox, and forks one, whose first process is a
 `Server`.
 
-It never sees what a sandbox holds or runs: the host talks to each over that sandbox's own socket.
+It never sees what a sandbox holds or runs: the host talks to each over that sandbox's own socket. No sandbox can reach
+it; so where it answers and a sandbox does not, the sandbox has been ended from inside.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import files, wire
+from . import files, processes, wire
 from .commands import Commands
 from .confinement import Confinement, Contained, Plain
 from .python_fork import Interpreter
@@ -55,7 +56,7 @@ class Server:
             answer: Answer = getattr(self, f"_{request['op']}")(request, blob)
             return answer
         except OSError as error:
-            return {"errno": error.errno, "error": error.strerror, "path": str(error.filename)}, b""
+            return {"errno": error.errno, "error": error.strerror or str(error), "path": str(error.filename)}, b""
         except UnicodeEncodeError as error:
             return {"errno": 2, "error": f"not a path: {error.reason}", "path": ""}, b""
 
@@ -86,6 +87,7 @@ class Server:
 
 def main(imports: WarmImports, path: list[str]) -> None:
     """Serve the socket at file descriptor argv[1], as the JSON in argv[2] says, until the host is gone."""
+    _start_afresh()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # PID 1 of a sandbox must not die of one sent from inside
     control = socket.socket(fileno=int(sys.argv[1]))
     config: dict[str, Any] = json.loads(sys.argv[2])
@@ -94,15 +96,40 @@ def main(imports: WarmImports, path: list[str]) -> None:
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the forks share
     control.send(b"ready")
+    sandboxes: dict[int, int] = {}  # pid of the first process -> the host's number for the sandbox
     for request, fds in _requests(control):
+        for pid in processes.reap():
+            sandboxes.pop(pid, None)
         if "script" in request:
             interpreter.precompile(request["script"], request["source"].encode())
             continue
         with socket.socket(fileno=fds[0]) as sock:
-            if _fork(confinement, Channel(sock)) == 0:
+            if "kill" in request:
+                _kill([pid for pid, number in sandboxes.items() if number == request["kill"]])
+                _answer(Channel(sock), {})
+                continue
+            pid = _fork(confinement, Channel(sock))
+            if pid == 0:
                 control.close()
-                _become_sandbox(confinement, Channel(sock), request, interpreter)
+                _become_sandbox(confinement, Channel(sock), request["limits"], interpreter)
+            sandboxes[pid] = request["number"]
     confinement.close()
+
+
+def _kill(first: list[int]) -> None:
+    """End a sandbox, if it has not ended. Its pid is its own until it is reaped."""
+    for pid in first:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start_afresh() -> None:
+    """Forks inherit what is Python's own, and nothing of how the host was started."""
+    python_s = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    processes.reset_signals()
+    for number, handler in python_s.items():
+        signal.signal(number, handler)
+    os.umask(0o022)
 
 
 def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
@@ -117,7 +144,7 @@ def _fork(confinement: Confinement, channel: Channel) -> int:
     try:
         return confinement.fork()
     except OSError as error:
-        _report(channel, error)
+        _answer(channel, {"failed": str(error)})
         return -1
 
 
@@ -129,7 +156,7 @@ def _become_sandbox(
         confinement.enter(limits)
         Server(Commands(limits, confinement.contained, interpreter, channel)).serve(channel)
     except OSError as error:
-        _report(channel, error)
+        _answer(channel, {"failed": str(error)})
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -137,7 +164,6 @@ def _become_sandbox(
         os._exit(0)
 
 
-def _report(channel: Channel, error: OSError) -> None:
-    """Tell the host that there will be no sandbox."""
+def _answer(channel: Channel, message: dict[str, Any]) -> None:
     with contextlib.suppress(EOFError):
-        channel.send({"failed": str(error)})
+        channel.send(message)

@@ -64,7 +64,7 @@ def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
 
 def limit_flags(limits: Limits, *, memory: bool = False) -> str:
     """Those of bash's `ulimit` for each process of a command; `memory`: its address space too."""
-    flags = f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024} -n 1024"
+    flags = f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024}"
     return f"{flags} -v {limits.memory_bytes // 1024}" if memory else flags
 
 

@@ -36,8 +36,6 @@ HISTORY = Path(__file__).with_name("shallow_history.sh")  # leaves the repositor
 NO_HISTORY = 3  # what it ends with where there is none
 SETUP_SECONDS = 300.0  # for the image's own setup
 FILE_SECONDS = 60.0  # for one file operation inside
-GONE = "[the sandbox's shell was killed and does not start again]\n"
-KILLED = 137
 _NUL_EXIT_CODE = 126
 _LOST = 1 << 16  # of an error's text
 _READ = f"""
@@ -252,15 +250,15 @@ class ImageSandbox(ShellSandbox):
         deadline = time.monotonic() + seconds
         for last in (False, True):
             if self._shell is None:
-                output.add(GONE.encode())
-                return KILLED
+                output.add(common.GONE.encode())
+                return common.KILLED
             try:
                 return await self._shell.run(command, output, seconds, kind=kind, stdin=stdin)
             except ShellDied:
                 begun = self._shell.started
                 await self._revive()
                 if last or begun:  # if not, it was an earlier command that ended the driver
-                    return None if time.monotonic() > deadline else KILLED
+                    return None if time.monotonic() > deadline else common.KILLED
         raise AssertionError("not reached")
 
     async def _revive(self) -> None:

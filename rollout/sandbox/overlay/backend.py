@@ -23,7 +23,7 @@ from typing import ClassVar
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
-from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, Bubblewrap, Runner, confinement
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, Bubblewrap, Runner, confinement, why_no_filter
 from slime_swe.rollout.sandbox.cache import cache_folder, made_once, remove_tree
 from slime_swe.rollout.sandbox.fork_server import Launcher
 from slime_swe.rollout.sandbox.image import host as host_image
@@ -120,6 +120,8 @@ class OverlayBackend(Backend):
 def look(name: str, cache: Path, owner: str, kind: type[Runner]) -> Host:
     """What this machine has for backend `name`. Raises `UserError` where something needed is missing."""
     runner = kind.find()
+    if reason := why_no_filter():
+        raise UserError(f"{name} sandboxes can't be confined here: {reason}; set rollout.sandbox=docker")
     if shutil.which("unshare") is None:
         raise UserError(f"{name} sandboxes need unshare: apt-get install util-linux")
     mount_point = cache / "mnt"

@@ -152,8 +152,13 @@ class OverlaySandbox(ImageSandbox):
             "joins": [str(folder / "cgroup.procs") for folder in self._group or ()],
             "mount_point": str(self._host.mount_point),
             "disk": str(self._scratch or self._limits.disk_bytes),
-            "overlay": f"lowerdir={':'.join(root.layers)},{options}",
-            "command": self._host.runner.command(self._host.mount_point, root.environment, self._limits, driver),
+            "layers": root.layers,
+            "options": options,
+            "filter": self._host.runner.reads_filter,
+            "users": self._host.runner.keeps_users,
+            "command": self._host.runner.command(
+                self._host.mount_point, root.environment, self._limits, driver, root=self._host.root
+            ),
         }
         held = [fd for fd in (self._namespace, self._network) if fd is not None]
         fds = [*ends, errors, *held]

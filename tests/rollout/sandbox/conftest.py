@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.rollout.sandbox.nobody import Nobody
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.bubblewrap import children
 from slime_swe.rollout.sandbox.fork_server import ForkServerError
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
@@ -119,6 +121,8 @@ def of(*names: str) -> list[ParameterSet]:
 FORKING = of("bubblewrap", "subprocess")
 IMAGES = of("overlay", "docker", "apptainer")
 LAYERED = of("overlay", "apptainer")
+CONFINED = of("bubblewrap", "overlay", "apptainer", "docker")
+FILTERED = of("bubblewrap", "overlay")
 
 
 @pytest.fixture(params=of(*POOLS))
@@ -149,6 +153,20 @@ def layered_pool(request: pytest.FixtureRequest) -> SandboxPool:
     return pool
 
 
+@pytest.fixture(params=CONFINED)
+def confined_pool(request: pytest.FixtureRequest) -> SandboxPool:
+    """Those on this machine that the kernel confines."""
+    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
+    return pool
+
+
+@pytest.fixture(params=FILTERED)
+def filtered_pool(request: pytest.FixtureRequest) -> SandboxPool:
+    """Those that load our own program of system calls, not a profile."""
+    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
+    return pool
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def sandbox(pool: SandboxPool) -> AsyncIterator[Sandbox]:
     async with pool.open(FILES) as sandbox:
@@ -171,6 +189,13 @@ async def imaged(image_pool: SandboxPool) -> AsyncIterator[Sandbox]:
 async def contained(contained_pool: SandboxPool) -> AsyncIterator[Sandbox]:
     async with contained_pool.open(FILES) as sandbox:
         yield sandbox
+
+
+def kill_fork_server(pool: SandboxPool) -> None:
+    process = pool._backend._server._process  # type: ignore[attr-defined]
+    for pid in [*children(process.pid), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def _command_lines() -> Iterator[str]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.rollout.sandbox.conftest import POOLS, of
 
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
+REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]
 
 
@@ -208,3 +215,42 @@ async def test_no_file_descriptor_and_no_process_is_leaked(pool: SandboxPool) ->
     for _ in range(8):
         await hurt()
     assert len(os.listdir("/proc/self/fd")) < before + 8
+
+
+async def test_commands_are_the_first_to_go_where_memory_is_short(confined_pool: SandboxPool) -> None:
+    async with confined_pool.open({"score.py": "print(open('/proc/self/oom_score_adj').read(), end='')"}) as sandbox:
+        for command in ("cat /proc/self/oom_score_adj", "python3 -I -S -B score.py"):
+            assert (await sandbox.exec(command)).output == "1000\n"
+
+
+STARTED_ODDLY = """
+import asyncio, os, signal, sys
+from slime_swe.rollout.sandbox import SandboxPool
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD, signal.SIGRTMIN):
+    signal.signal(number, signal.SIG_IGN)  # as `nohup` and a shell's background leave them
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+os.umask(0o077)
+async def main():
+    files = {"status.py": "print(open('/proc/self/status').read())"}
+    async with SandboxPool(sys.argv[1]) as pool, pool.open(files) as box:
+        for command in ("cat /proc/self/status", "python3 -I -S -B status.py", "python3 -I -S -B 'status.py'"):
+            print((await box.exec(command)).output)
+        print((await box.exec("stat -c %a /; umask; ulimit -Sn; ulimit -Hn")).output)
+asyncio.run(main())
+"""
+PYTHON_S = (1 << signal.SIGPIPE - 1) | (1 << signal.SIGXFSZ - 1)
+
+
+@pytest.mark.parametrize("backend", of("bubblewrap", "overlay", "subprocess", "apptainer", "docker"))
+def test_a_command_starts_the_same_however_the_host_was_started(request: pytest.FixtureRequest, backend: str) -> None:
+    request.getfixturevalue(POOLS[backend])  # or skip
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src"}
+    command = [sys.executable, "-c", STARTED_ODDLY, backend]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    words = [line.split() for line in done.stdout.splitlines()]
+    ignored = [int(line[1], 16) for line in words if line[:1] == ["SigIgn:"]]
+    assert ignored == [0, PYTHON_S, PYTHON_S]
+    assert [int(line[1], 16) for line in words if line[:1] == ["SigBlk:"]] == [0, 0, 0]
+    files = str(min(1 << 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1])) if backend != "docker" else words[-2][0]
+    assert [line[0] for line in words if line][-4:] == ["755", "0022", files, files]
+    assert int(files) > 1024

@@ -18,6 +18,8 @@ for top in ("/proc", "/sys"):
             folders[:] = [name for name in folders if not name.isdigit() and name not in ("self", "thread-self")]
         for name in names:
             try:
+                if not os.stat(f"{folder}/{name}").st_mode & 0o222:
+                    continue  # the kernel takes nothing there, whoever may open it
                 os.close(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK))
                 print("open:", f"{folder}/{name}")
             except OSError:
@@ -44,3 +46,23 @@ async def test_the_host_s_device_files_are_not_a_sandbox_s(layered_pool: Sandbox
 def _state(name: str) -> tuple[bool, int, int]:
     found = os.stat(Path("/dev", name))
     return stat.S_ISCHR(found.st_mode), found.st_mode, int(found.st_mtime)
+
+
+READ = """
+import os
+for name in os.listdir("/proc"):
+    path = f"/proc/{name}"
+    try:
+        if os.path.isfile(path) and not os.stat(path).st_mode & 0o44 and open(path, "rb").read(1):
+            print("read:", path)
+    except OSError:
+        pass
+print("looked")
+"""
+
+
+async def test_what_root_alone_may_read_is_closed(
+    layered_pool: SandboxPool,
+) -> None:
+    async with layered_pool.open({"read.py": READ}) as sandbox:
+        assert (await sandbox.exec("python3 read.py")).output == "looked\n"

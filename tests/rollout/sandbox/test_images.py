@@ -277,3 +277,30 @@ async def test_what_the_docker_daemon_can_t_list_is_an_oversized_patch(docker_po
     async with docker_pool.open({"nest.py": nest}) as sandbox:
         assert (await sandbox.exec("python3 nest.py")).exit_code == 0
         assert await sandbox.diff() == OVERSIZED
+
+
+OWNERS = """
+set -e
+chown 1001:1002 run.sh; stat -c %u:%g run.sh
+tar -cf all.tar --owner=1003 --group=1003 data.bin; rm data.bin; tar -xf all.tar; stat -c %u data.bin
+chmod 000 pkg/mod.py; cat pkg/mod.py
+python3 -c 'import socket; socket.create_server(("", 80)); print("port")'
+python3 -c 'import os; os.setuid(1000); open("by_another", "w"); os.execvp("sleep", ["sleep", "1000"])' &
+sleep 0.3; stat -c %u by_another
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may map other users")
+async def test_root_uses_the_files_of_other_users(overlay_pool: SandboxPool, cache: Path, tmp_path: Path) -> None:
+    """As in a container of Docker, where images have repositories of a user's of their own."""
+    image = overlay_image(cache, tmp_path / "root")
+    for path in (tmp_path / "root" / "repo", *(tmp_path / "root" / "repo").rglob("*")):
+        os.chown(path, 1000, 1000, follow_symlinks=False)
+    async with overlay_pool.open({"pkg/mod.py": "x = 1\n", "new/a.py": "y = 2\n"}, image=image) as sandbox:
+        await sandbox.write_file("pkg/mod.py", b"x = 2\n")
+        result = await sandbox.exec(OWNERS)
+        assert result.output == "1001:1002\n1003\nx = 2\nport\n1000\n"
+        assert "sleep" not in (await sandbox.exec("cat /proc/[0-9]*/comm")).output
+        assert "+x = 2" in await sandbox.diff()
+        for attempt in ("mount -t tmpfs none /mnt", "unshare -r true", "date -s @0", "chroot / true", "mknod x b 7 0"):
+            assert (await sandbox.exec(attempt)).exit_code != 0, attempt

@@ -132,6 +132,44 @@ async def test_a_used_network_is_as_good_as_new(contained_pool: SandboxPool) -> 
             assert (await sandbox.exec("python3 serve.py 0")).output == "up\n"
 
 
+COUNTERS = "tail -n +3 /proc/net/dev; grep -h -E '[1-9]' /proc/net/snmp | grep -v Forwarding"
+TRAFFIC = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+client.sendall(b"x" * 10_000)
+"""
+
+
+async def test_no_counter_of_a_network_outlives_its_sandbox(confined_pool: SandboxPool) -> None:
+    seen = set()
+    for _ in range(4):
+        async with confined_pool.open({"traffic.py": TRAFFIC}) as sandbox:
+            before = (await sandbox.exec(COUNTERS)).output
+            seen.add(before)
+            await sandbox.exec("python3 traffic.py")
+            assert (await sandbox.exec(COUNTERS)).output != before
+    assert len(seen) == 1
+
+
+async def test_no_path_of_the_host_is_in_the_list_of_mounts(layered_pool: SandboxPool) -> None:
+    async with layered_pool.open({}) as sandbox:
+        listed = (await sandbox.exec("cat /proc/self/mountinfo /proc/self/mounts")).output
+    assert "lowerdir=" in listed
+    for word in ("slime-swe/sandbox", os.path.expanduser("~/"), "cache", "/tmp/"):
+        assert word not in listed
+
+
+async def test_the_list_of_mounts_names_no_place_that_is_not_there(contained: Sandbox) -> None:
+    """Each mount of a file of the host's is at its own path, but for the time zone and the devices."""
+    listed = (await contained.exec("cat /proc/self/mountinfo")).output
+    assert str(Path(__file__).parents[3]) not in listed
+    mounts = [line.split()[3:5] for line in listed.splitlines()]
+    elsewhere = [(root, point) for root, point in mounts if root != "/" and not point.endswith(root)]
+    assert {point for root, point in elsewhere if "bindfile" not in root} <= {"/", "/etc/localtime"}
+    assert (await contained.exec("ls -A /run/guest/*")).output == ""
+
+
 async def test_a_fork_bomb_is_bounded_and_swept_away(contained: Sandbox, count_processes: Callable[[str], int]) -> None:
     await contained.write_file("bomb.py", b"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n")
     for command in (":() { : | : & }; :; sleep 5", "python3 -I -S -B bomb.py", "python3 bomb.py"):

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import of
+from tests.rollout.sandbox.conftest import kill_fork_server, of
 
 from slime_swe.rollout.sandbox import open_sandbox
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.bubblewrap import children
 from slime_swe.rollout.sandbox.fork_server import ForkServer
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
@@ -86,13 +85,6 @@ async def test_files_that_can_t_be_written_are_a_sandbox_error(pool: SandboxPool
     with pytest.raises(SandboxError, match="could not write its files"):
         async with pool.open({"a": "1", "a/b": "2"}):
             pass
-
-
-def kill_fork_server(pool: SandboxPool) -> None:
-    process = pool._backend._server._process  # type: ignore[attr-defined]
-    for pid in [*children(process.pid), process.pid]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "subprocess"])
@@ -210,6 +202,16 @@ async def test_bubblewrap_that_must_be_there_is_an_error_where_it_is_not(monkeyp
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SandboxError, match="did not start"):
         async with open_sandbox("bubblewrap", {}):
+            pass
+
+
+async def test_a_machine_whose_calls_are_not_known_confines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.uname", lambda: os.uname_result(("Linux", "host", "6.12", "#1", "riscv64")))
+    with pytest.raises(SandboxError, match="no list of riscv64's system calls"):
+        async with open_sandbox("bubblewrap", {}):
+            pass
+    with pytest.raises(ValueError, match=r"overlay sandboxes can't be confined.*riscv64"):
+        async with open_sandbox("overlay", {}):
             pass
 
 

@@ -169,9 +169,7 @@ def latest(folder: Path, require: Callable[[Checkpoint], None] = lambda checkpoi
             print(f"{what}: {path.name} is taken in its place", file=sys.stderr)
         return found
     if damaged:
-        raise ResumeError(
-            f"{'; '.join(damaged)}; there is no whole one before: remove it to start the run from its beginning"
-        )
+        raise ResumeError(f"{'; '.join(damaged)}; there is no whole one: remove it to start the run from its beginning")
     return None
 
 
@@ -198,7 +196,7 @@ def _read(path: Path) -> Checkpoint:
         raise DamagedError(str(error)) from error
     for name, size in state.files.items():
         if there.get(name) != size:
-            raise DamagedError(f"{name} has {there.get(name, 'no')} bytes, and had {size}")
+            raise DamagedError(f"{name} has {there[name]} bytes and had {size}" if name in there else f"no {name}")
     return Checkpoint(path, state)
 
 

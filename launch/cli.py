@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ FAILURE = 1
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 128 + N ended by signal N."""
+    _open_closed_streams()
     search_current_folder()  # so that a user's own recipe, reward or task module is found by its dotted path
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
@@ -49,7 +51,7 @@ def _run(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's exit
         return code
     except BrokenPipeError:  # `slime-swe episodes RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except UserError as error:
         return _complain(str(error), USER_ERROR)
@@ -57,7 +59,10 @@ def _run(argv: Sequence[str]) -> int:
         return _complain(str(error), FAILURE)
     except OSError as error:
         if error.filename is None:
-            raise
+            if error.errno != errno.ENOSPC:
+                raise
+            _discard_output()
+            return _complain(f"can't write the output: {error.strerror}", FAILURE)
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
 
 
@@ -85,6 +90,22 @@ def build_parser() -> argparse.ArgumentParser:
         subparser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
         module.add_arguments(subparser)
     return parser
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that the shell has closed (`>&-`) discards, so that no file of ours gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """What is left in the buffer, which the interpreter would write at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _module(command: str) -> Any:

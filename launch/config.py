@@ -23,6 +23,7 @@ from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.violation import refuse
 
 DEFAULT_RECIPE = "tiny_cpu"
+MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
 OPEN_SECTIONS = ("data.eval",)  # mappings whose keys are the user's own
 
@@ -164,7 +165,10 @@ def _typed(key: str, value: Any) -> Any:
             return [str(entry) for entry in value]
         if hint == dict[str, str] and isinstance(value, dict):
             return {str(name): str(entry) for name, entry in value.items()}
-        return msgspec.convert(value, hint, strict=False)
+        found = msgspec.convert(value, hint, strict=False)
+        if isinstance(found, int) and abs(found) > MOST:
+            raise msgspec.ValidationError("too large")
+        return found
     except msgspec.ValidationError as error:
         shown = "null" if value is None else value
         raise UserError(f"{key}={shown} is not allowed: it must be {TYPE_NAMES[hint]}") from error

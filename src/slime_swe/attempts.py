@@ -30,6 +30,7 @@ from slime_swe.files import writing
 ATTEMPTS = "attempts.jsonl"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _SHOWN = 200  # characters of a command in a message
+GRACE = 0.4  # seconds: `require_ended` in another process, and a program about to start there, hold the lock briefly
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ def last_attempt(path: Path) -> int:
 def require_ended(path: Path) -> None:
     """Raise `HeldError` where an attempt lasts."""
     if path.exists():
-        os.close(_locked(path))
+        os.close(_locked(path, fcntl.LOCK_SH))
 
 
 def of_last_attempt(records: Iterable[T], key: Callable[[T], Hashable], attempt: Callable[[T], int | None]) -> list[T]:
@@ -103,18 +104,21 @@ def of_last_attempt(records: Iterable[T], key: Callable[[T], Hashable], attempt:
     return [record for record in everything if (attempt(record) or 0) == last[key(record)]]
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int:
     """A descriptor of the file, made where there is none, with the lock on it."""
+    deadline = time.monotonic() + GRACE
     while True:
         with writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             if _is_at(path, descriptor):
                 return descriptor
         except BlockingIOError as error:
-            os.close(descriptor)
-            raise HeldError(_who(path)) from error
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise HeldError(_who(path)) from error
+            time.sleep(GRACE / 20)
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 print(
@@ -125,7 +129,7 @@ def _locked(path: Path) -> int:
                 return descriptor
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was removed before it was locked
+        os.close(descriptor)  # it was held, or removed before it was locked
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -139,7 +143,8 @@ def _append(descriptor: int, line: bytes) -> None:
     """After a line that a crash has cut short, if there is one."""
     size = os.fstat(descriptor).st_size
     cut_short = size and os.pread(descriptor, 1, size - 1) != b"\n"
-    os.write(descriptor, b"\n" + line if cut_short else line)
+    if os.write(descriptor, b"\n" + line if cut_short else line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
 
 

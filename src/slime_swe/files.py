@@ -32,6 +32,14 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def cache_folder(name: str) -> Path:
+    """`slime-swe/NAME` below `$XDG_CACHE_HOME`, or ~/.cache; it may not exist. Raises `UserError` without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):
+        raise UserError("this user has no home folder, and caches need one: set HOME or XDG_CACHE_HOME")
+    return Path(base, "slime-swe", name)
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write a new file and flush it to disk. Raises `FileExistsError` where there is one."""
     with path.open("xb") as file:

@@ -40,6 +40,10 @@ async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
     assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
     slime_plugin.log_rollout(5, args, samples, None, 1.0)
     assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
+    assert {record["attempt"] for record in records} == {None}, "not said where the engine gives none"
+    args.swe_attempt = 3
+    slime_plugin.log_rollout(6, args, samples, None, 1.0)
+    assert [record.attempt for record in read_records(Path(args.swe_run_dir) / "episodes.jsonl")][7:] == [3, 3, 3]
 
 
 async def test_evaluations_are_logged_apart(run_with):

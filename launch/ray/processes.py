@@ -72,13 +72,18 @@ def lives(pid: int) -> bool:
 
 
 class _AsCtrlC:
-    """A handler that has Ctrl-C's own called: Python's, or the one of an event loop that runs."""
+    """A handler that has Ctrl-C's own called: Python's, or the one of an event loop that runs.
+
+    Only once, since who ends a job often signals a process twice, and a second Ctrl-C cuts the clean-up short.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
+        if len(self.received) > 1:
+            return
         handler = signal.getsignal(signal.SIGINT)
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 

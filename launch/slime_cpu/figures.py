@@ -38,12 +38,14 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
     records: list[dict[str, Any]] = []
     for number, episodes in _by("rollout_id", _counted(run / EPISODES)).items():
         means = {name: mean for name, mean in episode_metrics(episodes).items() if not name.endswith("seconds")}
-        records.append({"kind": "train", "rollout_id": number, **means, **step_figures(figures, number, steps)})
+        where = {"kind": "train", "rollout_id": number, "attempt": episodes[0].attempt}
+        records.append({**where, **means, **step_figures(figures, number, steps)})
     for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
         for place, episodes in enumerate(_rounds(played)):
             number = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
             moment = "before" if place == 0 else "after" if number == rollouts - 1 else "during"
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
+            where["attempt"] = episodes[0].attempt
             records.append({**where, **evaluation_metrics(episodes)})
     return sorted(records, key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
 

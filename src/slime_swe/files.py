@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slime_swe.errors import UserError
@@ -71,7 +71,8 @@ def append(path: Path, content: bytes) -> int:
                 view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         except OSError:
-            os.ftruncate(descriptor, size)
+            with suppress(OSError):  # the first error says more
+                os.ftruncate(descriptor, size)
             raise
         return size + len(content)
     finally:

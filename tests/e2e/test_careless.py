@@ -167,7 +167,7 @@ def test_a_full_disk_is_named_with_what_to_do_and_no_training_is_lost(cli, small
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_is_written_by_one_process(cli, start_cli, small, tmp_path):
-    process = start_cli("train", *small, "run.name=a")
+    process = start_cli("train", *small, "run.name=a", "run.num_rollouts=1000")
     for line in process.stderr:
         if line.startswith("evaluated"):
             break
@@ -175,8 +175,9 @@ def test_a_run_is_written_by_one_process(cli, start_cli, small, tmp_path):
     refused(cli("train", "run.name=a", "--resume"), 2, f"runs/a is written by process {process.pid}")
     model = str(checkpoint_folder(EMBEDDED_SEED))
     refused(cli("eval", model, "--output", "runs/a"), 2, f"runs/a is written by process {process.pid}")
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert [line["attempt"] for line in lines_of(tmp_path / "runs/a/attempts.jsonl")] == [1]
 
 

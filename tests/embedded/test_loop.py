@@ -238,6 +238,30 @@ def test_a_lost_state_of_the_data_source_says_how_to_go_on(tiny_checkpoint, tmp_
         train(args, NoProgress())
 
 
+def test_a_journal_that_can_not_be_written_ends_the_run_and_loses_nothing(tiny_checkpoint, tmp_path, engine):
+    whole, run_dir = tmp_path / "whole" / "run", tmp_path / "run"
+    train(make_args(tiny_checkpoint, whole, swe_eval_tasks={}, **engine.address), NoProgress())
+    journal, kept = run_dir / "metrics.jsonl", tmp_path / "kept"
+
+    class FillDisk(NoProgress):
+        def on_phase(self, name):  # the last rollout is trained, and its record finds no room
+            super().on_phase(name)
+            if self.phases.count("training") == 3 and not kept.exists():
+                journal.rename(kept)
+                journal.symlink_to("/dev/full")
+
+    args = make_args(tiny_checkpoint, run_dir, swe_eval_tasks={}, **engine.address)
+    args.swe_tasks = [str(whole.parent / "train.jsonl")]
+    with pytest.raises(FileError, match=r"can't write .*metrics.jsonl: No space left on device .*make room"):
+        train(args, FillDisk())
+    assert not (run_dir / "summary.json").exists()
+    journal.unlink()
+    kept.rename(journal)
+    args.load = args.save
+    train(args, NoProgress())
+    assert lasting(run_dir) == lasting(whole) and episodes(run_dir) == episodes(whole)
+
+
 def test_one_process_writes_a_run(tiny_checkpoint, tmp_path, engine):
     run_dir = tmp_path / "run"
     run_dir.mkdir()

@@ -103,13 +103,14 @@ def test_sighup_stays_ignored_under_nohup():
 
 
 def test_sigterm_lets_an_event_loop_end_as_ctrl_c_does():
-    """By cancelling the main task, whose clean-up may await."""
+    """By cancelling the main task, whose clean-up may await, and which another signal leaves alone."""
 
     async def main() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
             await asyncio.sleep(60)
         finally:
+            signal.raise_signal(signal.SIGHUP)
             await asyncio.sleep(0)
             cleaned.append(True)
 

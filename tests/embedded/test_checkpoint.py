@@ -126,11 +126,11 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, damage, sa
     damage(newest.path / name)
     found = checkpoint.latest(tmp_path / "c", Checkpoint.require_loadable)
     assert found.state.rollout_id == 3
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     if said is None:
-        assert told == ""
+        assert printed == ""
     else:
-        assert re.search(f"rollout_4 is damaged .*{said}.*: rollout_3 is taken in its place\n", told)
+        assert re.search(f"rollout_4 is damaged .*{said}.*: rollout_3 is taken in its place\n", printed)
         shutil.rmtree(found.path / "hf")
         with pytest.raises(
             ResumeError, match=r"rollout_4 is damaged .*; checkpoint .*rollout_3 is damaged .* remove it"

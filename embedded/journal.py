@@ -29,11 +29,14 @@ class Journal:
             append(self.path, line)
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a half-written last one is left out."""
+        """All whole lines; a half-written last one is left out. Raises `FileError` where another is no JSON."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")
-        return [orjson.loads(line) for line in lines[:-1]]
+        *lines, _ = self.path.read_bytes().split(b"\n")
+        try:
+            return [orjson.loads(line) for line in lines]
+        except orjson.JSONDecodeError as error:
+            raise FileError(f"{self.path} has a line that is no JSON ({error}): restore the file") from error
 
     def cut(self, size: int, attempt: int = 0) -> None:
         """Drop everything after the first `size` bytes, which a checkpoint of that attempt vouches for.

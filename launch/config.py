@@ -185,8 +185,13 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides."""
+    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides.
+
+    Raises `UserError` where it is empty, as by a variable of the shell that is not set.
+    """
     values = [text.removeprefix(f"{key}=") for text in overrides if text.startswith(f"{key}=")]
+    if "" in values:
+        raise UserError(f"{key}= is given without a name: leave it out, or name one")
     return (values[-1] if values else None), [text for text in overrides if not text.startswith(f"{key}=")]
 
 

@@ -179,7 +179,14 @@ def read_records(path: Path) -> Iterator[Record]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):
-                yield _convert(orjson.loads(line), Record, f"{path}, line {number}")
+                yield _convert(_loads(line, f"{path}, line {number}"), Record, f"{path}, line {number}")
+
+
+def _loads(line: bytes, where: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{where} is no JSON ({error}): restore the file, or remove that line") from error
 
 
 def trajectory_of(sample: Sample | Record) -> int | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from slime_swe.attempts import of_last_attempt, require_ended
+from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.records import EPISODES, EVALUATIONS
 
@@ -61,8 +62,11 @@ def _lines_up_to(path: Path, last: int) -> list[_Line]:
             start, end = end, end + len(line)
             if not line.endswith(b"\n"):  # cut short by a crash
                 break
-            record = orjson.loads(line)
-            lines.append(_Line(start, end, record["rollout_id"], record.get("attempt")))
+            try:
+                record = orjson.loads(line)
+                lines.append(_Line(start, end, record["rollout_id"], record.get("attempt")))
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                raise UserError(f"{path} has a line that is no record ({line[:80]!r}): restore the file") from error
     seen = [line for line in lines if line.rollout <= last]
     return of_last_attempt(seen, lambda line: line.rollout, lambda line: line.attempt)
 

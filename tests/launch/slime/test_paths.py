@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from slime_swe.attempts import HeldError, attempting
+from slime_swe.errors import UserError
 from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, TRACKER, cut_back
 
 
@@ -60,6 +61,14 @@ def test_of_what_two_attempts_wrote_the_last_stays(run):
     cut_back(run)
     left = [orjson.loads(line) for line in (run / "episodes.jsonl").read_bytes().splitlines()]
     assert [(record["rollout_id"], record["attempt"]) for record in left] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[]", b'{"index": 1}'])
+def test_a_line_that_is_no_record_is_named_and_nothing_is_cut(line, run):
+    (run / "episodes.jsonl").write_bytes(b'{"rollout_id": 9}\n' + line + b"\n")
+    with pytest.raises(UserError, match=r"episodes.jsonl has a line that is no record"):
+        cut_back(run)
+    assert (run / "episodes.jsonl").read_bytes().endswith(line + b"\n")
 
 
 def test_nothing_is_cut_while_slime_still_runs(run):

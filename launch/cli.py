@@ -59,7 +59,7 @@ def _run(argv: Sequence[str]) -> int:
         return _complain(str(error), FAILURE)
     except OSError as error:
         if error.filename is None:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EIO):  # a full disk, a closed terminal
                 raise
             _discard_output()
             return _complain(f"can't write the output: {error.strerror}", FAILURE)

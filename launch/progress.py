@@ -26,7 +26,7 @@ UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
 class _StandardError(Console):
-    """A reader that has gone, such as `head`, ends the output, not the run."""
+    """A reader that has gone, such as `head`, ends the output; rich would end the process."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
@@ -66,7 +66,10 @@ class Bar:
             self.say(f"{self._bar.tasks[0].completed:.0f}/{self.total} {line}")
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        try:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the terminal was closed, or the disk of the log is full
+            self._console.quiet = True
 
 
 class RunProgress(Bar):

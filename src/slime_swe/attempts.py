@@ -30,7 +30,7 @@ from slime_swe.files import writing
 ATTEMPTS = "attempts.jsonl"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _SHOWN = 200  # characters of a command in a message
-GRACE = 0.4  # seconds: `require_ended` in another process, and a program about to start there, hold the lock briefly
+GRACE = 0.4  # seconds: `require_ended`, and a program that is just being started, hold the lock for an instant
 
 T = TypeVar("T")
 
@@ -166,5 +166,5 @@ def _who(path: Path) -> str:
     command = holder.command if len(holder.command) <= _SHOWN else f"{holder.command[:_SHOWN]}…"
     said = f"{path.parent} is written by process {holder.pid} {where} since {holder.since} UTC ({command})"
     if here and not Path(f"/proc/{holder.pid}").exists():
-        return f"{said}. It has ended, and a process that it left holds the lock: `fuser {path}` names it; end that one"
+        return f"{said}. That process is gone, and another one holds the lock: `fuser {path}` names it; end that one"
     return f"{said}: wait until it ends, or stop it with `kill {holder.pid}`" + ("" if here else " there")

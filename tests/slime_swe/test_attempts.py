@@ -97,7 +97,7 @@ def test_a_fork_that_outlives_its_parent_is_pointed_out(path):
     child = int(done.stdout.readline())
     done.wait()
     try:
-        with pytest.raises(HeldError, match=rf"It has ended, and a process that it left .*`fuser {path}`"):
+        with pytest.raises(HeldError, match=rf"That process is gone, and another one holds the lock: `fuser {path}`"):
             require_ended(path)
     finally:
         os.kill(child, 9)

@@ -109,7 +109,7 @@ def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int:
     deadline = time.monotonic() + GRACE
     while True:
         with writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             if _is_at(path, descriptor):

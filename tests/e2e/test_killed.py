@@ -108,7 +108,7 @@ def whole(words, tmp_path_factory) -> Path:
     return folder / "runs" / "a"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.matrix("kills of one run"))])
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.matrix("kills of one run"))])
 def test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice(kills, words, whole, tmp_path, capsys):
     seed = int(os.environ.get("SLIME_SWE_KILL_SEED", "1"))
     done, runs = Counter[str](), 0

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from slime_swe.attempts import ATTEMPTS, attempting, require_ended
@@ -27,7 +26,7 @@ from slime_swe.launch.args import checkpoint_path, to_args
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, save_recipe, value_of, with_value
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.extras import EMBEDDED, require
-from slime_swe.launch.output import print_json, rate
+from slime_swe.launch.output import print_json, rate, table_console
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import RECIPE_FILE, find_run, make_folder
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model": args.hf_checkpoint, "seed": recipe.run.seed, "sets": results})
     else:
-        Console().print(_table(results))
+        table_console().print(_table(results))
     return 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,15 @@ import orjson
 from slime_swe.errors import UserError
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
+FAULTS = 10  # records with mistakes that a message names
+_UTF16 = [f"\ufeff{first}".encode(order) for first in "[{" for order in ("utf-16-le", "utf-16-be")]
+_COMPRESSED = {  # how a file of each kind begins
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
 
 
 def file_records(path: Path, *, lines: bool = False) -> Iterator[tuple[str, Any]]:
@@ -23,17 +33,43 @@ def file_records(path: Path, *, lines: bool = False) -> Iterator[tuple[str, Any]
         if path.suffix == ".parquet":
             yield from _parquet(path)
             return
-        content = path.read_bytes()
+        content = _utf8(path, path.read_bytes())
     except OSError as error:
         raise UserError(f"can't read the task file {path}: {error.strerror or error}") from error
     yield from _json(path, content) if path.suffix == ".json" and not lines else _json_lines(path, content)
 
 
+def refuse(faults: Sequence[str]) -> None:
+    """Raise `UserError` with the mistakes of several records, a line each."""
+    more = [f"and {len(faults) - FAULTS} records more"] if len(faults) > FAULTS else []
+    if faults:
+        raise UserError("\n".join([*faults[:FAULTS], *more]))
+
+
+def _utf8(path: Path, content: bytes) -> bytes:
+    """The content without a byte order mark. Raises `UserError` with the remedy where it is of another kind."""
+    for mark, name in _COMPRESSED.items():
+        if content.startswith(mark):
+            raise UserError(f"{path} is compressed ({name}): unpack it first")
+    if content[:4] in _UTF16:
+        raise UserError(f"{path} is UTF-16: convert it, as by `iconv -f UTF-16 -t UTF-8 {path.name}`")
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
 def _json_lines(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
+    """Raises `UserError`, after the others, with every line that is no JSON."""
+    faults: list[str] = []
     for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield where, _loads(line, where)
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = _loads(line, where)
+        except UserError as error:
+            faults.append(str(error))
+        else:
+            yield where, record
+    refuse(faults)
 
 
 def _json(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from slime_swe.data_sources.corpora import CORPORA, swebench
-from slime_swe.data_sources.records import FILE_KINDS, file_records
+from slime_swe.data_sources.records import FILE_KINDS, file_records, refuse
 from slime_swe.data_sources.selection import select
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
@@ -84,7 +84,7 @@ def _read_file(spec: Spec) -> Iterator[Task]:
     """The tasks of a file: our own records, or those of SWE-bench, which have an `instance_id`."""
     if "folder" in spec.options:
         raise UserError(f"task set {spec.text!r}: a file has no folder")
-    path = Path(spec.file).expanduser()
+    path, faults = Path(spec.file).expanduser(), list[str]()
     for where, record in file_records(path):
         try:
             if isinstance(record, dict) and "instance_id" in record and "id" not in record:
@@ -92,7 +92,8 @@ def _read_file(spec: Spec) -> Iterator[Task]:
             else:
                 yield Task.from_dict(_with_source(record, path))
         except UserError as error:
-            raise UserError(f"{where}: {error}") from error
+            faults.append(f"{where}: {error}")
+    refuse(faults)
 
 
 def _with_source(record: Any, path: Path) -> Any:

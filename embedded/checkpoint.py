@@ -3,37 +3,43 @@
     checkpoints/rollout_<k>/hf/            the policy after rollout k, in Hugging Face format, tokenizer included
     checkpoints/rollout_<k>/optimizer.pt   optimizer moments, step count
     checkpoints/rollout_<k>/random.pt      global random-number generators, for plug-ins that use them
-    checkpoints/rollout_<k>/state.json     configuration, sizes of the run's journals, seconds so far
+    checkpoints/rollout_<k>/state.json     configuration, sizes of the run's journals and of these files, seconds so far
     checkpoints/rollout/…                  the data source's own state, one file per rollout
 
-A checkpoint is written under a temporary name, flushed to disk and renamed: it is there whole or not at all. Journals
-are cut back to the recorded sizes on resumption, so that what happened after the checkpoint is not counted twice.
+A checkpoint is written under a temporary name, flushed to disk and renamed: it is there whole or not at all. One that
+was damaged afterwards is passed over for the one before. Journals are cut back to the recorded sizes on resumption, so
+that what happened after the checkpoint is not counted twice.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import random
 import re
 import shutil
+import sys
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+import safetensors
 import torch
 
 from slime_swe.embedded.weights import digest
 from slime_swe.errors import UserError
+from slime_swe.fields import read
 from slime_swe.files import sync_folder, write_file, writing
 
 STATE_FILE = "state.json"
 # May differ on resume. A longer run is the same run, where the learning rate does not depend on its length.
 VOLATILE = frozenset(
-    {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_run_dir", "sglang_router_ip", "sglang_router_port"}
+    {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_run_dir", "swe_attempt"}
+    | {"sglang_router_ip", "sglang_router_port"}
 )
 
 
@@ -41,14 +47,24 @@ class ResumeError(UserError):
     """A run can't be resumed from what is there; the message says what differs or is missing."""
 
 
+class DamagedError(UserError):
+    """A checkpoint lacks something; the message says what."""
+
+
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint knows besides tensors. `journals`: file name -> bytes; `seconds`: phase -> seconds."""
+    """What a checkpoint knows besides tensors.
+
+    journals: file name -> bytes. seconds: phase -> seconds. attempt: which of the run's wrote it. files: path in the
+    checkpoint -> bytes; what `save` wrote.
+    """
 
     rollout_id: int
     config: Mapping[str, Any]
     journals: Mapping[str, int]
     seconds: Mapping[str, float]
+    attempt: int = 0
+    files: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -67,9 +83,30 @@ class Checkpoint:
 
     def restore_random(self) -> None:
         """Put the global random-number generators where they were."""
-        saved = torch.load(self.path / "random.pt", weights_only=True)
+        saved = load_tensors((self.path / "random.pt").read_bytes())
         random.setstate((saved["python"][0], tuple(saved["python"][1]), saved["python"][2]))
         torch.set_rng_state(saved["torch"])
+
+    def require_loadable(self) -> None:
+        """Raise `DamagedError` where tensors can't be read. Altered weights of the same size are not noticed."""
+        try:
+            load_tensors(self.optimizer_state())
+            load_tensors((self.path / "random.pt").read_bytes())
+            for file in self.model_dir.glob("*.safetensors"):
+                with safetensors.safe_open(file, framework="pt"):
+                    pass
+        except OSError as error:
+            raise DamagedError(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, safetensors.SafetensorError) as error:
+            raise DamagedError(str(error)) from error
+
+
+def load_tensors(content: bytes) -> Any:
+    """What `torch.save` wrote. Raises `ValueError` where it can't be read."""
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True)
+    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:  # what a cut or altered file leads to
+        raise ValueError(f"optimizer.pt or random.pt is no file of tensors: {str(error).splitlines()[0]}") from error
 
 
 def configuration(args: Namespace) -> dict[str, Any]:
@@ -99,7 +136,8 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep:
                 os.link(file, temporary / "hf" / file.name)
             write_file(temporary / "optimizer.pt", optimizer)
             write_file(temporary / "random.pt", _random_state())
-            write_file(temporary / STATE_FILE, orjson.dumps(vars(state), option=orjson.OPT_INDENT_2))
+            state = replace(state, files=_sizes(temporary))
+            write_file(temporary / STATE_FILE, orjson.dumps(asdict(state), option=orjson.OPT_INDENT_2))
             sync_folder(temporary / "hf")
             sync_folder(temporary)
             shutil.rmtree(final, ignore_errors=True)
@@ -113,16 +151,26 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep:
     return final
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint, None where there is none."""
-    numbers = _numbers(folder)
-    if not numbers:
-        return None
-    path = folder / f"rollout_{numbers[-1]}"
-    try:
-        return Checkpoint(path, State(**orjson.loads((path / STATE_FILE).read_bytes())))
-    except (OSError, orjson.JSONDecodeError, TypeError) as error:
-        raise ResumeError(f"checkpoint {path} is damaged ({error}): remove it to resume from the one before") from error
+def latest(folder: Path, require: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
+    """The newest whole checkpoint, None where there is none of any kind; a damaged one is named on standard error.
+
+    `require` raises `DamagedError` for what it finds damaged. Raises `ResumeError` where all are damaged.
+    """
+    damaged: list[str] = []
+    for number in reversed(_numbers(folder)):
+        path = folder / f"rollout_{number}"
+        try:
+            found = _read(path)
+            require(found)
+        except DamagedError as error:
+            damaged.append(f"checkpoint {path} is damaged ({error})")
+            continue
+        for what in damaged:
+            print(f"{what}: {path.name} is taken in its place", file=sys.stderr)
+        return found
+    if damaged:
+        raise ResumeError(f"{'; '.join(damaged)}; there is no whole one: remove it to start the run from its beginning")
+    return None
 
 
 def require_same(checkpoint: Checkpoint, args: Namespace) -> None:
@@ -135,6 +183,27 @@ def require_same(checkpoint: Checkpoint, args: Namespace) -> None:
             f"can't resume {checkpoint.path} with another configuration: {listed}. "
             "Give the same values, or start a new run"
         )
+
+
+def _read(path: Path) -> Checkpoint:
+    """Raises `DamagedError` where the state can't be read, or a file is missing or has another size than it had."""
+    try:
+        state = read(State, orjson.loads((path / STATE_FILE).read_bytes()), STATE_FILE)
+        there = _sizes(path)
+    except OSError as error:
+        raise DamagedError(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    for name, size in state.files.items():
+        if there.get(name) != size:
+            raise DamagedError(f"{name} has {there[name]} bytes and had {size}" if name in there else f"no {name}")
+    return Checkpoint(path, state)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes of every file but the state itself, by its path in the checkpoint."""
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != STATE_FILE)
+    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
 
 
 def _numbers(folder: Path) -> list[int]:

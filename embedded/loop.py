@@ -11,15 +11,16 @@ import random
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
 from slime_swe.embedded import checkpoint, report
-from slime_swe.embedded.checkpoint import ResumeError
+from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
 from slime_swe.embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.embedded.hooks import Hooks
 from slime_swe.embedded.journal import Journal
@@ -29,7 +30,7 @@ from slime_swe.embedded.server_process import ServerProcess, update_weights
 from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.embedded.workers import set_threads
-from slime_swe.errors import InfrastructureError
+from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, is_broken, trajectories
@@ -50,47 +51,54 @@ class Progress(Protocol):
     def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
 
 
-def train(args: Namespace, progress: Progress) -> dict[str, Any]:
+def train(args: Namespace, progress: Progress, attempt: Attempt | None = None) -> dict[str, Any]:
     """Run the recipe that `args` holds (SLiME's names), in `args.swe_run_dir`; returns the summary that it wrote.
 
-    With `args.load` the run goes on after its newest checkpoint, or from the start where there is none. Raises a
-    `ValueError` for what a user can put right, `ServerError`, `InfrastructureError` or `TrainingError` for what broke.
+    With `args.load` the run goes on after its newest checkpoint, or from the start where there is none. `attempt` is
+    the run's, where the caller has begun it. Raises a `ValueError` for what a user can put right (`HeldError` where
+    another process writes the run), `ServerError`, `InfrastructureError` or `TrainingError` for what broke.
     """
-    return asyncio.run(_run(Namespace(**vars(args)), progress))
-
-
-async def _run(args: Namespace, progress: Progress) -> dict[str, Any]:
     run_dir = Path(args.swe_run_dir)
-    with writing(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-    found = _resume_point(args, run_dir)
+    with ExitStack() as stack:
+        if attempt is None:
+            with writing(run_dir):
+                run_dir.mkdir(parents=True, exist_ok=True)
+            attempt = stack.enter_context(attempting(run_dir / ATTEMPTS))
+        return asyncio.run(_run(Namespace(**vars(args) | {"swe_attempt": attempt.number}), progress, attempt))
+
+
+async def _run(args: Namespace, progress: Progress, attempt: Attempt) -> dict[str, Any]:
+    found = _resume_point(args, Path(args.swe_run_dir))
     clock = Clock(progress.on_phase, found.state.seconds if found else None)
     async with AsyncExitStack() as stack:
         with clock.phase("startup"):
-            loop = _Loop(args, progress, clock, found)
+            loop = _Loop(args, progress, clock, found, attempt)
             await loop.start(stack)
         return await loop.run()
 
 
-def _resume_point(args: Namespace, run_dir: Path) -> checkpoint.Checkpoint | None:
+def _resume_point(args: Namespace, run_dir: Path) -> Checkpoint | None:
     """The checkpoint to go on from; journals are cut back to it."""
-    found = checkpoint.latest(Path(args.save))
     if not args.load:
-        if found is not None or Journal(run_dir / JOURNALS[0]).size():
+        if checkpoint.latest(Path(args.save)) is not None or Journal(run_dir / JOURNALS[0]).size():
             raise ResumeError(f"{run_dir} holds an earlier run: resume it, or choose another run directory")
         return None
+    found = checkpoint.latest(Path(args.save), Checkpoint.require_loadable)
     if found is not None:
         checkpoint.require_same(found, args)
     for name in JOURNALS:
-        Journal(run_dir / name).cut(found.state.journals.get(name, 0) if found else 0)
+        size, attempt = (found.state.journals.get(name, 0), found.state.attempt) if found else (0, 0)
+        Journal(run_dir / name).cut(size, attempt)
     return found
 
 
 class _Loop:
     """One run's parts and its place in it."""
 
-    def __init__(self, args: Namespace, progress: Progress, clock: Clock, found: checkpoint.Checkpoint | None) -> None:
-        self.args, self.progress, self.clock, self.found = args, progress, clock, found
+    def __init__(
+        self, args: Namespace, progress: Progress, clock: Clock, found: Checkpoint | None, attempt: Attempt
+    ) -> None:
+        self.args, self.progress, self.clock, self.found, self.attempt = args, progress, clock, found, attempt
         self.run_dir = Path(args.swe_run_dir)
         self.weights_dir = self.run_dir / "weights"
         self.journal = Journal(self.run_dir / JOURNALS[0])
@@ -106,8 +114,14 @@ class _Loop:
         self.recorded = clock.snapshot()
         if found is not None:
             self.trainer.load_state(found.optimizer_state())
-            self.data_source.load(found.state.rollout_id)
+            self._load_data_source(found)
             found.restore_random()
+
+    def _load_data_source(self, found: Checkpoint) -> None:
+        try:
+            self.data_source.load(found.state.rollout_id)
+        except UserError as error:
+            raise ResumeError(f"{error}. To go on from the checkpoint before it, remove {found.path}") from error
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start the server, unless one is given, and bring it to the policy's weights."""
@@ -126,7 +140,7 @@ class _Loop:
         for rollout_id in range(self.first, self.args.num_rollout):
             await self._step(rollout_id)
         await self._evaluate(self.args.num_rollout - 1, "after")
-        records = self.journal.read()
+        records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
         report.write_curve(self.run_dir, records)
         summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())
         report.write_summary(self.run_dir, summary)
@@ -152,6 +166,7 @@ class _Loop:
         seconds = self.clock.seconds["generation"] - earlier
         samples = flatten(rollout.played)
         self._require_sound(samples, f"rollout {rollout_id}")
+        self.attempt.require_last()
         self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
         dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
         logged: dict[str, Any] = dict(dropped)
@@ -165,7 +180,8 @@ class _Loop:
         seconds = self._seconds_since_recorded()
         seconds |= {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
         lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
-        self.journal.append({"kind": "train", "rollout_id": rollout_id, **lasting, "seconds": seconds})
+        where = {"kind": "train", "rollout_id": rollout_id, "attempt": self.attempt.number}
+        self.journal.append({**where, **lasting, "seconds": seconds})
         playing = seconds["generation"] + seconds["sandbox"]
         sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
         speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
@@ -184,11 +200,13 @@ class _Loop:
             with self.clock.phase("evaluation"):
                 samples = await evaluate(self.player, tasks, partial(self.progress.on_episode, name))
                 self._require_sound(samples, f"evaluation {name!r}")
+            self.attempt.require_last()
             if self.hooks.log_evaluation is not None:
                 self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
             metrics = evaluation_metrics(samples)
-            record = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id, **metrics}
-            self.journal.append(record | {"seconds": self._seconds_since_recorded()})
+            where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id}
+            where["attempt"] = self.attempt.number
+            self.journal.append({**where, **metrics, "seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
     def _require_sound(self, samples: list[Sample], what: str) -> None:
@@ -214,12 +232,18 @@ class _Loop:
                     replace_file(self.weights_dir / file.name, file.read_bytes())
 
     def _save(self, rollout_id: int) -> None:
+        self.attempt.require_last()
         with writing(Path(self.args.save)):
             self.data_source.save(rollout_id)
         sizes = {name: Journal(self.run_dir / name).size() for name in JOURNALS}
-        state = checkpoint.State(rollout_id, self.configuration, sizes, self.clock.snapshot())
+        state = checkpoint.State(rollout_id, self.configuration, sizes, self.clock.snapshot(), self.attempt.number)
         optimizer, keep = self.trainer.save_state(), self.args.swe_keep_checkpoints
         checkpoint.save(Path(self.args.save), state, self.weights_dir, optimizer, keep=keep)
+
+
+def _what(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a record of `metrics.jsonl` is about."""
+    return tuple(record.get(key) for key in ("kind", "name", "moment", "rollout_id"))
 
 
 def _fix_numerics(args: Namespace) -> None:

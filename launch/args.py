@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
@@ -149,7 +150,10 @@ def converted_folder(recipe: Recipe) -> Path:
 
 
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
-    """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere."""
+    """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere.
+
+    The attempt is the run's last, or its first where it has none yet.
+    """
     rollout = recipe.rollout
     return {
         "swe_tasks": [absolute(spec) for spec in recipe.data.train],
@@ -168,6 +172,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
+        "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
 
 

@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slime_swe import __version__
 from slime_swe.dotted import search_current_folder
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.ray.processes import interrupting
 
 _MODULES = {"eval": "evaluate"}  # of a command that isn't named like its module
 _NAMES = ("train", "eval", "recipes", "tasks", "validate", "integrity", "agent", "episodes", "plan", "doctor")
-COMMANDS = {name: import_module(f"slime_swe.launch.commands.{_MODULES.get(name, name)}") for name in _NAMES}
+COMMANDS = {name: f"slime_swe.launch.commands.{_MODULES.get(name, name)}" for name in _NAMES}
 USER_ERROR = 2  # as argparse has it
 FAILURE = 1
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted."""
+    """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 128 + N ended by signal N."""
+    _open_closed_streams()
     search_current_folder()  # so that a user's own recipe, reward or task module is found by its dotted path
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code of one sub-command; what users did wrong is said in one paragraph, without a traceback."""
+    """The exit code of one sub-command; what users did wrong is said in one paragraph, without a traceback.
+
+    SIGTERM and SIGHUP stop it as Ctrl-C does.
+    """
+    with interrupting() as signals:
+        try:
+            return _run(argv)
+        except KeyboardInterrupt:
+            number = signals[0] if signals else signal.SIGINT
+            return _complain(f"interrupted by {signal.Signals(number).name}", 128 + number)
+
+
+def _run(argv: Sequence[str]) -> int:
     options = parse(argv)
     try:
-        code = int(COMMANDS[options.command].run(options))
+        code = int(_module(options.command).run(options))
         sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's exit
         return code
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `slime-swe episodes RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except UserError as error:
         return _complain(str(error), USER_ERROR)
@@ -45,7 +59,10 @@ def run(argv: Sequence[str]) -> int:
         return _complain(str(error), FAILURE)
     except OSError as error:
         if error.filename is None:
-            raise
+            if error.errno not in (errno.ENOSPC, errno.EIO):  # a full disk, a closed terminal
+                raise
+            _discard_output()
+            return _complain(f"can't write the output: {error.strerror}", FAILURE)
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
 
 
@@ -65,7 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
     parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
+        module = _module(name)
         help_text, _, details = (module.__doc__ or "").partition("\n")
         subparser = subparsers.add_parser(name, help=help_text, description=f"{help_text}{details}",
                                           formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -74,8 +92,30 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _open_closed_streams() -> None:
+    """A standard stream that the shell has closed (`>&-`) discards, so that no file of ours gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """What is left in the buffer, which the interpreter would write at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _module(command: str) -> Any:
+    """Imported only now, so that Ctrl-C during the imports ends like any other."""
+    return import_module(COMMANDS[command])
+
+
 def _complain(message: str, code: int) -> int:
-    print(f"slime-swe: {message}", file=sys.stderr)
+    with suppress(OSError):  # a terminal that was closed
+        print(f"slime-swe: {message}", file=sys.stderr, flush=True)
     return code
 
 

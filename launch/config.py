@@ -23,6 +23,7 @@ from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.violation import refuse
 
 DEFAULT_RECIPE = "tiny_cpu"
+MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
 OPEN_SECTIONS = ("data.eval",)  # mappings whose keys are the user's own
 
@@ -164,7 +165,10 @@ def _typed(key: str, value: Any) -> Any:
             return [str(entry) for entry in value]
         if hint == dict[str, str] and isinstance(value, dict):
             return {str(name): str(entry) for name, entry in value.items()}
-        return msgspec.convert(value, hint, strict=False)
+        found = msgspec.convert(value, hint, strict=False)
+        if isinstance(found, int) and abs(found) > MOST:
+            raise msgspec.ValidationError("too large")
+        return found
     except msgspec.ValidationError as error:
         shown = "null" if value is None else value
         raise UserError(f"{key}={shown} is not allowed: it must be {TYPE_NAMES[hint]}") from error
@@ -181,8 +185,13 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides."""
+    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides.
+
+    Raises `UserError` where it is empty, as by a variable of the shell that is not set.
+    """
     values = [text.removeprefix(f"{key}=") for text in overrides if text.startswith(f"{key}=")]
+    if "" in values:
+        raise UserError(f"{key}= is given without a name: leave it out, or name one")
     return (values[-1] if values else None), [text for text in overrides if not text.startswith(f"{key}=")]
 
 

@@ -7,8 +7,17 @@ import sys
 from collections.abc import Sequence
 
 import orjson
+from rich.console import Console
 
+WIDTH = 80  # columns of a table of figures
 BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def table_console() -> Console:
+    """Standard output, never narrower than a table: a narrow terminal wraps its lines, and no figure is cut."""
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    return console
 
 
 def print_json(document: object) -> None:

@@ -25,12 +25,22 @@ SHOWN = {
 UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
+class _StandardError(Console):
+    """A reader that has gone, such as `head`, ends the output; rich would end the process."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Bar:
     """How many of `total` are done, on `console` (default: standard error); as a context, the bar is shown inside."""
 
     def __init__(self, title: str, total: int, console: Console | None = None) -> None:
         self.title, self.total = title, total
-        self._console = console or Console(stderr=True)
+        self._console = console or _StandardError()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         hidden = not self._console.is_terminal
         self._bar = Progress(*columns, console=self._console, transient=True, disable=hidden)
@@ -56,7 +66,10 @@ class Bar:
             self.say(f"{self._bar.tasks[0].completed:.0f}/{self.total} {line}")
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        try:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the terminal was closed, or the disk of the log is full
+            self._console.quiet = True
 
 
 class RunProgress(Bar):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import shutil
+import errno
+import stat
 import time
 from pathlib import Path
 
+from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file
-from slime_swe.launch.config import dump_recipe, flatten, read_recipe, save_recipe, with_value
+from slime_swe.launch.config import dump_recipe, flatten, read_recipe, with_value
 from slime_swe.recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"
 LENGTH, KEPT = "run.num_rollouts", "run.keep_checkpoints"
 _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
+# What a start leaves that was killed before it had written its recipe.
+_LEFT = frozenset({ATTEMPTS, f".{RECIPE_FILE}.tmp"})
 
 
 def with_name(recipe: Recipe) -> Recipe:
@@ -24,23 +28,55 @@ def with_name(recipe: Recipe) -> Recipe:
     return recipe if recipe.run.name else with_value(recipe, "run.name", name)
 
 
+def require_new(folder: Path) -> None:
+    """Raise `UserError` where a new run can't have this folder, which may be there and hold nothing yet."""
+    require_usable(folder)
+    if (folder / RECIPE_FILE).exists():
+        require_ended(folder / ATTEMPTS)
+        raise UserError(f"the run {folder} exists already: add --resume to go on with it, or give another run.name")
+    others = sorted(path.name for path in folder.iterdir() if path.name not in _LEFT) if folder.exists() else []
+    if others:
+        raise UserError(f"{folder} holds no run, and {others[0]} is in it: empty it, or give another run.name")
+
+
+def make_folder(folder: Path, option: str = "run.dir") -> None:
+    """Raises `UserError` where it can't be made; one that is there is no error. `option`: what has named it."""
+    require_usable(folder, option)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"can't make the run folder {folder}: {error.strerror}; give another {option}") from error
+
+
 def create_run(recipe: Recipe) -> Path:
     """A new folder that holds the resolved recipe. Raises `UserError` where it exists or can't be written."""
     folder = Path(recipe.run.dir) / recipe.run.name
+    require_new(folder)
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError as error:
-        raise UserError(
-            f"the run {folder} exists already: add --resume to go on with it, or give another run.name"
-        ) from error
+        replace_file(folder / RECIPE_FILE, dump_recipe(recipe).encode())
     except OSError as error:
-        raise UserError(f"can't make the run folder {folder}: {error.strerror}; give another run.dir") from error
-    try:
-        save_recipe(recipe, folder / RECIPE_FILE)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # without its recipe it would only be in the way
         raise UserError(f"can't write {folder / RECIPE_FILE}: {error.strerror}; give another run.dir") from error
     return folder
+
+
+def require_usable(folder: Path, option: str = "run.dir") -> None:
+    """Raise `UserError` that names what stands where the folder or one above it should be."""
+    for path in reversed((folder, *folder.parents)):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise UserError(
+                    f"can't make the run folder {folder}: {path} is a symbolic link to {path.readlink()}, which does "
+                    f"not exist. Make that folder, remove the link, or give another {option}"
+                ) from None
+            return
+        except OSError as error:
+            what = "a symbolic link that leads to itself" if error.errno == errno.ELOOP else error.strerror
+            raise UserError(f"can't make the run folder {folder}: {path}: {what}; give another {option}") from error
+        if not stat.S_ISDIR(found.st_mode):
+            raise UserError(f"can't make the run folder {folder}: {path} is a file; give another {option}")
 
 
 def find_run(name: str, directory: str = "runs") -> Path:
@@ -57,18 +93,23 @@ def find_run(name: str, directory: str = "runs") -> Path:
 def require_same(recipe: Recipe, folder: Path) -> None:
     """Raise `UserError` with the differing keys where the run in `folder` was started with another recipe.
 
-    A run may be made longer, unless its learning rate falls to zero at its end, and may keep more or fewer checkpoints.
+    A run may be made longer, unless its learning rate falls to zero at its end, and may keep more or fewer checkpoints;
+    its recipe is then written anew.
     """
+    if changes(recipe, folder):
+        replace_file(folder / RECIPE_FILE, dump_recipe(recipe).encode())
+
+
+def changes(recipe: Recipe, folder: Path) -> list[str]:
+    """The keys that differ from the run's recipe, each of which may. Raises `UserError` where one may not."""
     before = dict(flatten(dataclasses.asdict(read_recipe(folder / RECIPE_FILE))))
     now = dict(flatten(dataclasses.asdict(recipe)))
     changed = [key for key in now if key not in _WHERE and now[key] != before[key]]
     longer = now[LENGTH] > before[LENGTH] and recipe.optimizer.schedule == "constant"
-    allowed = {KEPT, LENGTH} if longer else {KEPT}
-    if changed and allowed.issuperset(changed):
-        replace_file(folder / RECIPE_FILE, dump_recipe(recipe).encode())
-    elif changed:
+    if not {KEPT, LENGTH}.issuperset(changed) or (LENGTH in changed and not longer):
         listed = "; ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed[:5])
         raise UserError(
             f"can't resume {folder} with another recipe: {listed}. Leave these out, or start a new run with another "
             "run.name; a run can be made longer where optimizer.schedule=constant"
         )
+    return changed

@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.launch.output import duration, print_json, rate, sparkline
+from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
@@ -34,7 +34,7 @@ def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> Non
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
-    console = console or Console()
+    console = console or table_console()
     names = evaluation_sets(summary)
     if names:
         console.print(_evaluation_table(summary, names))

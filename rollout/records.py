@@ -83,6 +83,7 @@ class Record(msgspec.Struct, frozen=True):
     infrastructure: Failure | None = None
     rollout_id: int | None = None  # in journals
     dataset: str | None = None  # in the journal of evaluations
+    attempt: int | None = None  # of the run, in journals: which of its starts wrote this
 
     @property
     def broken(self) -> bool:
@@ -158,7 +159,7 @@ def record_of(sample: Sample, reward_key: str | None = None) -> Record:
 def append_records(
     path: Path, samples: Iterable[Sample], reward_key: str | None = None, **where: str | int | None
 ) -> None:
-    """Append a line for each sample, all of them or none, durably. `where`: `rollout_id` and `dataset`.
+    """Append a line for each sample, all of them or none, durably. `where`: `rollout_id`, `dataset` and `attempt`.
 
     Raises `FileError` where the disk is full or the folder is not writable; the file is then as it was.
     """
@@ -178,7 +179,14 @@ def read_records(path: Path) -> Iterator[Record]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):
-                yield _convert(orjson.loads(line), Record, f"{path}, line {number}")
+                yield _convert(_loads(line, f"{path}, line {number}"), Record, f"{path}, line {number}")
+
+
+def _loads(line: bytes, where: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{where} is no JSON ({error}): restore the file, or remove that line") from error
 
 
 def trajectory_of(sample: Sample | Record) -> int | None:

@@ -54,7 +54,8 @@ def log_rollout(
     The metrics go into `rollout_extra_metrics`. Returns False, which makes SLiME log them afterwards.
     """
     flat, key = flatten(samples), getattr(args, "reward_key", None)
-    append_records(RolloutSettings.from_args(args).run_dir / EPISODES, flat, key, rollout_id=rollout_id)
+    path = RolloutSettings.from_args(args).run_dir / EPISODES
+    append_records(path, flat, key, rollout_id=rollout_id, attempt=getattr(args, "swe_attempt", None))
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update({f"swe/{name}": value for name, value in episode_metrics(flat, key).items()})
     return False
@@ -67,7 +68,8 @@ def log_evaluation(
     path, key = RolloutSettings.from_args(args).run_dir / EVALUATIONS, getattr(args, "reward_key", None)
     for name, result in data.items():
         flat = flatten(result.get("samples") or [])
-        append_records(path, flat, key, rollout_id=rollout_id, dataset=name)
+        attempt = getattr(args, "swe_attempt", None)
+        append_records(path, flat, key, rollout_id=rollout_id, dataset=name, attempt=attempt)
         if extra_metrics is not None:
             figures = episode_metrics(flat, key)
             extra_metrics.update({f"eval/{name}/swe/{figure}": value for figure, value in figures.items()})

@@ -12,22 +12,24 @@ import argparse
 import asyncio
 import tempfile
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from slime_swe.attempts import ATTEMPTS, attempting, require_ended
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.files import writing
 from slime_swe.launch.args import checkpoint_path, to_args
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, save_recipe, value_of, with_value
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.extras import EMBEDDED, require
-from slime_swe.launch.output import print_json, rate
+from slime_swe.launch.output import print_json, rate, table_console
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.launch.progress import Bar
-from slime_swe.launch.runs import RECIPE_FILE, find_run
+from slime_swe.launch.runs import RECIPE_FILE, find_run, make_folder
 from slime_swe.launch.slime.paths import EXPORTS
 from slime_swe.recipes.base import Recipe
 
@@ -49,16 +51,19 @@ def run(options: argparse.Namespace) -> int:
     recipe = _with_options(recipe_for(options.target, options.overrides), options)
     require_legal(recipe)
     require_plug_ins(recipe)
-    with tempfile.TemporaryDirectory(prefix="slime-swe-eval-") as temporary:
+    with ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-swe-eval-"))
         folder = options.output or Path(temporary)
-        args = to_args(recipe, folder)
         if options.output:
-            _make_output(recipe, folder)
+            _make_output(folder)
+            stack.enter_context(attempting(folder / ATTEMPTS))
+            _save_recipe(recipe, folder)
+        args = to_args(recipe, folder)
         results = asyncio.run(evaluate_checkpoint(args))
     if options.json:
         print_json({"model": args.hf_checkpoint, "seed": recipe.run.seed, "sets": results})
     else:
-        Console().print(_table(results))
+        table_console().print(_table(results))
     return 0
 
 
@@ -117,16 +122,19 @@ def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _make_output(recipe: Recipe, folder: Path) -> None:
-    """A folder that `slime-swe episodes` reads: with the recipe, which names the model. Raises `UserError`."""
+def _make_output(folder: Path) -> None:
+    """Raises `UserError` where it can't be made, or holds something."""
     if (folder / RECIPE_FILE).exists():
+        require_ended(folder / ATTEMPTS)
         raise UserError(f"--output {folder} holds a run or an evaluation already: give a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        model = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
+    make_folder(folder, "--output")
+
+
+def _save_recipe(recipe: Recipe, folder: Path) -> None:
+    """So that `slime-swe episodes` reads the folder; it names the model."""
+    model = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
+    with writing(folder / RECIPE_FILE):
         save_recipe(with_value(recipe, "model.checkpoint", str(model)), folder / RECIPE_FILE)
-    except OSError as error:
-        raise UserError(f"can't write into --output {folder}: {error.strerror}") from error
 
 
 async def evaluate_checkpoint(args: Namespace) -> dict[str, dict[str, Any]]:

@@ -9,15 +9,29 @@ slime-swe train recipe=qwen25_coder_7b --dry-run --script run.sh   the same as a
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from slime_swe.attempts import ATTEMPTS, attempting, require_ended
 from slime_swe.errors import UserError
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
 from slime_swe.launch.preflight import check_integrity, check_overlap, record_overlap, require_plug_ins
-from slime_swe.launch.runs import RECIPE_FILE, create_run, find_run, require_same, with_name
+from slime_swe.launch.runs import (
+    RECIPE_FILE,
+    changes,
+    create_run,
+    find_run,
+    make_folder,
+    require_new,
+    require_same,
+    require_usable,
+    with_name,
+)
 from slime_swe.launch.slime.show import document, readable, script
 from slime_swe.recipes.base import Recipe
 
@@ -34,25 +48,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
     if options.script and not options.dry_run:
         raise UserError("--script writes what --dry-run shows: give both")
-    recipe, folder = _chosen(options.overrides, resume=start.resume)
-    engine = engine_of(recipe)
+    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
     if options.dry_run:
-        return _show(engine, recipe, folder, options)
-    comparison = None if start.resume else check_overlap(recipe)
-    require_plug_ins(recipe)
-    engine.check(recipe, start)  # before a folder is made that would be in the way of the corrected command
-    check_integrity(recipe, ignore=options.ignore_integrity)
-    if comparison is not None:
+        recipe, folder = _chosen(options.overrides, resume=start.resume)
+        if start.resume:
+            changes(recipe, folder)
+        else:
+            require_usable(folder)
+        return _show(engine_of(recipe), recipe, folder, options)
+    return (_resume if start.resume else _begin)(options, start)
+
+
+def _begin(options: argparse.Namespace, start: Start) -> int:
+    recipe, folder = _chosen(options.overrides, resume=False)
+    require_new(folder)
+    comparison = check_overlap(recipe)
+    _check(recipe, start, options)  # before a folder is made that would be in the way of the corrected command
+    make_folder(folder)
+    with attempting(folder / ATTEMPTS) as attempt:
         record_overlap(comparison, create_run(recipe))
+        return _train(recipe, folder, replace(start, attempt=attempt))
+
+
+def _resume(options: argparse.Namespace, start: Start) -> int:
+    recipe, folder = _chosen(options.overrides, resume=True)
+    require_ended(folder / ATTEMPTS)
+    changes(recipe, folder)
+    _check(recipe, start, options)
+    with attempting(folder / ATTEMPTS) as attempt:
+        require_same(recipe, folder)
+        return _train(recipe, folder, replace(start, attempt=attempt))
+
+
+def _check(recipe: Recipe, start: Start, options: argparse.Namespace) -> None:
+    require_plug_ins(recipe)
+    engine_of(recipe).check(recipe, start)
+    check_integrity(recipe, ignore=options.ignore_integrity)
+
+
+def _train(recipe: Recipe, folder: Path, start: Start) -> int:
     try:
-        return engine.run(recipe, folder, start)
+        return engine_of(recipe).run(recipe, folder, start)
     except KeyboardInterrupt:
-        where = "" if recipe.run.dir == "runs" else f" run.dir={recipe.run.dir}"
-        print(f"\nTo go on: slime-swe train run.name={recipe.run.name}{where} --resume", file=sys.stderr)
+        with suppress(OSError):  # a terminal that was closed
+            print(f"\nTo go on: {to_go_on(recipe)}", file=sys.stderr, flush=True)
         raise
+
+
+def to_go_on(recipe: Recipe) -> str:
+    where = "" if recipe.run.dir == "runs" else f" {shlex.quote(f'run.dir={recipe.run.dir}')}"
+    return f"slime-swe train {shlex.quote(f'run.name={recipe.run.name}')}{where} --resume"
 
 
 def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
@@ -61,9 +108,7 @@ def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
         recipe = with_name(resolve(DEFAULT_RECIPE, given))
         return recipe, Path(recipe.run.dir) / recipe.run.name
     folder = find_run(value_of("run.name", given, ""), value_of("run.dir", given, "runs"))
-    recipe = resolve(str(folder / RECIPE_FILE), given)
-    require_same(recipe, folder)
-    return recipe, folder
+    return resolve(str(folder / RECIPE_FILE), given), folder
 
 
 def _show(engine: Engine, recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:

@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    for name in ("runs", "jobs"):
-        if getattr(options, name) < 1:
+    for name in ("runs", "jobs", "limit"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
     tasks = load_tasks(options.spec)[: options.limit]
     grading = GradingSettings(harness_python=options.harness_python)

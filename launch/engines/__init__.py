@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from slime_swe.attempts import Attempt
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.recipes import checks
@@ -36,11 +37,13 @@ class Start:
     resume: go on with the run that the folder holds.
     as_json: print one JSON document on standard output, and no other line there.
     ignore_plan: start what the planner says does not fit.
+    attempt: the run's, which lasts while the engine runs; None for a start that writes nothing.
     """
 
     resume: bool = False
     as_json: bool = False
     ignore_plan: bool = False
+    attempt: Attempt | None = None
 
 
 class Engine:

@@ -69,7 +69,7 @@ class Embedded(Engine):
 
         args = to_args(recipe, folder, resume=start.resume)
         with RunProgress(recipe, folder) as progress:
-            summary = train(args, progress)
+            summary = train(args, progress, start.attempt)
         show_summary(summary, folder, as_json=start.as_json)
         return 0
 

@@ -10,15 +10,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 PROC = Path("/proc")
 MARK = "SLIME_SWE_OWNER"
 POLL_SECONDS = 0.1
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_RAY = frozenset({"gcs_server", "raylet"})
 
 
@@ -71,26 +71,55 @@ def lives(pid: int) -> bool:
         return False
 
 
+class _AsCtrlC:
+    """A handler that has Ctrl-C's own called: Python's, or the one of an event loop that runs.
+
+    Only once, since who ends a job often signals a process twice, and a second Ctrl-C cuts the clean-up short.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if len(self.received) > 1:
+            return
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+
 @contextmanager
-def interrupting() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `KeyboardInterrupt` as Ctrl-C does, which a shell's background jobs would ignore."""
-    with _handlers(signal.default_int_handler):
-        yield
+def interrupting() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP do what Ctrl-C does; yields those received so far.
+
+    SIGHUP stays ignored where `nohup` has it so. Ctrl-C itself is heeded also where a shell's background job has it
+    ignored. Within another `interrupting`, that one goes on.
+    """
+    outer = signal.getsignal(signal.SIGTERM)
+    if isinstance(outer, _AsCtrlC):
+        yield outer.received
+        return
+    handler = _AsCtrlC()
+    ending: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: handler}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending[signal.SIGHUP] = handler
+    with _handlers(ending):
+        yield handler.received
 
 
 @contextmanager
 def deferring() -> Iterator[None]:
     """None of the three ends what is inside: for clean-up whose time is bounded."""
-    with _handlers(signal.SIG_IGN):
+    with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
 
 @contextmanager
-def _handlers(handler: Any) -> Iterator[None]:
+def _handlers(handlers: Mapping[int, Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers, and only it is interrupted
         return
-    before = {number: signal.signal(number, handler) for number in ENDING}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

@@ -42,7 +42,8 @@ def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
     with reaching(dashboard):
         require_gpus(recipe.cluster, dashboard)
         job.write_files()
-        return RayJob(dashboard, folder).run(job.argv, job.environment, job.directory)
+        driver = [job.program[0], "-m", "slime_swe.launch.ray.driver", *job.argv]
+        return RayJob(dashboard, folder).run(driver, job.environment, job.directory)
 
 
 def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from slime_swe.attempts import of_last_attempt, require_ended
+from slime_swe.errors import UserError
+from slime_swe.files import replace_file, writing
 from slime_swe.rollout.records import EPISODES, EVALUATIONS
 
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name: it takes no folder for a checkpoint without it
@@ -17,18 +22,22 @@ SETTINGS = "slime/settings.yaml"  # what SLiME has no flag for, read by `--custo
 EVALUATION = "slime/evaluation.yaml"  # the evaluation sets, read by `--eval-config`
 PROMPTS = "slime/evaluation_{}.jsonl"  # the tasks of one evaluation set
 TENSORBOARD = "tensorboard"
+DRIVERS = "drivers.jsonl"  # a line for each process that has run SLiME's `train.py`; a running one holds a lock on it
 
 
 def cut_back(run: Path) -> None:
     """Leave in each journal of a resumed run the rollouts that the newest checkpoint has seen, since the others will be
-    played again: none where there is no checkpoint.
+    played again: none where there is no checkpoint. Of a rollout that two attempts wrote, the last one's records stay.
 
     SLiME's evaluation before the first rollout is numbered 0 too. It is kept with a checkpoint and made again without.
+    Raises `HeldError` where SLiME still runs in this folder.
     """
+    require_ended(run / DRIVERS)
     last = last_saved(run / CHECKPOINTS)
     for path in (run / EPISODES, run / EVALUATIONS):
         if path.exists():
-            os.truncate(path, _bytes_up_to(path, last))
+            with writing(path):
+                _keep(path, _lines_up_to(path, last))
 
 
 def last_saved(checkpoints: Path) -> int:
@@ -37,12 +46,40 @@ def last_saved(checkpoints: Path) -> int:
     return int(tracker.read_text(encoding="ascii")) if tracker.is_file() else -1
 
 
-def _bytes_up_to(path: Path, last: int) -> int:
-    """Bytes of the lines before the first of a later rollout, or before one that was cut short."""
-    size = 0
+@dataclass(frozen=True)
+class _Line:
+    start: int  # bytes before it
+    end: int
+    rollout: int
+    attempt: int | None
+
+
+def _lines_up_to(path: Path, last: int) -> list[_Line]:
+    """The whole lines of rollouts up to `last`, each rollout of its last attempt."""
+    lines, end = list[_Line](), 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n") or orjson.loads(line)["rollout_id"] > last:
+            start, end = end, end + len(line)
+            if not line.endswith(b"\n"):  # cut short by a crash
                 break
-            size += len(line)
-    return size
+            try:
+                record = orjson.loads(line)
+                lines.append(_Line(start, end, record["rollout_id"], record.get("attempt")))
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                raise UserError(f"{path} has a line that is no record ({line[:80]!r}): restore the file") from error
+    seen = [line for line in lines if line.rollout <= last]
+    return of_last_attempt(seen, lambda line: line.rollout, lambda line: line.attempt)
+
+
+def _keep(path: Path, lines: Sequence[_Line]) -> None:
+    """Drop every other line. The file is cut where these are its beginning, as they are unless two attempts mixed."""
+    size = sum(line.end - line.start for line in lines)
+    if not lines or lines[-1].end == size:
+        os.truncate(path, size)
+        return
+    with path.open("rb") as file:
+        content = bytearray()
+        for line in lines:
+            file.seek(line.start)
+            content += file.read(line.end - line.start)
+    replace_file(path, bytes(content))

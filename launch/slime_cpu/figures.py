@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_swe.attempts import of_last_attempt
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, read_records
 
@@ -35,14 +36,16 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
     """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
     figures = scalars(tensorboard)
     records: list[dict[str, Any]] = []
-    for number, episodes in _by("rollout_id", read_records(run / EPISODES)).items():
+    for number, episodes in _by("rollout_id", _counted(run / EPISODES)).items():
         means = {name: mean for name, mean in episode_metrics(episodes).items() if not name.endswith("seconds")}
-        records.append({"kind": "train", "rollout_id": number, **means, **step_figures(figures, number, steps)})
-    for name, played in _by("dataset", read_records(run / EVALUATIONS)).items():
+        where = {"kind": "train", "rollout_id": number, "attempt": episodes[0].attempt}
+        records.append({**where, **means, **step_figures(figures, number, steps)})
+    for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
         for place, episodes in enumerate(_rounds(played)):
             number = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
             moment = "before" if place == 0 else "after" if number == rollouts - 1 else "during"
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
+            where["attempt"] = episodes[0].attempt
             records.append({**where, **evaluation_metrics(episodes)})
     return sorted(records, key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
 
@@ -75,6 +78,12 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
             for value in event.summary.value:
                 found.setdefault(value.tag, {})[event.step] = float(value.tensor.float_val[0])
     return found
+
+
+def _counted(journal: Path) -> list[Record]:
+    """Of a rollout that two attempts wrote, the last one's."""
+    records = read_records(journal)
+    return of_last_attempt(records, lambda record: (record.dataset, record.rollout_id), lambda record: record.attempt)
 
 
 def _by(key: str, records: Iterable[Record]) -> dict[Any, list[Record]]:

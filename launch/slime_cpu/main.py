@@ -14,6 +14,8 @@ from pathlib import Path
 
 import ray
 
+from slime_swe.attempts import attempting
+from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.slime_cpu.shims import install
 
 CPUS = 16
@@ -22,6 +24,11 @@ CPUS = 16
 def main(home: str, arguments: list[str]) -> None:
     script = Path(home) / "train.py"
     processes = int(arguments[arguments.index("--actor-num-gpus-per-node") + 1])
+    with attempting(Path.cwd() / DRIVERS):  # it is started in the run's folder, and may outlive its launcher
+        train(script, processes, arguments)
+
+
+def train(script: Path, processes: int, arguments: list[str]) -> None:
     install()
     ray.init(
         num_gpus=processes + 1,  # the server, which SLiME counts in as well

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.files import replace_file
+from slime_swe.files import cache_folder, replace_file
 from slime_swe.rewards.grade import DEFAULTS, GradingSettings
 from slime_swe.rewards.redteam.gate import Result, run_gate
 from slime_swe.rollout.sandbox.pool import BACKENDS, make_backend
@@ -59,13 +59,16 @@ def save(result: Result, proof: Path) -> None:
         proof.parent.mkdir(parents=True, exist_ok=True)
         replace_file(proof, json.dumps(record, indent=2).encode())
     except OSError as error:
-        print(f"the gate's result could not be kept: {error}", file=sys.stderr)
+        print(
+            f"the gate's result could not be kept in {proof.parent} ({error.strerror}), so the next run plays it again"
+            "; set XDG_CACHE_HOME to a folder that can be written",
+            file=sys.stderr,
+        )
 
 
 def proof_path(sandbox: str, grader: str) -> Path:
-    """Where a passed gate is remembered: below `$XDG_CACHE_HOME`, or ~/.cache."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime-swe" / "integrity"
-    return folder / f"{sandbox.partition(':')[0]}-{grader}-{fingerprint(sandbox)}.json"
+    """Where a passed gate is remembered."""
+    return cache_folder("integrity") / f"{sandbox.partition(':')[0]}-{grader}-{fingerprint(sandbox)}.json"
 
 
 def fingerprint(sandbox: str) -> str:

@@ -13,9 +13,8 @@ from slime_swe import files
 
 
 def cache_folder() -> Path:
-    """`slime-swe` in the user's cache folder (`XDG_CACHE_HOME`), made if need be."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base, "slime-swe", "sandbox")
+    """That of sandboxes in the user's cache folder, made if need be."""
+    folder = files.cache_folder("sandbox")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

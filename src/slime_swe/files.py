@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slime_swe.errors import UserError
@@ -30,6 +30,14 @@ def writing(path: Path) -> Iterator[None]:
             f"can't write {path}: {error.strerror or error} ({_free(path)}). What was written before is whole; "
             f"{todo} and resume, or choose another folder"
         ) from error
+
+
+def cache_folder(name: str) -> Path:
+    """`slime-swe/NAME` below `$XDG_CACHE_HOME`, or ~/.cache; it may not exist. Raises `UserError` without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):
+        raise UserError("this user has no home folder, and caches need one: set HOME or XDG_CACHE_HOME")
+    return Path(base, "slime-swe", name)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -63,7 +71,8 @@ def append(path: Path, content: bytes) -> int:
                 view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         except OSError:
-            os.ftruncate(descriptor, size)
+            with suppress(OSError):  # the first error says more
+                os.ftruncate(descriptor, size)
             raise
         return size + len(content)
     finally:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 
 import pytest
 from tests.data_sources.tasks import make_task
@@ -81,6 +84,62 @@ def test_a_malformed_line_is_named(tmp_path):
     ]:
         with pytest.raises(UserError, match=message):
             load_tasks(write(tmp_path / "tasks.jsonl", good, "", bad))
+
+
+def test_the_mistakes_of_all_records_are_named_at_once_each_with_the_nearest_name(tmp_path):
+    good = make_task("a").to_dict()
+    image = {**good["workspace"], "image": {"name": "i", "foldr": "/x"}}
+    path = write(
+        tmp_path / "tasks.jsonl",
+        {**good, "statment": "x", "oracle": {**good["oracle"], "fail_too_pass": []}},
+        {**good, "id": "b"},
+        {**good, "id": "c", "workspace": {**image, "fils": {}}},
+    )
+    with pytest.raises(UserError) as caught:
+        load_tasks(path)
+    first, second = str(caught.value).splitlines()
+    assert first == (
+        f"{path}, line 1: task 'a': statment is not a field: did you mean 'statement'?; "
+        "oracle.fail_too_pass is not a field: did you mean 'fail_to_pass'?"
+    )
+    assert second == (
+        f"{path}, line 3: task 'c': workspace.fils is not a field: did you mean 'files'?; "
+        "workspace.image.foldr is not a field: did you mean 'folder'?"
+    )
+
+
+def test_lines_that_are_no_json_are_named_at_once_and_a_long_list_is_cut(tmp_path):
+    with pytest.raises(UserError) as caught:
+        load_tasks(write(tmp_path / "tasks.jsonl", make_task("a").to_dict(), *["{"] * 12))
+    *lines, last = str(caught.value).splitlines()
+    assert [f"line {number}: not a JSON object" in line for number, line in enumerate(lines, 2)] == [True] * 10
+    assert last == "and 2 records more"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (gzip.compress, r"tasks.jsonl is compressed \(gzip\): unpack it first"),
+        (bz2.compress, r"compressed \(bzip2\)"),
+        (lzma.compress, r"compressed \(xz\)"),
+        (lambda content: content.decode().encode("utf-16"), r"is UTF-16: convert it, as by `iconv .* tasks.jsonl`"),
+        (lambda content: b"\n \n", "is empty"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_with_the_remedy(change, said, tmp_path):
+    content = json.dumps(make_task("a").to_dict()).encode()
+    (tmp_path / "tasks.jsonl").write_bytes(change(content))
+    with pytest.raises(UserError, match=said):
+        load_tasks(str(tmp_path / "tasks.jsonl"))
+
+
+def test_a_byte_order_mark_is_no_mistake_and_a_folder_is(tmp_path):
+    content = json.dumps(make_task("a").to_dict()).encode()
+    (tmp_path / "tasks.jsonl").write_bytes(b"\xef\xbb\xbf" + content)
+    assert [task.id for task in load_tasks(str(tmp_path / "tasks.jsonl"))] == ["a"]
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UserError, match="Is a directory"):
+        load_tasks(str(tmp_path / "folder.jsonl"))
 
 
 def test_bytes_that_are_no_text(tmp_path):

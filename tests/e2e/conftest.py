@@ -53,6 +53,15 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def lines_of(path: Path) -> list[dict]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def timeless(path: Path) -> list[dict]:
+    """The records without what differs between a run that was never stopped and one that was resumed."""
+    return [{key: value for key, value in line.items() if key not in ("seconds", "attempt")} for line in lines_of(path)]
+
+
 def cli_in(folder: Path) -> Cli:
     """Runs `slime-swe` with these words in the folder."""
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import orjson
 import pytest
 from tests.data_sources.tasks import make_task
+from tests.e2e.conftest import environment, lines_of, timeless
 
+from slime_swe.attempts import require_ended
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
 
 
@@ -82,6 +90,36 @@ def test_a_closed_pipe_is_no_error(start_cli):
     assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [(">&-", 0, ""), ("2>&-", 0, ""), ("<&-", 0, ""), (">/dev/full", 1, "slime-swe: can't write the output: No space")],
+)
+def test_a_closed_or_full_standard_stream(redirection, code, said, tmp_path):
+    shell = f"{sys.executable} -m slime_swe.launch.cli recipes {redirection}"
+    done = subprocess.run(shell, shell=True, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr[: len(said)]) == (code, said)
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_in_the_first_second_is_no_traceback(start_cli):
+    process = start_cli("recipes")
+    time.sleep(0.2)  # within the imports
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode in (0, 130) and "slime_swe/launch/commands" not in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_reader_of_the_progress_that_goes_away_leaves_the_run_alone(start_cli, small, tmp_path):
+    process = start_cli("train", *small, "run.name=a", "--json")
+    process.stderr.readline()
+    process.stderr.close()
+    summary = orjson.loads(process.stdout.read())
+    assert process.wait(300) == 0
+    assert summary["num_rollouts"] == 2 and (tmp_path / "runs/a/summary.json").exists()
+
+
 def test_a_machine_without_bubblewrap_is_said_what_is_unprotected(cli, tmp_path, monkeypatch):
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps(make_task().to_dict()))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,18 +128,72 @@ def test_a_machine_without_bubblewrap_is_said_what_is_unprotected(cli, tmp_path,
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_full_disk_is_named_with_what_to_do(cli, small, tmp_path):
-    disk = tmp_path / "disk"
+@contextmanager
+def mounted(disk: Path, size: str) -> Iterator[None]:
     disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], capture_output=True, text=True)
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True, text=True)
     if mount.returncode:
         pytest.skip(f"can't mount a small file system here: {mount.stderr.strip()}")
     try:
-        result = cli("train", *small, f"run.dir={disk}", "run.name=a")
-        assert result.returncode != 0
-        assert "Traceback" not in result.stderr
-        assert str(disk) in result.stderr and "No space left" in result.stderr
+        yield
     finally:
-        subprocess.run(["umount", "-l", str(disk)], check=os.geteuid() == 0)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def remount(disk: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", disk], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_is_named_with_what_to_do_and_no_training_is_lost(cli, small, whole_run, tmp_path):
+    """The run fails at a checkpoint, goes on when there is room, and is then as if the disk had never been full."""
+    disk = tmp_path / "disk"
+    with mounted(disk, "12m"):
+        refused(
+            cli("train", *small, f"run.dir={disk}", "run.name=a"), 2, f"can't write {disk}", "No space left", "resume"
+        )
+        assert not (disk / "a" / "summary.json").exists()
+        remount(disk, "size=100m")
+        resumed = cli("train", f"run.dir={disk}", "run.name=a", "--resume", "--ignore-integrity", "--json")
+        assert resumed.returncode == 0, resumed.stderr
+        assert timeless(disk / "a/metrics.jsonl") == timeless(whole_run.folder / "metrics.jsonl")
+        remount(disk, "ro")
+        read_only = f"run.dir={disk}"
+        refused(cli("train", *small, read_only, "run.name=b"), 2, f"{disk}/b: Read-only file system", "another run.dir")
+        refused(cli("train", read_only, "run.name=a", "--resume", "--ignore-integrity"), 2, "Read-only file system")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_is_written_by_one_process(cli, start_cli, small, tmp_path):
+    process = start_cli("train", *small, "run.name=a", "run.num_rollouts=1000")
+    for line in process.stderr:
+        if line.startswith("evaluated"):
+            break
+    refused(cli("train", *small, "run.name=a"), 2, f"runs/a is written by process {process.pid}", "wait until it ends")
+    refused(cli("train", "run.name=a", "--resume"), 2, f"runs/a is written by process {process.pid}")
+    model = str(checkpoint_folder(EMBEDDED_SEED))
+    refused(cli("eval", model, "--output", "runs/a"), 2, f"runs/a is written by process {process.pid}")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert [line["attempt"] for line in lines_of(tmp_path / "runs/a/attempts.jsonl")] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.matrix("ending signals"))]
+)
+def test_sigterm_and_sighup_stop_a_run_as_ctrl_c_does(number, start_cli, small, tmp_path):
+    process = start_cli("train", *small, "run.name=a", f"run.dir={tmp_path}/my runs")
+    for line in process.stderr:
+        if line.startswith("evaluated"):
+            break
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 128 + number, said
+    assert f"To go on: slime-swe train run.name=a 'run.dir={tmp_path}/my runs' --resume\n" in said
+    assert f"interrupted by {number.name}" in said and "Traceback" not in said
+    require_ended(tmp_path / "my runs/a/attempts.jsonl")

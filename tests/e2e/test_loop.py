@@ -5,24 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
-import orjson
 import pytest
+from tests.e2e.conftest import lines_of, timeless
 
 from slime_swe.recipes.tiny_cpu import recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FILES = ("recipe.yaml", "metrics.jsonl", "episodes.jsonl", "evaluations.jsonl", "summary.json", "learning_curve.png")
-
-
-def lines_of(path: Path) -> list[dict]:
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def timeless(path: Path) -> list[dict]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines_of(path)]
 
 
 def test_a_run_trains_and_reports(whole_run):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +14,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from slime_swe.embedded import checkpoint
-from slime_swe.embedded.checkpoint import ResumeError, State, configuration
+from slime_swe.embedded.checkpoint import Checkpoint, ResumeError, State, configuration
 from slime_swe.embedded.journal import Journal
 from slime_swe.files import FileError, replace_file
 
@@ -80,6 +84,68 @@ def test_a_damaged_checkpoint_says_what_to_do(tmp_path, weights):
         checkpoint.latest(tmp_path / "c")
 
 
+def tensors() -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"steps": 3}, buffer)
+    return buffer.getvalue()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("random.pt", Path.unlink, "no random.pt"),
+        ("random.pt", cut, r"random.pt has \d+ bytes and had \d+"),
+        ("random.pt", overwrite, "is no file of tensors"),
+        ("optimizer.pt", Path.unlink, "no optimizer.pt"),
+        ("optimizer.pt", cut, r"optimizer.pt has \d+ bytes and had \d+"),
+        ("optimizer.pt", overwrite, "is no file of tensors"),
+        ("hf/model.safetensors", Path.unlink, "no hf/model.safetensors"),
+        ("hf/model.safetensors", overwrite, "header"),
+        ("hf", shutil.rmtree, "no hf/config.json"),
+        ("state.json", Path.unlink, "state.json: No such file"),
+        ("state.json", lambda path: path.write_text("{}"), "config is missing"),
+        ("state.json", lambda path: path.write_bytes(b"\x80"), "line 1 column 1"),
+        (".", shutil.rmtree, None),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, damage, said, tmp_path, weights, capsys):
+    (weights / "model.safetensors").write_bytes(safetensors.torch.save({"w": torch.zeros(100)}))
+    for number in (3, 4):
+        replace_file(weights / "model.safetensors", (weights / "model.safetensors").read_bytes())
+        checkpoint.save(tmp_path / "c", state(number), weights, tensors(), keep=2)
+    newest = checkpoint.latest(tmp_path / "c", Checkpoint.require_loadable)
+    assert newest.state.rollout_id == 4 and capsys.readouterr().err == ""
+    damage(newest.path / name)
+    found = checkpoint.latest(tmp_path / "c", Checkpoint.require_loadable)
+    assert found.state.rollout_id == 3
+    printed = capsys.readouterr().err
+    if said is None:
+        assert printed == ""
+    else:
+        assert re.search(f"rollout_4 is damaged .*{said}.*: rollout_3 is taken in its place\n", printed)
+        shutil.rmtree(found.path / "hf")
+        with pytest.raises(
+            ResumeError, match=r"rollout_4 is damaged .*; checkpoint .*rollout_3 is damaged .* remove it"
+        ):
+            checkpoint.latest(tmp_path / "c", Checkpoint.require_loadable)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken(tmp_path, weights):
+    (weights / "model.safetensors").unlink()
+    path = checkpoint.save(tmp_path / "c", state(0), weights, tensors(), keep=2)
+    earlier = {name: value for name, value in vars(state(0)).items() if name not in ("attempt", "files")}
+    (path / "state.json").write_text(json.dumps(earlier))
+    assert checkpoint.latest(tmp_path / "c", Checkpoint.require_loadable).state == state(0)
+
+
 def test_another_configuration_is_refused_by_key(tmp_path, weights):
     model = {"hf_checkpoint": str(weights)}
     args = Namespace(lr=0.1, swe_tasks=("a",), save="x", load=None, gone=1, **model)
@@ -118,6 +184,21 @@ def test_a_journal_is_cut_back_to_its_checkpoint(tmp_path):
     assert journal.read() == [{"a": 1}]
     with pytest.raises(FileError, match="records are missing"):
         journal.cut(size + 1)
+
+
+def test_a_journal_that_is_not_what_the_checkpoint_saw_is_refused(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.append({"a": 1, "attempt": 1})
+    journal.append({"b": "x" * 100, "attempt": 2})
+    before = journal.path.read_bytes()
+    with pytest.raises(FileError, match="end within a line"):
+        journal.cut(journal.size() - 5, 2)
+    with pytest.raises(FileError, match="end with a record of a later attempt"):
+        journal.cut(journal.size(), 1)
+    assert journal.path.read_bytes() == before
+    journal.cut(journal.size(), 2)
+    journal.cut(before.index(b"\n") + 1, 1)
+    assert journal.read() == [{"a": 1, "attempt": 1}]
 
 
 FILL = """

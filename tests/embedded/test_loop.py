@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
 
+from slime_swe.attempts import ATTEMPTS, HeldError, attempting
 from slime_swe.embedded.checkpoint import ResumeError
 from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.loop import InfrastructureError, train
@@ -34,8 +36,9 @@ def engine(tiny_checkpoint):
 
 
 def lasting(run_dir: Path) -> list[dict]:
-    """The records of metrics.jsonl without their times."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in Journal(run_dir / "metrics.jsonl").read()]
+    """The records of metrics.jsonl without their times, and without which of the run's attempts wrote them."""
+    records = Journal(run_dir / "metrics.jsonl").read()
+    return [{k: v for k, v in record.items() if k not in ("seconds", "attempt")} for record in records]
 
 
 def episodes(run_dir: Path) -> list[tuple[int, int]]:
@@ -205,6 +208,84 @@ def test_episodes_that_are_not_trained_on_are_recorded_and_counted_too(tiny_chec
     assert step["reward"] == pytest.approx(sum(record["reward"] for record in records) / 16)
     assert step["sampled_tokens"] == pytest.approx(sum(sum(record["loss_mask"]) for record in records) / 16)
     assert step["rollout/dynamic_filter/drop_unnamed"] == 1
+
+
+def test_a_resumed_run_counts_its_attempts_and_goes_on_before_a_damaged_checkpoint(
+    tiny_checkpoint, tmp_path, engine, capsys
+):
+    run_dir = tmp_path / "run"
+    args = make_args(tiny_checkpoint, run_dir, swe_eval_tasks={}, **engine.address)
+    train(args, NoProgress())
+    before = lasting(run_dir)
+    (run_dir / "checkpoints" / "rollout_2" / "optimizer.pt").write_bytes(b"")
+    args.load = args.save
+    progress = NoProgress()
+    train(args, progress)
+    assert "rollout_2 is damaged (optimizer.pt has 0 bytes" in capsys.readouterr().err
+    assert [step for step, _ in progress.steps] == [2]
+    assert lasting(run_dir) == before and len(set(episodes(run_dir))) == len(episodes(run_dir)) == 3 * 16
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        written = {record["rollout_id"]: record["attempt"] for record in Journal(run_dir / name).read()}
+        assert written == {0: 1, 1: 1, 2: 2}
+
+
+def test_a_lost_state_of_the_data_source_says_how_to_go_on(tiny_checkpoint, tmp_path, engine):
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=2, swe_eval_tasks={}, **engine.address)
+    train(args, NoProgress())
+    (tmp_path / "run/checkpoints/rollout/task_data_source_1.json").unlink()
+    args.load = args.save
+    with pytest.raises(ResumeError, match=r"To go on from the checkpoint before it, remove .*/rollout_1$"):
+        train(args, NoProgress())
+
+
+def test_a_journal_that_can_not_be_written_ends_the_run_and_loses_nothing(tiny_checkpoint, tmp_path, engine):
+    whole, run_dir = tmp_path / "whole" / "run", tmp_path / "run"
+    train(make_args(tiny_checkpoint, whole, swe_eval_tasks={}, **engine.address), NoProgress())
+    journal, kept = run_dir / "metrics.jsonl", tmp_path / "kept"
+
+    class FillDisk(NoProgress):
+        def on_phase(self, name):  # the last rollout is trained, and its record finds no room
+            super().on_phase(name)
+            if self.phases.count("training") == 3 and not kept.exists():
+                journal.rename(kept)
+                journal.symlink_to("/dev/full")
+
+    args = make_args(tiny_checkpoint, run_dir, swe_eval_tasks={}, **engine.address)
+    args.swe_tasks = [str(whole.parent / "train.jsonl")]
+    with pytest.raises(FileError, match=r"can't write .*metrics.jsonl: No space left on device .*make room"):
+        train(args, FillDisk())
+    assert not (run_dir / "summary.json").exists()
+    journal.unlink()
+    kept.rename(journal)
+    args.load = args.save
+    train(args, NoProgress())
+    assert lasting(run_dir) == lasting(whole) and episodes(run_dir) == episodes(whole)
+
+
+def test_one_process_writes_a_run(tiny_checkpoint, tmp_path, engine):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    args = make_args(tiny_checkpoint, run_dir, num_rollout=1, swe_eval_tasks={}, **engine.address)
+    with attempting(run_dir / ATTEMPTS) as attempt:
+        with pytest.raises(HeldError, match="is written by process"):
+            train(args, NoProgress())
+        train(args, NoProgress(), attempt)  # whose caller has begun it
+    assert {record["attempt"] for record in Journal(run_dir / "metrics.jsonl").read()} == {1}
+
+
+def test_a_run_whose_folder_another_one_took_stops_before_it_writes_there(tiny_checkpoint, tmp_path, engine):
+    run_dir = tmp_path / "run"
+
+    class Replace(NoProgress):
+        def on_step(self, rollout_id, metrics):
+            shutil.rmtree(run_dir)
+            run_dir.mkdir()
+            (run_dir / ATTEMPTS).touch()
+
+    args = make_args(tiny_checkpoint, run_dir, swe_eval_tasks={}, **engine.address)
+    with pytest.raises(HeldError, match="was removed or replaced"):
+        train(args, Replace())
+    assert [path.name for path in run_dir.iterdir()] == [ATTEMPTS]
 
 
 def test_resume_refuses_another_configuration_and_names_the_keys(tiny_checkpoint, tmp_path, engine):

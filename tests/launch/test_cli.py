@@ -81,6 +81,9 @@ def test_unknown_words_are_refused(words, capsys):
         (["train", "rollout.max_turn=1"], "did you mean rollout.max_turns"),
         (["train", "rollout.max_turns=x"], "a whole number"),
         (["train", "tiny_cpu"], "did you mean recipe=tiny_cpu?"),
+        (["train", "recipe="], "recipe= is given without a name"),
+        (["train", "model="], "model= is given without a name"),
+        (["validate", "synthetic:heldout", "--limit", "-1"], "--limit must be at least 1, got -1"),
         (["train", "runs/a/recipe.yaml"], "did you mean recipe=runs/a/recipe.yaml?"),
         (["train", "reward.function=nowhere.reward"], "reward.function='nowhere.reward': there is no module 'nowhere'"),
         (["train", "recipe=nope.yaml"], "can't read recipe nope.yaml"),
@@ -105,6 +108,65 @@ def test_a_mistake_is_one_paragraph_and_code_2(words, said, tmp_path, monkeypatc
     assert captured.err.startswith("slime-swe: ") and captured.err.count("\n") == 1
     assert said in captured.err
     assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(words: list[str], capsys) -> str:
+    assert run(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize("resume", [[], ["--dry-run"]])
+def test_what_stands_where_the_run_folder_should_be_is_named(resume, folder, capsys):
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "one").symlink_to("other")
+    (folder / "other").symlink_to("one")
+    (folder / "file").touch()
+    words = ["train", "run.name=a", *(["recipe=qwen25_coder_7b", *resume] if resume else [])]
+    said = refused([*words, "run.dir=dangling"], capsys)
+    assert "dangling is a symbolic link to nowhere, which does not exist. Make that folder, remove the link" in said
+    assert "one: a symbolic link that leads to itself" in refused([*words, "run.dir=one"], capsys)
+    assert "file is a file; give another run.dir" in refused([*words, "run.dir=file"], capsys)
+    assert "File name too long" in refused([*words, f"run.dir={'x' * 300}"], capsys)
+
+
+def test_a_dangling_link_in_the_place_of_a_run_is_no_run(folder, capsys):
+    (folder / "runs").mkdir()
+    (folder / "runs" / "a").symlink_to("nowhere")
+    assert "runs/a is a symbolic link to nowhere" in refused(["train", "run.name=a"], capsys)
+    assert "there is no run 'a'" in refused(["train", "run.name=a", "--resume"], capsys)
+
+
+def test_a_folder_that_holds_something_else_is_no_run(folder, capsys):
+    (folder / "runs" / "a").mkdir(parents=True)
+    (folder / "runs" / "a" / "thesis.txt").touch()
+    assert "runs/a holds no run, and thesis.txt is in it" in refused(["train", "run.name=a"], capsys)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "'a b'"])
+def test_a_run_name_is_a_folder_name(name, folder, capsys):
+    assert "it must be a folder name" in refused(["train", f"run.name={name}"], capsys)
+
+
+@pytest.mark.parametrize("seed", ["-1", "1e99", "99999999999999999999999", "x", "null"])
+def test_a_seed_is_a_whole_number_that_every_library_takes(seed, folder, capsys):
+    assert f"run.seed={seed.replace('e9', 'e+9')} is not allowed" in refused(["train", f"run.seed={seed}"], capsys)
+
+
+def test_a_dry_run_of_a_run_to_resume_changes_nothing(folder, capsys):
+    run_folder = create_run(resolve("qwen25_coder_7b", ["run.name=a"]))
+    before = (run_folder / "recipe.yaml").read_bytes()
+    assert run(["train", "run.name=a", "--resume", "--dry-run", "run.num_rollouts=99999"]) == 0
+    capsys.readouterr()
+    assert (run_folder / "recipe.yaml").read_bytes() == before
+    assert [path.name for path in run_folder.iterdir()] == ["recipe.yaml"]
 
 
 def test_recipes_are_listed_and_shown(capsys):

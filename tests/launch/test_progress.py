@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from slime_swe.launch.progress import RunProgress, describe, remaining
+from slime_swe.launch.progress import Bar, RunProgress, describe, remaining
 from slime_swe.recipes.registry import load_recipe
 
 STEP = {"reward": 0.25, "solve_rate": 0.625, "turns": 5.04, "tokens_per_second": 12345.6, "seconds": 6.12, "other": 1}
@@ -74,3 +75,12 @@ def test_what_is_left_is_estimated_from_this_process_alone():
 def test_metrics_that_are_absent_are_left_out():
     assert describe({}) == ""
     assert describe({"turns": 2}) == "turns 2.0"
+
+
+def test_a_terminal_that_was_closed_ends_the_output_and_not_the_run():
+    master, slave = os.openpty()
+    with io.TextIOWrapper(open(slave, "wb", buffering=0), write_through=True) as terminal:
+        bar = Bar("evaluating", 4, Console(file=terminal, force_terminal=True))
+        os.close(master)
+        for number in range(3):
+            bar.say(f"line {number}")

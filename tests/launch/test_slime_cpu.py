@@ -101,6 +101,18 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     assert records[-1]["outcomes"] == {"t0": [1], "t1": [1]}
 
 
+def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
+    played = [
+        episode(index, solved=attempt == 2, rollout_id=rollout, attempt=attempt)
+        for rollout, attempt in ((0, 1), (1, 1), (1, 2))
+        for index in (2 * rollout, 2 * rollout + 1)
+    ]
+    journal(tmp_path / "episodes.jsonl", played)
+    first, second = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    assert (first["episodes"], first["solve_rate"], first["attempt"]) == (2, 0.0, 1)
+    assert (second["episodes"], second["solve_rate"], second["attempt"]) == (2, 1.0, 2)
+
+
 def test_a_broken_episode_is_counted_apart(tmp_path):
     broken = episode(1, False, rollout_id=0, status="aborted", reward=0.0, infrastructure={"where": "sandbox_error"})
     journal(tmp_path / "episodes.jsonl", [episode(0, True, rollout_id=0), broken])

@@ -77,3 +77,10 @@ def test_sets_are_those_of_the_summary():
 
 def test_a_run_without_evaluations_still_ends_in_a_summary():
     assert text_of({"wall_seconds": 1.0, "seconds_by_phase": {}}).splitlines() == ["time  1 s: ", "run  runs/a"]
+
+
+def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    print_summary(SUMMARY, Path("runs/a"))
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "85.0 % (79.0–90.0)" in printed

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
 
+from slime_swe.errors import UserError
 from slime_swe.files import FileError
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.metrics import episode_metrics
@@ -40,6 +41,10 @@ async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
     assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
     slime_plugin.log_rollout(5, args, samples, None, 1.0)
     assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
+    assert {record["attempt"] for record in records} == {None}, "not said where the engine gives none"
+    args.swe_attempt = 3
+    slime_plugin.log_rollout(6, args, samples, None, 1.0)
+    assert [record.attempt for record in read_records(Path(args.swe_run_dir) / "episodes.jsonl")][7:] == [3, 3, 3]
 
 
 async def test_evaluations_are_logged_apart(run_with):
@@ -52,6 +57,13 @@ async def test_evaluations_are_logged_apart(run_with):
     (line,) = (Path(args.swe_run_dir) / "evaluations.jsonl").read_bytes().splitlines()
     assert orjson.loads(line)["dataset"] == "heldout"
     assert sample.metadata["episode"]["evaluation"]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b'{"a": 1}', b"[]", b"\xff"])
+def test_a_line_that_is_no_record_is_named(line, tmp_path):
+    (tmp_path / "episodes.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"episodes.jsonl, line 1 is no "):
+        list(read_records(tmp_path / "episodes.jsonl"))
 
 
 def test_a_run_directory_that_is_no_directory(tmp_path):

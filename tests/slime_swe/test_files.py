@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from slime_swe.files import FileError, append, locked, replace_file, write_file, writing
+from slime_swe.errors import UserError
+from slime_swe.files import FileError, append, cache_folder, locked, replace_file, write_file, writing
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path):
@@ -39,6 +40,18 @@ def test_appending_is_all_or_nothing(tmp_path, monkeypatch):
     with pytest.raises(FileError, match=r"can't write .*a.jsonl: No space left.*make room"), writing(path):
         append(path, b"two\n")
     assert path.read_bytes() == b"one\n"
+
+
+def test_the_cache_is_where_the_user_says_or_below_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder("x") == tmp_path / "slime-swe" / "x"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert str(cache_folder("x")) == "/home/somebody/.cache/slime-swe/x"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as in a container that doesn't know its user
+    with pytest.raises(UserError, match="no home folder, and caches need one: set HOME or XDG_CACHE_HOME"):
+        cache_folder("x")
 
 
 def test_a_lock_keeps_other_processes_out_and_is_freed(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.launch.waiting import wait_for
 
+from slime_swe.attempts import last_attempt
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.ray.dashboard import ray_version
@@ -128,6 +129,7 @@ def test_a_job_has_its_words_files_environment_and_folder(there, tmp_path, capfd
     said = f"a b here yes {tmp_path}"
     assert said in capfd.readouterr().err
     assert said in (tmp_path / "ray_job.log").read_text()
+    assert last_attempt(tmp_path / "drivers.jsonl") == 1
     record = json.loads((tmp_path / "ray_job.json").read_text())
     assert (record["status"], record["exit_code"], record["dashboard"]) == ("SUCCEEDED", 0, there)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -81,6 +82,42 @@ def test_every_ending_signal_is_a_keyboard_interrupt_and_only_inside(number):
     with pytest.raises(KeyboardInterrupt), interrupting():
         signal.raise_signal(number)
     assert signal.getsignal(number) == before
+
+
+def test_the_signals_that_came_are_known_and_within_another_it_is_that_one():
+    with interrupting() as received:
+        with pytest.raises(KeyboardInterrupt), interrupting() as inner:
+            assert inner is received
+            signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+
+
+def test_sighup_stays_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupting() as received:
+            signal.raise_signal(signal.SIGHUP)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_sigterm_lets_an_event_loop_end_as_ctrl_c_does():
+    """By cancelling the main task, whose clean-up may await, and which another signal leaves alone."""
+
+    async def main() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    cleaned: list[bool] = []
+    with pytest.raises(KeyboardInterrupt), interrupting():
+        asyncio.run(main())
+    assert cleaned == [True]
 
 
 def test_another_thread_leaves_the_handlers_alone():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import orjson
 import pytest
 
-from slime_swe.launch.slime.paths import CHECKPOINTS, TRACKER, cut_back
+from slime_swe.attempts import HeldError, attempting
+from slime_swe.errors import UserError
+from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, TRACKER, cut_back
 
 
 @pytest.fixture
@@ -45,3 +50,46 @@ def test_nothing_is_left_of_a_run_without_a_checkpoint(run):
 def test_a_run_that_has_not_written_yet_is_resumed(tmp_path):
     cut_back(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_what_two_attempts_wrote_the_last_stays(run):
+    """The first attempt's process was slow to end, and wrote after the second had cut the journals."""
+    written = [(0, 1), (1, 1), (2, 1), (4, 1), (2, 2), (3, 2), (4, 2)]
+    lines = [orjson.dumps({"rollout_id": rollout, "attempt": attempt}) + b"\n" for rollout, attempt in written]
+    (run / "episodes.jsonl").write_bytes(b"".join(lines))
+    (run / CHECKPOINTS / TRACKER).write_text("3")
+    cut_back(run)
+    left = [orjson.loads(line) for line in (run / "episodes.jsonl").read_bytes().splitlines()]
+    assert [(record["rollout_id"], record["attempt"]) for record in left] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[]", b'{"index": 1}'])
+def test_a_line_that_is_no_record_is_named_and_nothing_is_cut(line, run):
+    (run / "episodes.jsonl").write_bytes(b'{"rollout_id": 9}\n' + line + b"\n")
+    with pytest.raises(UserError, match=r"episodes.jsonl has a line that is no record"):
+        cut_back(run)
+    assert (run / "episodes.jsonl").read_bytes().endswith(line + b"\n")
+
+
+def test_nothing_is_cut_while_slime_still_runs(run):
+    before = (run / "episodes.jsonl").read_bytes()
+    with attempting(run / DRIVERS), pytest.raises(HeldError, match="is written by process"):
+        cut_back(run)
+    assert (run / "episodes.jsonl").read_bytes() == before
+
+
+def test_the_driver_of_a_job_holds_the_lock_and_the_next_is_refused(tmp_path):
+    words = [sys.executable, "-m", "slime_swe.launch.ray.driver", sys.executable, "-c"]
+    waiting = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
+    first = subprocess.Popen(
+        [*words, waiting, "a b"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout.readline() == "a b\n"
+    second = subprocess.run([*words, "print('never')"], cwd=tmp_path, capture_output=True, text=True)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert f"{tmp_path} is written by process {first.pid}" in second.stderr
+    with pytest.raises(HeldError):
+        cut_back(tmp_path)
+    first.kill()
+    first.communicate()
+    cut_back(tmp_path)

@@ -130,4 +130,6 @@ def test_counts_are_of_cases_and_few_attacks_prove_nothing():
 def test_a_cache_that_can_not_be_written_is_no_error(tmp_path, monkeypatch, capsys):
     (tmp_path / "slime-swe").write_text("a file in the way")
     proof.save(Result("a", "log", ROWS), proof.proof_path("subprocess", "log"))
-    assert "could not be kept" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"could not be kept in {tmp_path / 'slime-swe' / 'integrity'} (Not a directory)" in said
+    assert "set XDG_CACHE_HOME to a folder that can be written" in said

@@ -33,6 +33,7 @@ from slime_swe.rewards.source_edits import (
     before,
     literal,
     replaced,
+    source_of,
     span,
 )
 from slime_swe.rewards.withheld import EQUAL_METHODS, Withheld, define_recorder, record_values
@@ -176,14 +177,18 @@ def _edits(function: Function, known: Container[str], lines: list[bytes], rng: r
         for statements in (unknown, function.body):
             for change in (_other_value, _other_exception, _opposite):
                 for statement in statements:
-                    if edits := change(statement, rng):
+                    if edits := change(statement, lines, rng):
                         return edits
     wanted, got = rng.sample(range(100), 2)
     return [before(function.body[0], lines, f"raise AssertionError('{wanted} != {got}')".encode())]
 
 
-def _other_value(statement: ast.stmt, rng: random.Random) -> list[Edit]:
-    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed."""
+def _other_value(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
+    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed.
+
+    Where that is no literal, both may be of any size, and a runner would print both and how they differ. So the
+    statement is no assertion.
+    """
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             pass
@@ -191,12 +196,17 @@ def _other_value(statement: ast.stmt, rng: random.Random) -> list[Edit]:
             pass
         case _:
             return []
-    side = left if _weight(left) < _weight(right) else right
-    wrong = _wrong(literal(side), rng)
-    return [replaced(side, wrong.encode())] if wrong else _around(side, "[", f", {rng.randint(1, _LITTLE)}]")
+    computed, expected = (right, left) if _weight(left) < _weight(right) else (left, right)
+    if wrong := _wrong(literal(expected), rng):
+        return [replaced(expected, wrong.encode())]
+    if isinstance(computed, ast.Starred):
+        return []
+    other = b"[%s, %d]" % (source_of(expected, lines), rng.randint(1, _LITTLE))
+    compared = b"((%s) == %s)" % (source_of(computed, lines), other)
+    return [replaced(statement, compared + b" or exec('raise AssertionError')")]
 
 
-def _other_exception(statement: ast.stmt, rng: random.Random) -> list[Edit]:
+def _other_exception(statement: ast.stmt, _: list[bytes], rng: random.Random) -> list[Edit]:
     """Of `with raises(error):` or `self.assertRaises(error, …)`: an exception that code hardly raises."""
     match statement:
         case ast.With(items=[ast.withitem(context_expr=ast.Call() as call)]) | ast.Expr(value=ast.Call() as call):
@@ -209,7 +219,7 @@ def _other_exception(statement: ast.stmt, rng: random.Random) -> list[Edit]:
     return []
 
 
-def _opposite(statement: ast.stmt, _: random.Random) -> list[Edit]:
+def _opposite(statement: ast.stmt, lines: list[bytes], _: random.Random) -> list[Edit]:
     """Of `assert a` or `self.assertTrue(a)` and their like."""
     match statement:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=operand) as test) if span(test)[1] == span(operand)[1]:

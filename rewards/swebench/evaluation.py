@@ -28,6 +28,8 @@ from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
+_LOG_BYTES = 32 << 20
+_CONTROL_LOG_BYTES = 4 << 20  # what failing tests print may be anything, and a parser takes a second for each 2 MiB
 _SCRIPT, _TESTS = "/tmp/eval.sh", "/tmp/tests"
 _HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
@@ -90,7 +92,7 @@ class Evaluation:
         hold instead. record_to: the file in which these record values. Raises `PatchError`, `GraderError`,
         `SandboxError`.
         """
-        async with self._sandbox() as sandbox:
+        async with self._sandbox(_CONTROL_LOG_BYTES if mutated else _LOG_BYTES) as sandbox:
             applied = await apply_in(sandbox, self.oracle, patch) if patch else None
             result = await self.run_in(sandbox, tests, mutated)
             return Done(applied, result, await records_in(sandbox, record_to))
@@ -117,8 +119,8 @@ class Evaluation:
             await self._run(sandbox, before)
             return RestoredTests(shown, await read_files(sandbox, self.test_files))
 
-    def _sandbox(self) -> AbstractAsyncContextManager[Sandbox]:
-        limits = image_limits(self.oracle.timeout_seconds)
+    def _sandbox(self, log_bytes: int = _LOG_BYTES) -> AbstractAsyncContextManager[Sandbox]:
+        limits = replace(image_limits(self.oracle.timeout_seconds), output_bytes=log_bytes)
         return self.sandboxes.open(self.task.workspace.files, limits, self.image)
 
     async def _run(self, sandbox: Sandbox, script: str) -> ExecResult:

@@ -112,7 +112,9 @@ class _Runs:
         """A run that hangs reports nothing."""
         done = await self.evaluation.run(self.patch, tests, mutated.files, record_to)
         log = "" if done.result.timed_out else done.result.output
-        return mutated.reported(*await _reported(log, self.evaluation.instance, self.harness), done.records)
+        expected = frozenset().union(*mutated.functions) if record_to else None
+        reported = await _reported(log, self.evaluation.instance, self.harness, expected)
+        return mutated.reported(*reported, done.records)
 
 
 def _trial(
@@ -145,12 +147,17 @@ def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, st
     return places
 
 
-async def _reported(log: str, instance: dict[str, Any], harness: Harness) -> tuple[frozenset[str], frozenset[str]]:
-    """The tests that the log reports as failed, and as passed. The harness counts a missing test as failed, unless it
-    is asked as for logs that report failures alone."""
+async def _reported(
+    log: str, instance: dict[str, Any], harness: Harness, to_fail: frozenset[str] | None
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The tests that the log reports as failed, and as passed; the latter only where one that is `to_fail` has not.
+
+    The harness counts a missing test as failed, unless it is asked as for logs that report failures alone.
+    """
     failed = _names(await harness.report({**instance, "eval_type": "fail_only"}, log), "failure")
-    passed = _names(await harness.report(instance, log), "success")
-    return failed, passed - failed
+    if to_fail is not None and to_fail <= failed:
+        return failed, frozenset()
+    return failed, _names(await harness.report(instance, log), "success") - failed
 
 
 def _names(report: dict[str, Any], verdict: str) -> frozenset[str]:

@@ -258,12 +258,11 @@ async def test_a_parser_that_fails_is_the_grader_s_failure_and_ends_nothing(harn
     assert harness._process._process.pid == pid
 
 
-async def test_an_unknown_parser_is_named(harness: Harness) -> None:
-    task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_of_mine"))
-    with pytest.raises(
-        UserError, match=r"a__calc-1.*no log parser 'parse_log_of_mine' \(available: .*parse_log_pytest"
-    ):
+async def test_an_unknown_parser_is_named_with_those_that_are_near(harness: Harness) -> None:
+    task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_pytests"))
+    with pytest.raises(UserError, match=r"a__calc-1.*no log parser 'parse_log_pytests'.*parse_log_pytest,") as refused:
         await harness.script(instance_of(task))
+    assert len(str(refused.value)) < 400
 
 
 async def test_an_interpreter_without_swebench_says_what_to_do(tmp_path) -> None:

@@ -35,6 +35,7 @@ from slime_swe.rewards.source_edits import (
     replaced,
     source_of,
     span,
+    text_of,
 )
 from slime_swe.rewards.withheld import EQUAL_METHODS, Withheld, define_recorder, record_values
 
@@ -47,6 +48,10 @@ _OPPOSITES = {
     "assertNotEqual": "assertEqual",
 }
 _OPPOSITE = _OPPOSITES | {opposite: name for name, opposite in _OPPOSITES.items()}
+_OPERATORS = {"in": "not in", "is": "is not", "!=": "==", "<": ">=", ">": "<="}
+_OTHER_OPERATOR = {
+    b" %s " % a.encode(): b" %s " % b.encode() for pair in _OPERATORS.items() for a, b in (pair, pair[::-1])
+}
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex", "assert_raises")
 _EXCEPTIONS = ("BufferError", "ChildProcessError", "FloatingPointError", "StopAsyncIteration", "UnicodeTranslateError")
 _ASSERTS = re.compile(rb"assert|expect|should", re.IGNORECASE)
@@ -219,13 +224,17 @@ def _other_exception(statement: ast.stmt, _: list[bytes], rng: random.Random) ->
     return []
 
 
-def _opposite(statement: ast.stmt, lines: list[bytes], _: random.Random) -> list[Edit]:
+def _opposite(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
     """Of `assert a` or `self.assertTrue(a)` and their like."""
     match statement:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=operand) as test) if span(test)[1] == span(operand)[1]:
             return [Edit(span(test)[0], span(operand)[0], b"")]
         case ast.Assert(test=ast.Call() | ast.Name() | ast.Attribute() | ast.Subscript() as test):
             return _around(test, "not ", "")
+        case ast.Assert(test=ast.Compare(left=left, ops=[_], comparators=[right]) as test):
+            between = Edit(span(left)[1], span(right)[0], b"")
+            other = _OTHER_OPERATOR.get(text_of(between, lines))
+            return [replace(between, text=other)] if other else _around(test, "not (", ")")
         case ast.Assert(test=test):
             return _around(test, "not (", ")")
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) as method)) if name in _OPPOSITE:

@@ -50,7 +50,7 @@ from slime_swe.data_sources.task import Oracle
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.withheld import Records, Withheld
 
-BITS = 7  # what luck earns without values: once in 2 ** BITS plays
+BITS = 7  # how often luck is believed without values: once in 2 ** BITS plays
 
 _NONE: frozenset[str] = frozenset()
 T = TypeVar("T")

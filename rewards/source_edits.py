@@ -39,7 +39,12 @@ def replaced(node: ast.expr | ast.stmt, text: bytes) -> Edit:
 
 
 def source_of(node: ast.expr, lines: list[bytes]) -> bytes:
-    (first, start), (last, end) = span(node)
+    return text_of(replaced(node, b""), lines)
+
+
+def text_of(edit: Edit, lines: list[bytes]) -> bytes:
+    """What is replaced."""
+    (first, start), (last, end) = edit.start, edit.end
     if first == last:
         return lines[first - 1][start:end]
     return b"\n".join([lines[first - 1][start:], *lines[first : last - 1], lines[last - 1][:end]])

@@ -61,7 +61,7 @@ async def test_a_task_that_proves_nothing_is_unsound(
     assert message in finding.detail
 
 
-async def test_a_missing_gold_patch_is_told_before_any_run() -> None:
+async def test_a_missing_gold_patch_is_found_before_any_run() -> None:
     class NoRoom:
         def open(self, *arguments: object, **named: object) -> None:
             raise AssertionError("a sandbox was opened")

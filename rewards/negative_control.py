@@ -24,7 +24,8 @@ whatever else it knows of a run: its time, its order, what other runs do.
 The first run and the control start together, in random order; the control is cancelled if nothing would be rewarded.
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
 or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
-is missing that the gold patch shows, the control is run once more, since a process may die by accident.
+is missing that the gold patch shows, the control is run once more, since a process may die by accident, and so it is
+for the FAIL_TO_PASS tests alone if it shows nothing of them.
 
 Not covered:
 
@@ -34,6 +35,7 @@ Not covered:
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - Other FAIL_TO_PASS tests than those with values, in a task that has some with values, and PASS_TO_PASS tests without:
   they are mutated in the control alone, which code can recognise.
+- A value of a type that has no plain form and is equal to a literal, where the gold patch's is plain: it is not believed.
 - Values that code under test carries from the first run to the control, which runs beside it.
 """  # noqa: E501 (a table's row)
 
@@ -41,7 +43,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
+import secrets
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -120,6 +122,10 @@ class _Findings:
     def witnessed(self) -> frozenset[str]:
         return self.values | self.mutated | self.silent
 
+    @property
+    def strong(self) -> frozenset[str]:
+        return self.values | self.mutated
+
     def and_again(self, again: _Findings) -> _Findings:
         """With those of a second run. What is missing in it too stays so."""
         values, mutated = self.values | again.values, self.mutated | again.mutated
@@ -135,7 +141,7 @@ async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
     Two runs side by side; one more if something is missing, and some more where no FAIL_TO_PASS test has a value.
     """
     expected = (*oracle.fail_to_pass, *oracle.pass_to_pass)
-    if random.getrandbits(1):
+    if secrets.randbits(1):
         first, control = asyncio.create_task(runs.first()), asyncio.create_task(runs.control(expected))
     else:
         control, first = asyncio.create_task(runs.control(expected)), asyncio.create_task(runs.first())
@@ -161,8 +167,7 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
     found = await _findings(passed, run, tuple(trial.tests), runs)
     if reason := _forged(found):
         return _rejected(trial, found, "forged", reason)
-    again = found.missing or (not deciding & (found.values | found.mutated) and deciding & found.silent)
-    if again:
+    if again := found.missing or (frozenset() if deciding & found.strong else deciding & passed):
         names = tuple(name for name in trial.tests if name in again)
         found = found.and_again(await _findings(passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
@@ -172,10 +177,10 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
             "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
         )
         return _rejected(trial, found, "unwitnessed", reason)
-    if deciding & found.values or run.rewritten:
-        return _with(trial, found)
     reported = deciding & found.mutated
     groups = [group for group in run.functions if group & (reported or deciding & found.silent)]
+    if deciding & found.values or run.rewritten or not groups:
+        return _with(trial, found)
     if reason := await _mixed_runs(groups, passed, bool(reported), runs):
         return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
@@ -218,7 +223,7 @@ async def _mixed_runs(
     as failed (or not at all, where no failure is `reported`), and the others as passed."""
     every = frozenset().union(*groups) & passed
     chosen = [
-        frozenset().union(*(group for group in groups if random.getrandbits(1))) & passed
+        frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed
         for _ in range(math.ceil(BITS / len(groups)))
     ]
     for mutated, run in zip(chosen, await _together(runs.mixed(sorted(names)) for names in chosen), strict=True):

@@ -80,6 +80,7 @@ def judged(runs: Runs, oracle: TestsOracle = ORACLE) -> Trial:
         (["FFF vw"], "FFF vw", (1, 2, 0, 0), 1),  # a value whose type has no plain form
         (["FFF ."], "FFF .", (0, 3, 0, 0), 1),  # a place that is not reached
         ([".F.", "F.."], ".F.", (0, 2, 1, 0), 2),  # the runner stops at the first failure
+        (["-FF", "F.."], "", (0, 3, 0, 0), 2),  # the one test that no function has the name of
         (["... .", "FFF v"], "FFF v", (1, 2, 0, 0), 2),  # an accident
     ],
 )

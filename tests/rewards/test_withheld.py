@@ -162,6 +162,14 @@ def test_without_assertions_nothing_is_recorded_of_them(tmp_path):
         assert (tmp_path / "record").exists() == recorded
 
 
+def test_a_test_that_replaces_open_is_recorded_too(tmp_path):
+    source = "from unittest import mock\ndef test_a():\n    with mock.patch('builtins.open') as opened:\n"
+    found = withheld(f"{source}        assert len('four') == 4\n        opened.assert_not_called()\n",
+                     ["t.py::test_a"], str(tmp_path / "record"))  # fmt: skip
+    log, records = run(tmp_path, found)
+    assert records == {0: {digest(4)}} and "Expected" not in log
+
+
 def test_the_path_of_the_record_need_not_be_writable(tmp_path):
     log, records = run(tmp_path, withheld(TESTS, IDS, "/no/such/folder/record"))
     assert "FAILED t.py::test_one_line - AssertionError" in log and records == {}

@@ -10,6 +10,8 @@ This file is put into test files as text (for Python 3.6 or newer), and imported
 import collections.abc
 import hashlib
 import numbers
+import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,6 +100,13 @@ def _number(value: "Any") -> str:
     if real == float(real):
         return float(real).hex()
     raise NotPlain
+
+
+def failure() -> BaseException:
+    """What a test is ended with: in a run of pytest without a traceback, which would take as long as the test."""
+    if "PYTEST_CURRENT_TEST" in os.environ and "pytest" in sys.modules:
+        return sys.modules["pytest"].fail.Exception("withheld", pytrace=False)  # type: ignore[no-any-return]
+    return AssertionError("withheld")
 
 
 def recorder(path: str) -> "collections.abc.Callable[[int, Any], bool]":

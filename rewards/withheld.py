@@ -37,6 +37,8 @@ EQUAL_METHODS = frozenset(
 )
 _EQUAL_FUNCTIONS = frozenset({"assert_equal", "assert_equals", "eq_"})
 _RECORD = "_record_value"
+_FAILURE = "_withheld_failure"
+_END = f"raise {_FAILURE}()".encode()
 _LINE = re.compile(r"^(\d{1,9}) (\S+)$", re.MULTILINE)
 _Scope = Function | ast.ClassDef | ast.Lambda
 
@@ -84,17 +86,17 @@ def record_values(function: Function, lines: list[bytes], first: int) -> tuple[l
     ]
     edits += [replaced(node.msg, b"None") for node in own if isinstance(node, ast.Assert) and node.msg is not None]
     edits += [replaced(assign.value, b"None") for assign in constants.values()]
-    edits += [replaced(node, b"raise AssertionError") for node in own if isinstance(node, ast.Return)]
-    edits.append(after(function.body[-1], lines, b"raise AssertionError"))
+    edits += [replaced(node, _END) for node in own if isinstance(node, ast.Return)]
+    edits.append(after(function.body[-1], lines, _END))
     return edits, [Withheld(digest(found.expected), _guessable(found.expected)) for found in comparisons]
 
 
 def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
     """What `record_values` calls, as one line of a module. path: of the file that the records are written to."""
     source = (resources.files("slime_swe.rewards") / "value_recorder.py").read_text(encoding="utf-8")
-    made = f"(lambda names: (exec({source!r}, names), names['recorder']({path!r}))[1])({{}})"
+    made = f"(lambda names: (exec({source!r}, names), (names['recorder']({path!r}), names['failure']))[1])({{}})"
     statement = next(statement for statement in module.body if not _comes_first(statement, module))
-    return before(statement, lines, f"{_RECORD} = {made}".encode())
+    return before(statement, lines, f"{_RECORD}, {_FAILURE} = {made}".encode())
 
 
 def _comes_first(statement: ast.stmt, module: ast.Module) -> bool:

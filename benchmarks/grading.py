@@ -4,10 +4,9 @@ The tests of real packages are run bare (the eval script alone, in a container t
 Docker, by ours on overlay and by the harness's `run_instance`, one after the other in every round. The overhead of each
 is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
 
-Ours is timed without and with the negative control (`rewards.negative_control`): runs of mutated tests where the first
-run was rewarded, here two of them side by side. The harness has none: the targets
-are for grading without. The overhead of a
-grading with control is what it took beyond the first run and the longer one of the control's, both bare.
+Ours is timed without and with the negative control (`rewards.negative_control`), which is the default: a second run of
+the tests beside the first. The harness has none. `…_controlled_whole` is the time of a whole grading with it, as a
+share of the harness's.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
 a task are known, as they are from its first patch on; `docker_cold` is without a spare.
@@ -36,14 +35,18 @@ from tests.rewards.swebench_here import find_harness_python
 
 from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, try_patch
-from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, Files, RestoredTests, restored_tests
-from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
+from slime_swe.rewards.swebench.evaluation import Evaluation
 from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_of
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.docker.backend import DockerBackend
 
-LIMITS = {"docker_ratio": 0.3, "overlay_ratio": 0.1}  # of the official overhead
-CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}  # the harness has no such runs
+LIMITS = {
+    "docker_ratio": 0.3,  # of the official overhead
+    "overlay_ratio": 0.1,
+    "docker_controlled_whole": 1.0,  # of the official time
+    "overlay_controlled_whole": 0.9,
+}
+CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}
 OURS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay", **CONTROLLED}
 SETTLE_SECONDS = 0.7
 
@@ -90,7 +93,6 @@ async def _round(tasks: Mapping[str, Task], pools: Mapping[str, SandboxPool], py
     for kind, pool in (("docker", pools["docker_cold"]), ("overlay", pools["overlay"])):
         evaluation = Evaluation(tasks[kind], script, pool)
         laps[f"bare_{kind}"].append(await _bare(evaluation))
-        laps[f"bare_{kind}_control"].append(await _bare_control(evaluation))
     for name, pool in pools.items():
         settings = GradingSettings(harness_python=python, negative_control=name in CONTROLLED)
         laps[name].append(await _ours(tasks[_kind(name)], pool, settings))
@@ -108,23 +110,14 @@ async def _ours(task: Task, pool: SandboxPool, settings: GradingSettings) -> flo
     return time.perf_counter() - started
 
 
-async def _bare_control(evaluation: Evaluation) -> float:
-    """Of the longer one: with the hidden tests mutated, or with those that agents see."""
-    tests = await restored_tests(evaluation)
-    expected = {*evaluation.oracle.fail_to_pass, *evaluation.oracle.pass_to_pass}
-    unseen = hidden_tests(tests, expected)
-    groups = [mutated_files(tests, names)[0] for names in (unseen, expected - unseen)]
-    return max([await _bare(evaluation, tests, mutated) for mutated in groups])
-
-
-async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, mutated: Files | None = None) -> float:
+async def _bare(evaluation: Evaluation) -> float:
     """Seconds of the eval script in a container that is up, with the gold patch applied."""
     async with evaluation.sandboxes.open({}, image=evaluation.image) as sandbox:
         await sandbox.write_file("/tmp/gold.diff", evaluation.oracle.gold_patch.encode())
         applied = await sandbox.exec("git apply /tmp/gold.diff")
         assert applied.exit_code == 0, applied
         await asyncio.sleep(SETTLE_SECONDS)
-        result = await evaluation.run_in(sandbox, tests, mutated)
+        result = await evaluation.run_in(sandbox)
         assert not result.timed_out, result
         return result.seconds
 
@@ -132,16 +125,13 @@ async def _bare(evaluation: Evaluation, tests: RestoredTests = NO_TESTS, mutated
 def _figures(laps: Laps) -> Figures:
     figures = {f"{name}_ms": statistics.median(seconds) * 1e3 for name, seconds in laps.items()}
     for name in ("official", *OURS):
-        beyond = [total - sum(bare) for total, *bare in zip(laps[name], *_tests_of(name, laps), strict=True)]
+        if name in CONTROLLED:
+            figures[f"{name}_whole"] = figures[f"{name}_ms"] / figures["official_ms"]
+            continue
+        beyond = [total - bare for total, bare in zip(laps[name], laps[f"bare_{_kind(name)}"], strict=True)]
         figures[f"{name}_overhead_ms"] = statistics.median(beyond) * 1e3
         figures[f"{name}_ratio"] = figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"]
     return figures
-
-
-def _tests_of(name: str, laps: Laps) -> list[list[float]]:
-    """The bare runs of what a grader runs."""
-    bare = f"bare_{_kind(name)}"
-    return [laps[bare], laps[f"{bare}_control"]] if name in CONTROLLED else [laps[bare]]
 
 
 def _kind(name: str) -> str:

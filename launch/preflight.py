@@ -68,6 +68,8 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     if ignore:
         print("the integrity gate is ignored: a policy may learn to cheat", file=sys.stderr)
         return
+    if not recipe.reward.negative_control:
+        print("reward.negative_control=false: forged test logs are believed", file=sys.stderr)
     settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
     for grader in sorted({target_of(task) for spec in recipe.data.train for task in load_tasks(spec)} - {""}):
         require_integrity(recipe.rollout.sandbox, grader, settings)

@@ -204,12 +204,14 @@ class Reward:
     harness: who runs the eval scripts of SWE-bench's format: `sandboxed` (our sandboxes) or `official` (swebench itself
         on Docker).
     harness_python: an interpreter that has swebench; empty for the one that trains.
+    negative_control: believe a log that would be rewarded only with a witness from a second run.
     """
 
     mode: Annotated[str, one_of(*MODES)] = "plus_minus"
     function: Hook = "slime_swe.rewards.slime_plugin.reward"
     harness: Annotated[str, one_of(*HARNESSES)] = "sandboxed"
     harness_python: str = ""
+    negative_control: bool = True
 
 
 @dataclass(frozen=True)

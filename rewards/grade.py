@@ -46,7 +46,7 @@ class Trial:
     exit_code: int | None = None
     timed_out: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
-    rejected: Literal["", "forged", "special_cased"] = ""
+    rejected: Literal["", "forged", "unwitnessed", "special_cased"] = ""
 
     def share(self, names: tuple[str, ...]) -> float:
         """The share of these tests that passed; 1 where there are none."""
@@ -61,7 +61,7 @@ class GradingSettings:
     `fraction` is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing
     nothing is worth 0. harness: who runs SWE-bench's eval scripts, `sandboxed` (our sandboxes) or `official` (swebench
     on Docker). harness_python: an interpreter that has swebench 5; empty is the one that runs this. negative_control:
-    believe a log that would be rewarded only where mutated tests fail (`rewards.negative_control`).
+    believe a log that would be rewarded only with a witness (`rewards.negative_control`).
     """
 
     mode: Annotated[str, Argument("swe_reward_mode")] = "plus_minus"
@@ -81,8 +81,8 @@ DEFAULTS = GradingSettings()
 async def grade(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings = DEFAULTS) -> Score:
     """The score of a patch. Raises `GraderError` where the grader failed, `UserError` where it is not installed.
 
-    `evidence["outcome"]` is one of solved, failed, timeout, forged, special_cased, empty_patch, oversized_patch,
-    unappliable_patch.
+    `evidence["outcome"]` is one of solved, failed, timeout, forged, unwitnessed, special_cased, empty_patch,
+    oversized_patch, unappliable_patch.
     """
     started = time.monotonic()
     size = len(patch.encode("utf-8", "replace"))

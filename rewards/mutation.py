@@ -1,11 +1,18 @@
 """Mutate the tests of a file so that they must fail, for `slime_swe.rewards.negative_control`.
 
-Of each test, the first comparison gets another expected value. A test without a comparison gets the opposite of its
-first assertion, and a test without an assertion raises.
+There are two forms of a test in Python:
 
-The new values are drawn anew each time and have the type of the true ones. So code under test can recognise a mutated
-test only if it knows the true value. If agents know a file in another form (`shown`), the part of a test that they do
-not know is mutated, if there is one.
+- With a `Recording`, a test that compares with literals has their values withheld and records what its code gives
+  (`rewards.withheld`). It fails at its end. Code that reads such a test sees what it is.
+- Without one, and for every other test, something in the test is replaced by its like: the first comparison gets
+  another expected value of the type of the true one, drawn anew each time; a test without a comparison expects another
+  exception, or the opposite of its first assertion. Code under test can recognise such a test only if it knows what the
+  true one says. A test without any of these raises at once, which can be recognised.
+
+Tests in other languages, and those that no function has the name of, have the literals of their files rewritten
+(`rewrite_literals`): some of them then fail, and the gold patch shows which.
+
+If agents know a file in another form (`shown`), the part of a test that they do not know is mutated, if there is one.
 """
 
 from __future__ import annotations
@@ -16,9 +23,22 @@ import random
 import re
 import string
 from collections.abc import Collection, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_EQUAL_METHODS = ("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual")
+from slime_swe.rewards.source_edits import (
+    NO_LITERAL,
+    Edit,
+    Function,
+    apply_edits,
+    before,
+    literal,
+    replaced,
+    source_of,
+    span,
+    text_of,
+)
+from slime_swe.rewards.withheld import EQUAL_METHODS, Withheld, define_recorder, record_values
+
 _OPPOSITES = {
     "assertTrue": "assertFalse",
     "assertIn": "assertNotIn",
@@ -28,40 +48,92 @@ _OPPOSITES = {
     "assertNotEqual": "assertEqual",
 }
 _OPPOSITE = _OPPOSITES | {opposite: name for name, opposite in _OPPOSITES.items()}
+_OPERATORS = {"in": "not in", "is": "is not", "!=": "==", "<": ">=", ">": "<="}
+_OTHER_OPERATOR = {
+    b" %s " % a.encode(): b" %s " % b.encode() for pair in _OPERATORS.items() for a, b in (pair, pair[::-1])
+}
+_RAISES = ("raises", "assertRaises", "assertRaisesRegex", "assert_raises")
+_EXCEPTIONS = ("BufferError", "ChildProcessError", "FloatingPointError", "StopAsyncIteration", "UnicodeTranslateError")
+_ASSERTS = re.compile(rb"assert|expect|should", re.IGNORECASE)
+_LITERAL = re.compile(rb'"(?:[^"\\\n]|\\.)*"|(?<![\w.])\d+(?![\w.])')
+_DIGITS = 300  # of a number that is rewritten
 _LITTLE = 9  # how far, at most, a mutated number is from the true one
-_NONE = object()
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class _Edit:
-    """Replace what is at these places, lines from 1 and columns in bytes, by other text."""
+class Recording:
+    """Where the values of tests are recorded: the sandbox's file, and the number of the first place."""
 
-    start: tuple[int, int]
-    end: tuple[int, int]
+    path: str
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Mutated:
+    """A test file, and what was done to it.
+
+    functions: the tests (ids) that must now fail, those of one function together. withheld: the values that are
+    recorded, in the order of their numbers.
+    """
+
     text: bytes
+    functions: tuple[frozenset[str], ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+
+    @property
+    def tests(self) -> frozenset[str]:
+        return frozenset().union(*self.functions)
 
 
 def mutate(
-    source: bytes, tests: Collection[str], rng: random.Random, shown: bytes = b""
-) -> tuple[bytes, frozenset[str]]:
-    """The test file with these tests (ids) mutated, and the ids that must now fail. Tests that are not found stay as
-    they are.
-    """
-    if not tests:
-        return source, frozenset()
-    text, functions = _parsed(source)
-    found = frozenset(test for test in tests if _name(test) in functions)
-    if not found:
-        return source, found
-    known = {ast.dump(node) for function in _parsed(shown)[1].values() for node in function.body}
+    source: bytes,
+    tests: Collection[str],
+    rng: random.Random,
+    shown: bytes = b"",
+    recording: Recording | None = None,
+) -> Mutated:
+    """The test file with these tests (ids) mutated. Tests that are not found stay as they are."""
+    text, module = _parsed(source)
+    functions = _functions(module)
+    chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
+    for test in tests:
+        if (function := functions.get(_name(test))) is not None:
+            chosen.setdefault(id(function), (function, set()))[1].add(test)
+    if not chosen:
+        return Mutated(source)
+    known = {ast.dump(node) for function in _functions(_parsed(shown)[1]).values() for node in function.body}
     lines = text.split(b"\n")
-    chosen = {id(function): function for function in (functions[_name(test)] for test in found)}  # one may be inherited
-    edits = [edit for function in chosen.values() for edit in _edits(function, known, lines, rng)]
-    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
-        _apply(lines, edit)
-    return (b"\r\n" if b"\r\n" in source else b"\n").join(lines), found
+    edits: list[Edit] = []
+    withheld: list[Withheld] = []
+    for function, names in chosen.values():
+        records: list[Edit] = []
+        if recording is not None:
+            records, values = record_values(function, lines, recording.first + len(withheld))
+            withheld += [replace(value, tests=frozenset(names)) for value in values]
+        edits += records or _edits(function, known, lines, rng)
+    if recording is not None and withheld:
+        edits.append(define_recorder(module, lines, recording.path))
+    line_end = b"\r\n" if b"\r\n" in source else b"\n"
+    made = b"\n".join(apply_edits(lines, edits)).replace(b"\n", line_end)
+    return Mutated(made, tuple(frozenset(names) for _, names in chosen.values()), tuple(withheld))
+
+
+def rewrite_literals(path: str, source: bytes) -> bytes:
+    """A test file of any language with other numbers and strings in each line that asserts something, and in all of a
+    JSON file. The same ones each time, so that two patches are asked the same."""
+    rng = random.Random(source)
+
+    def other(found: re.Match[bytes]) -> bytes:
+        text = found[0]
+        if text.startswith(b'"'):
+            return text[:-1] + rng.choice(string.ascii_lowercase).encode() + text[-1:]
+        return b"%d" % (int(text[:_DIGITS]) + rng.randint(1, _LITTLE))
+
+    lines = source.split(b"\n")
+    chosen = (path.endswith(".json") or _ASSERTS.search(line) for line in lines)
+    return b"\n".join(
+        _LITERAL.sub(other, line) if asserts else line for line, asserts in zip(lines, chosen, strict=True)
+    )
 
 
 def tests_in(path: str, tests: Collection[str]) -> list[str]:
@@ -69,39 +141,38 @@ def tests_in(path: str, tests: Collection[str]) -> list[str]:
     return [test for test in tests if test.startswith(f"{path}::")]
 
 
-def hidden(source: bytes, tests: Collection[str], shown: bytes) -> frozenset[str]:
-    """Those of these tests (ids) that the shown file lacks or has in another form."""
-    now, then = ({name: ast.dump(node) for name, node in _parsed(text)[1].items()} for text in (source, shown))
-    return frozenset(test for test in tests if (name := _name(test)) in now and now[name] != then.get(name))
-
-
 def _name(test: str) -> str:
     return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 
-def _parsed(source: bytes) -> tuple[bytes, Mapping[str, _Function]]:
-    """The text as Python reads it, and its functions by name; none where it can't be read."""
+def _parsed(source: bytes) -> tuple[bytes, ast.Module]:
+    """The text as Python reads it, and its tree; an empty one where it can't be read."""
     text = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
-        return text, dict(_functions(ast.parse(text.decode()), ""))
-    except (SyntaxError, ValueError):
-        return text, {}
+        return text, ast.parse(text.decode())
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text, ast.Module([], [])
 
 
-def _functions(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, _Function]]:
+def _functions(module: ast.Module) -> Mapping[str, Function]:
+    """By name."""
+    return dict(_functions_in(module, ""))
+
+
+def _functions_in(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Function]]:
     """Those of a module or a class by name, with those that its classes have from others in the same place."""
-    classes: dict[str, Mapping[str, _Function]] = {}
+    classes: dict[str, Mapping[str, Function]] = {}
     for node in tree.body:
-        if isinstance(node, _Function):
+        if isinstance(node, Function):
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
             bases = [classes.get(base.id, {}) for base in reversed(node.bases) if isinstance(base, ast.Name)]
             inherited = {name: function for base in bases for name, function in base.items()}
-            classes[node.name] = {**inherited, **dict(_functions(node, ""))}
+            classes[node.name] = {**inherited, **dict(_functions_in(node, ""))}
             yield from ((f"{prefix}{node.name}::{name}", function) for name, function in classes[node.name].items())
 
 
-def _edits(function: _Function, known: Container[str], lines: list[bytes], rng: random.Random) -> list[_Edit]:
+def _edits(function: Function, known: Container[str], lines: list[bytes], rng: random.Random) -> list[Edit]:
     """Of the first comparison that is certain to be made, else of the first assertion, else an error at the start.
 
     Later assertions stay as they are, so code that has all but some of them skipped passes.
@@ -109,45 +180,73 @@ def _edits(function: _Function, known: Container[str], lines: list[bytes], rng: 
     if not any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
         unknown = [statement for statement in function.body if ast.dump(statement) not in known]
         for statements in (unknown, function.body):
-            for change in (_other_value, _opposite):
+            for change in (_other_value, _other_exception, _opposite):
                 for statement in statements:
-                    if edits := change(statement, rng):
+                    if edits := change(statement, lines, rng):
                         return edits
-    return [_raise_at(function.body[0], lines, rng)]
+    wanted, got = rng.sample(range(100), 2)
+    return [before(function.body[0], lines, f"raise AssertionError('{wanted} != {got}')".encode())]
 
 
-def _other_value(statement: ast.stmt, rng: random.Random) -> list[_Edit]:
-    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed."""
+def _other_value(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
+    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed.
+
+    Where that is no literal, both may be of any size, and a runner would print both and how they differ. So the
+    statement is no assertion.
+    """
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             pass
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=[left, right, *_])) if name in _EQUAL_METHODS:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=[left, right, *_])) if name in EQUAL_METHODS:
             pass
         case _:
             return []
-    side = left if _weight(left) < _weight(right) else right
-    literal = _wrong(_literal(side), rng)
-    if not literal:
-        return _around(side, "[", f", {rng.randint(1, _LITTLE)}]")
-    start, end = _span(side)
-    return [_Edit(start, end, literal.encode())]
+    computed, expected = (right, left) if _weight(left) < _weight(right) else (left, right)
+    if wrong := _wrong(literal(expected), rng):
+        return [replaced(expected, wrong.encode())]
+    if isinstance(computed, ast.Starred):
+        return []
+    other = b"[%s, %d]" % (source_of(expected, lines), rng.randint(1, _LITTLE))
+    compared = b"((%s) == %s)" % (source_of(computed, lines), other)
+    return [replaced(statement, compared + b" or exec('raise AssertionError')")]
 
 
-def _opposite(statement: ast.stmt, _: random.Random) -> list[_Edit]:
+def _other_exception(statement: ast.stmt, _: list[bytes], rng: random.Random) -> list[Edit]:
+    """Of `with raises(error):` or `self.assertRaises(error, …)`: an exception that code hardly raises."""
+    match statement:
+        case ast.With(items=[ast.withitem(context_expr=ast.Call() as call)]) | ast.Expr(value=ast.Call() as call):
+            pass
+        case _:
+            return []
+    match call:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[error, *_]) if name in _RAISES:
+            return [] if isinstance(error, ast.Starred) else [replaced(error, rng.choice(_EXCEPTIONS).encode())]
+    return []
+
+
+def _opposite(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
     """Of `assert a` or `self.assertTrue(a)` and their like."""
     match statement:
+        case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=operand) as test) if span(test)[1] == span(operand)[1]:
+            return [Edit(span(test)[0], span(operand)[0], b"")]
+        case ast.Assert(test=ast.Call() | ast.Name() | ast.Attribute() | ast.Subscript() as test):
+            return _around(test, "not ", "")
+        case ast.Assert(test=ast.Compare(left=left, ops=[_], comparators=[right]) as test):
+            between = Edit(span(left)[1], span(right)[0], b"")
+            other = _OTHER_OPERATOR.get(text_of(between, lines))
+            return [replace(between, text=other)] if other else _around(test, "not (", ")")
         case ast.Assert(test=test):
             return _around(test, "not (", ")")
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) as method)) if name in _OPPOSITE:
-            line, end = _span(method)[1]
-            return [_Edit((line, end - len(name)), (line, end), _OPPOSITE[name].encode())]
+            line, end = span(method)[1]
+            return [Edit((line, end - len(name)), (line, end), _OPPOSITE[name].encode())]
     return []
 
 
 def _weight(node: ast.expr) -> int:
     """How much of a side is computed: nothing of a literal, more where there is a call."""
     calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-    return 2 if calls else int(_literal(node) is _NONE)
+    return 2 if calls else int(literal(node) is NO_LITERAL)
 
 
 def _wrong(value: object, rng: random.Random) -> str:
@@ -176,36 +275,6 @@ def _absent(values: Collection[object], least: int) -> int:
     return next(number for number in itertools.count(least) if number not in values)
 
 
-def _span(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
-    assert node.end_lineno is not None and node.end_col_offset is not None, ast.dump(node)
-    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
-
-
-def _around(node: ast.expr, before: str, after: str) -> list[_Edit]:
-    start, end = _span(node)
-    return [_Edit(start, start, before.encode()), _Edit(end, end, after.encode())]
-
-
-def _literal(node: ast.expr) -> object:
-    """The value of a literal; `_NONE` where it is none."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError):
-        return _NONE
-
-
-def _raise_at(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> _Edit:
-    """Before a function's first statement, on a line of its own unless the function has but one line."""
-    decorators = statement.decorator_list if isinstance(statement, _Function | ast.ClassDef) else []
-    line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-    column = len(lines[line - 1]) - len(lines[line - 1].lstrip()) if decorators else statement.col_offset
-    before = lines[line - 1][:column]
-    separator = b"; " if before.strip() else b"\n" + before
-    wanted, got = rng.sample(range(100), 2)
-    return _Edit((line, column), (line, column), f"raise AssertionError('{wanted} != {got}')".encode() + separator)
-
-
-def _apply(lines: list[bytes], edit: _Edit) -> None:
-    """Put an edit in place; the lines before it stay where they are."""
-    (first, start), (last, end) = edit.start, edit.end
-    lines[first - 1 : last] = [lines[first - 1][:start] + edit.text + lines[last - 1][end:]]
+def _around(node: ast.expr, opening: str, closing: str) -> list[Edit]:
+    start, end = span(node)
+    return [Edit(start, start, opening.encode()), Edit(end, end, closing.encode())]

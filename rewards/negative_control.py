@@ -1,94 +1,275 @@
-"""The negative control of a log: with its tests mutated so that they must fail, they must be reported as failed.
+"""The negative control of a log: a second run of the same code whose tests withhold what they expect, and must fail.
 
 A runner's log is written by the process that runs the code under test. That code can write there what it likes, or make
-the tests pass by other means than being right. So a log that would be rewarded is believed only after a second run of
-the same code, in a fresh sandbox, with mutated tests (`rewards.mutation`). A test that still passes does not depend on
-the code.
+the tests pass by other means than being right. So a log that would be rewarded is believed only with a *witness* for
+the tests that it says have passed:
 
-Each mutated test must be *reported* as failed. A missing test is not enough: a log that comes and goes with the timing
-of a process could be seen in the first run and be lost in the second. But the log of honest work may leave tests out
-too, if a runner stops at the first failure, a log reports passes alone, or a test is expected to fail. The gold patch
-shows which: a test that its control run does not report as failed either is not held against the policy. For the other
-doubtful tests the control is run once more, with only these mutated, since a process may die by accident. If they are
-missing again, the log is forged. This counts as the policy's failure and not as the grader's. Otherwise code that
-causes it would be graded again and again until it wins the race.
+| witness | what the control run shows of a test |
+| --- | --- |
+| `values` | the code gave every value that the test expects and that the run's files do not hold (`rewards.withheld`) |
+| `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed |
+| `silent` | it was mutated and was not reported, as it is not with the gold patch |
 
-The runs must look alike. Code that can tell which run it is in would forge the first one and fail honestly in the
-second. So both have the same commands and the same files, written in the same order. Only the values that the tests
-expect differ.
+**Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
+not seen. So it does not matter what the runs share, or in which order they are. Luck is to guess the values; those that
+are easily guessed (`True`, `0`, `[]`) are checked, and are no witness.
+
+**Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. If no
+FAIL_TO_PASS test has a value for its witness, further runs mutate a random half of these tests, and each must be
+reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
+whatever else it knows of a run: its time, its order, what other runs do.
+
+**No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`).
+
+The first run and the control start together, in random order; the control is cancelled if nothing would be rewarded.
+What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
+or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
+is missing that the gold patch shows, the control is run once more, since a process may die by accident, and so it is
+for the FAIL_TO_PASS tests alone if it shows nothing of them.
 
 Not covered:
 
-- Code that knows what a test expects, and so sees that it is mutated.
-- Code that decides at random whether to forge its log or to fail honestly. It is believed at most once in four
-  gradings.
-- Tests that can't be mutated (not Python, made at run time), or whose failure the log never reports.
-- Tests that compare in other ways than `assert a == b` and `assertEqual`, for objects that are equal to everything.
-"""
+- Code that knows what a test expects, because its agent has seen the test or can guess what it says.
+- Mutated tests whose change stands out, such as those that raise at once: code that reads them can tell.
+- Tests that are not found as functions of Python files. The literals of their files are rewritten, once, and code that
+  tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
+- Other FAIL_TO_PASS tests than those with values, in a task that has some with values, and PASS_TO_PASS tests without:
+  they are mutated in the control alone, which code can recognise.
+- A value of a type that has no plain form and is equal to a literal, where the gold patch's is plain: it is not believed.
+- Values that code under test carries from the first run to the control, which runs beside it.
+"""  # noqa: E501 (a table's row)
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+import asyncio
+import math
+import secrets
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 from slime_swe.data_sources.task import Oracle
-from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GraderError, Trial
+from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.withheld import Records, Withheld
+
+BITS = 7  # how often luck is believed without values: once in 2 ** BITS plays
 
 _NONE: frozenset[str] = frozenset()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ControlRun:
-    """A run with these tests (ids) mutated, and those that its log reports as failed and as passed. The others are
-    missing in the log.
+    """A run with mutated tests (ids), and what its log reports of all tests.
+
+    functions: the mutated tests, those of one function together. withheld: the values that were, by number; records:
+    what was given in their place. rewritten: no test could be mutated, and their files have other literals.
     """
 
-    mutated: frozenset[str] = _NONE
+    functions: tuple[frozenset[str], ...] = ()
     failed: frozenset[str] = _NONE
     passed: frozenset[str] = _NONE
+    withheld: tuple[Withheld, ...] = ()
+    records: Records = field(default_factory=dict)
+    rewritten: bool = False
 
-    def __or__(self, other: ControlRun) -> ControlRun:
-        """Both together."""
-        return ControlRun(self.mutated | other.mutated, self.failed | other.failed, self.passed | other.passed)
+    @property
+    def mutated(self) -> frozenset[str]:
+        return frozenset().union(*self.functions)
+
+    @property
+    def reports(self) -> bool:
+        """Whether anything came of it."""
+        return bool(self.failed or self.passed or self.records)
 
 
-# Runs a patch with those of the named tests mutated that can be. Raises `PatchError`, `GraderError`, `SandboxError`.
-RunMutated = Callable[[str, Collection[str]], Awaitable[ControlRun]]
+class ControlledRuns(Protocol):
+    """Runs of one patch. All raise `PatchError`, `GraderError`, `SandboxError`."""
+
+    async def first(self) -> Trial:
+        """With the tests as they are."""
+        ...
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        """With these mutated where that can be, and their values withheld."""
+        ...
+
+    async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+        """The same with the gold patch. It may be remembered."""
+        ...
+
+    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+        """With these mutated, by changes that code can't recognise where there are such."""
+        ...
 
 
-async def with_negative_control(trial: Trial, oracle: Oracle, patch: str, run: RunMutated) -> Trial:
-    """The trial, rejected if its control shows that it is forged.
+@dataclass(frozen=True)
+class _Findings:
+    """What a control run shows of the tests that the first run reports as passed."""
 
-    Costs one more run if the trial would be rewarded, three if the first control leaves a doubt. Raises what `run`
-    does.
+    values: frozenset[str] = _NONE
+    mutated: frozenset[str] = _NONE
+    silent: frozenset[str] = _NONE
+    missing: frozenset[str] = _NONE
+    passed: frozenset[str] = _NONE
+    wrong: frozenset[str] = _NONE
+
+    @property
+    def doubtful(self) -> bool:
+        return bool(self.silent or self.missing or self.passed or self.wrong)
+
+    @property
+    def witnessed(self) -> frozenset[str]:
+        return self.values | self.mutated | self.silent
+
+    @property
+    def strong(self) -> frozenset[str]:
+        return self.values | self.mutated
+
+    def and_again(self, again: _Findings) -> _Findings:
+        """With those of a second run. What is missing in it too stays so."""
+        values, mutated = self.values | again.values, self.mutated | again.mutated
+        return _Findings(
+            values, mutated, (self.silent | again.silent) - mutated, again.missing, again.passed, again.wrong
+        )
+
+
+async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
+    """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
+    do.
+
+    Two runs side by side; one more if something is missing, and some more where no FAIL_TO_PASS test has a value.
     """
-    if not trial.share(oracle.fail_to_pass):
-        return trial
-    first = await run(patch, [name for name, passed in trial.tests.items() if passed])
-    doubtful = first.mutated - first.failed
-    if not doubtful:
-        return _believed(trial, first.failed)
+    expected = (*oracle.fail_to_pass, *oracle.pass_to_pass)
+    if secrets.randbits(1):
+        first, control = asyncio.create_task(runs.first()), asyncio.create_task(runs.control(expected))
+    else:
+        control, first = asyncio.create_task(runs.control(expected)), asyncio.create_task(runs.first())
     try:
-        gold = await run(oracle.gold_patch, doubtful)
-    except PatchError as error:
-        raise GraderError(f"the task's gold patch can't be applied: {error}") from error
-    if forged := first.passed - gold.passed:
-        return _rejected(trial, "these pass even when they are mutated", forged)
-    reported = doubtful & gold.failed
-    if not reported:
-        return _believed(trial, first.failed)
-    again = await run(patch, doubtful)
-    if forged := reported - again.failed:
-        reason = "these are not reported as failed when they are mutated, though they are with the gold patch"
-        return _rejected(trial, reason, forged)
-    return _believed(trial, first.failed | again.failed)
+        trial = await first
+        if not trial.share(oracle.fail_to_pass):
+            return trial
+        run = await control
+    finally:
+        await _end(first, control)
+    return await _judged(oracle, trial, run, runs)
 
 
-def _believed(trial: Trial, failed: Collection[str]) -> Trial:
-    return replace(trial, details={**trial.details, "mutated_tests": len(failed)})
+def uncontrolled(trial: Trial) -> Trial:
+    """A trial whose log is believed without a witness; says so."""
+    passed = sum(trial.tests.values())
+    return replace(trial, details={**trial.details, "witness": {"uncontrolled": passed}})
 
 
-def _rejected(trial: Trial, reason: str, forged: Collection[str]) -> Trial:
-    details = {**trial.details, "rejection_reason": f"{reason}: {', '.join(sorted(forged))}"}
-    return replace(trial, solved=False, rejected="forged", details=details)
+async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: ControlledRuns) -> Trial:
+    deciding = frozenset(oracle.fail_to_pass)
+    passed = frozenset(name for name, passed in trial.tests.items() if passed)
+    found = await _findings(passed, run, tuple(trial.tests), runs)
+    if reason := _forged(found):
+        return _rejected(trial, found, "forged", reason)
+    if again := found.missing or (frozenset() if deciding & found.strong else deciding & passed):
+        names = tuple(name for name in trial.tests if name in again)
+        found = found.and_again(await _findings(passed, await runs.control(names), names, runs))
+        if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
+            return _rejected(trial, found, "forged", reason)
+    if not deciding & found.witnessed:
+        reason = (
+            "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
+        )
+        return _rejected(trial, found, "unwitnessed", reason)
+    reported = deciding & found.mutated
+    groups = [group for group in run.functions if group & (reported or deciding & found.silent)]
+    if deciding & found.values or run.rewritten or not groups:
+        return _with(trial, found)
+    if reason := await _mixed_runs(groups, passed, bool(reported), runs):
+        return _rejected(trial, found, "forged", reason)
+    return _with(trial, found)
+
+
+async def _findings(passed: frozenset[str], run: ControlRun, names: Sequence[str], runs: ControlledRuns) -> _Findings:
+    """Compared with the gold patch's control where something is not as it must be."""
+    found = _compared(passed, run, None)
+    return _compared(passed, run, await runs.gold_control(names)) if found.doubtful else found
+
+
+def _compared(passed: frozenset[str], run: ControlRun, gold: ControlRun | None) -> _Findings:
+    """What is the same with the gold patch is not held against a patch; None takes all that is for granted of it."""
+    mutated = run.mutated & passed
+    unreported = mutated - run.failed - run.passed
+    right: set[str] = set()
+    wrong: set[str] = set()
+    unrecorded: set[str] = set()
+    for number, value in enumerate(run.withheld):
+        if value.tests <= passed:
+            given, expected = run.records.get(number, _NONE), frozenset({value.digest})
+            if given == expected:
+                right |= _NONE if value.guessable else value.tests
+            elif gold is None or gold.records.get(number) == expected:
+                (wrong if given else unrecorded).update(value.tests)
+    return _Findings(
+        values=frozenset(right - wrong - unrecorded),
+        mutated=mutated & run.failed,
+        silent=unreported - (gold.failed | gold.passed if gold else unreported),
+        missing=(unreported & gold.failed if gold else unreported) | unrecorded,
+        passed=mutated & run.passed - (gold.passed if gold else _NONE),
+        wrong=frozenset(wrong),
+    )
+
+
+async def _mixed_runs(
+    groups: Sequence[frozenset[str]], passed: frozenset[str], reported: bool, runs: ControlledRuns
+) -> str:
+    """Why the log is not believed: a random half of these functions' tests is mutated in each run, and must be reported
+    as failed (or not at all, where no failure is `reported`), and the others as passed."""
+    every = frozenset().union(*groups) & passed
+    chosen = [
+        frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed
+        for _ in range(math.ceil(BITS / len(groups)))
+    ]
+    for mutated, run in zip(chosen, await _together(runs.mixed(sorted(names)) for names in chosen), strict=True):
+        as_failed = run.failed if reported else mutated - run.passed
+        if wrong := (mutated - as_failed) | (every - mutated - run.passed):
+            return _some("are not reported as they are, mutated or not, in further runs", wrong)
+    return ""
+
+
+async def _together(runs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results; if one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        return [await task for task in tasks]
+    finally:
+        await _end(*tasks)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _forged(found: _Findings) -> str:
+    return _some("pass even when they are mutated", found.passed) or _some(
+        "give other values where what they expect is withheld", found.wrong
+    )
+
+
+def _some(what: str, tests: Collection[str]) -> str:
+    return f"these {what}, and not with the gold patch: {', '.join(sorted(tests))}" if tests else ""
+
+
+def _with(trial: Trial, found: _Findings) -> Trial:
+    """With the number of tests that each witness stands for."""
+    passed = {name for name, passed in trial.tests.items() if passed}
+    witness = {
+        "values": len(found.values),
+        "mutated": len(found.mutated - found.values),
+        "silent": len(found.silent - found.mutated - found.values),
+        "none": len(passed - found.witnessed),
+    }
+    return replace(trial, details={**trial.details, "witness": witness})
+
+
+def _rejected(trial: Trial, found: _Findings, outcome: Literal["forged", "unwitnessed"], reason: str) -> Trial:
+    trial = _with(trial, found)
+    return replace(trial, solved=False, rejected=outcome, details={**trial.details, "rejection_reason": reason})

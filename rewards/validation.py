@@ -40,7 +40,8 @@ class Status(StrEnum):
 
 class Finding(msgspec.Struct, frozen=True):
     """flaky: the tests whose outcome changed. detail: what is wrong, for people. log: the end of the log of a run that
-    shows it. seconds: of all runs."""
+    shows it. seconds: of all runs. unwitnessed: no run could show that a log of this task is not forged, so that no
+    patch of it is rewarded."""
 
     task: str
     status: Status
@@ -48,6 +49,7 @@ class Finding(msgspec.Struct, frozen=True):
     flaky: tuple[str, ...] = ()
     seconds: float = 0.0
     log: str = ""
+    unwitnessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ async def validate_all(
 async def validate(task: Task, sandboxes: Sandboxes, runs: int = 3, settings: GradingSettings = DEFAULTS) -> Finding:
     """Run the oracle `runs` times on the gold patch and as often on none; `BROKEN` where the grader fails. Raises
     `UserError` where the grader is not installed."""
+    if not task.oracle.gold_patch.strip():
+        return Finding(task.id, Status.UNSOUND, "it has no gold patch")
     started = time.monotonic()
     try:
         gold = [await try_patch(task, task.oracle.gold_patch, sandboxes, settings) for _ in range(runs)]
@@ -106,8 +110,6 @@ async def validate(task: Task, sandboxes: Sandboxes, runs: int = 3, settings: Gr
 
 def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Finding:
     """What the runs with the gold patch and those without one say."""
-    if not task.oracle.gold_patch.strip():
-        return Finding(task.id, Status.UNSOUND, "it has no gold patch")
     flaky = tuple(name for name in _expected(task) if _changes(name, gold) or _changes(name, empty))
     log = gold[0].log[-LOG_CHARACTERS:]
     if wrong := _wrong(task, gold[0], empty[0], flaky):
@@ -118,7 +120,7 @@ def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Fin
     if refused is not None:
         reason = refused.details.get("rejection_reason", "the oracle wants more")
         detail = f"every test passes with the gold patch, which is not accepted: {reason}"
-        return Finding(task.id, Status.UNSOUND, detail, log=log)
+        return Finding(task.id, Status.UNSOUND, detail, log=log, unwitnessed=refused.rejected == "unwitnessed")
     return Finding(task.id, Status.SOUND)
 
 
@@ -146,6 +148,7 @@ def summary(findings: Sequence[Finding]) -> Mapping[str, Any]:
     return {
         "tasks": len(findings),
         "counts": {status.value: sum(finding.status is status for finding in findings) for status in Status},
+        "unwitnessed": sum(finding.unwitnessed for finding in findings),
         "quarantined_tests": sum(len(finding.flaky) for finding in findings),
         "task_seconds": round(sum(finding.seconds for finding in findings), 3),
     }
@@ -187,7 +190,8 @@ class Record:
 
 
 def _expected(task: Task) -> tuple[str, ...]:
-    return (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)
+    """Each once: a test may be in both lists."""
+    return tuple(dict.fromkeys((*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)))
 
 
 def _changes(name: str, trials: Sequence[Trial]) -> bool:

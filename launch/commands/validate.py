@@ -93,6 +93,8 @@ def _show(found: Mapping[str, Any], wrong: Sequence[Finding]) -> None:
     for status, count in found["counts"].items():
         if count:
             table.add_row(str(count), status)
+    if found["unwitnessed"]:
+        table.add_row(str(found["unwitnessed"]), "of these without a witness: no patch is rewarded")
     if found["quarantined_tests"]:
         table.add_row(str(found["quarantined_tests"]), "tests quarantined as flaky")
     Console().print(table)

@@ -1,7 +1,7 @@
 """`Evaluation`: the runs of one task's eval script, each in a fresh sandbox.
 
-A run of the negative control has its tests mutated. Only the values that the tests expect may differ between it and the
-first run, since code under test can read the script:
+A run of the negative control has its tests mutated. Nothing else may differ between it and the first run, since code
+under test can read the script:
 
 - A script that embeds its tests as a patch, as SWE-bench's do, gets mutated tests in that patch.
 - For a script that restores its tests in another way, every run that may be controlled copies the test files once more
@@ -10,12 +10,8 @@ first run, since code under test can read the script:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import shlex
-from collections import OrderedDict
-from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,14 +21,15 @@ from slime_swe.data_sources.corpora.swebench import START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.patches import header_paths, make_patch, paths_of
 from slime_swe.rewards.grade import image_limits
+from slime_swe.rewards.mutated_files import Files, read_files, records_in
+from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.swebench.apply import Applied, apply_in
 from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
-from slime_swe.rollout.loop_scope import opened_once
+from slime_swe.rewards.withheld import Records
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
-Files = Mapping[str, bytes]
-
-KEPT_TASKS = 128  # whose restored tests are remembered
+_LOG_BYTES = 32 << 20
+_CONTROL_LOG_BYTES = 4 << 20  # what failing tests print may be anything, and a parser takes a second for each 2 MiB
 _SCRIPT, _TESTS = "/tmp/eval.sh", "/tmp/tests"
 _HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
@@ -47,7 +44,16 @@ class RestoredTests:
 
 
 NO_TESTS = RestoredTests({}, {})
-_KnownTests = OrderedDict[tuple[str, str, tuple[str, ...]], asyncio.Future[RestoredTests]]  # of the last tasks
+NO_FILES: Files = {}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run of the script. applied: None where the patch is empty."""
+
+    applied: Applied | None
+    result: ExecResult
+    records: Records
 
 
 @dataclass(frozen=True)
@@ -73,30 +79,30 @@ class Evaluation:
 
     @property
     def test_files(self) -> list[str]:
-        """The Python files that the script restores, unless the gold patch changes them too."""
+        """The files that the script restores, unless the gold patch changes them too."""
         gold = header_paths(self.oracle.gold_patch)
-        return [path for path in self.oracle.protected if path.endswith(".py") and path not in gold]
+        return [path for path in self.oracle.protected if path not in gold]
 
     async def run(
-        self, patch: str, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
-    ) -> tuple[Applied | None, ExecResult]:
+        self, patch: str, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES, record_to: str = ""
+    ) -> Done:
         """Run the script with a patch (an empty one is not applied).
 
         tests: as `restored_tests` gives them; without them the script is run as it is. mutated: what some test files
-        hold instead. Raises `PatchError`, `GraderError`, `SandboxError`.
+        hold instead. record_to: the file in which these record values. Raises `PatchError`, `GraderError`,
+        `SandboxError`.
         """
-        async with self._sandbox() as sandbox:
+        async with self._sandbox(_CONTROL_LOG_BYTES if mutated else _LOG_BYTES) as sandbox:
             applied = await apply_in(sandbox, self.oracle, patch) if patch else None
-            return applied, await self.run_in(sandbox, tests, mutated)
+            result = await self.run_in(sandbox, tests, mutated)
+            return Done(applied, result, await records_in(sandbox, record_to))
 
-    async def run_in(
-        self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files | None = None
-    ) -> ExecResult:
+    async def run_in(self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES) -> ExecResult:
         """The same in a sandbox that has the patch."""
         if embeds_test_patch(self.script):
             script = with_embedded_tests(self.script, tests.shown, mutated) if mutated else self.script
             return await self._run(sandbox, script)
-        files = {**tests.restored, **(mutated or {})}
+        files = {**tests.restored, **mutated}
         for path, content in files.items():
             await _write(sandbox, f"{_TESTS}/{path}", content)
         return await self._run(
@@ -109,12 +115,12 @@ class Evaluation:
         if before == self.script or not self.test_files:
             return NO_TESTS
         async with self._sandbox() as sandbox:
-            shown = await _read(sandbox, self.test_files)
+            shown = await read_files(sandbox, self.test_files)
             await self._run(sandbox, before)
-            return RestoredTests(shown, await _read(sandbox, self.test_files))
+            return RestoredTests(shown, await read_files(sandbox, self.test_files))
 
-    def _sandbox(self) -> AbstractAsyncContextManager[Sandbox]:
-        limits = image_limits(self.oracle.timeout_seconds)
+    def _sandbox(self, log_bytes: int = _LOG_BYTES) -> AbstractAsyncContextManager[Sandbox]:
+        limits = replace(image_limits(self.oracle.timeout_seconds), output_bytes=log_bytes)
         return self.sandboxes.open(self.task.workspace.files, limits, self.image)
 
     async def _run(self, sandbox: Sandbox, script: str) -> ExecResult:
@@ -123,21 +129,9 @@ class Evaluation:
 
 
 async def restored_tests(evaluation: Evaluation) -> RestoredTests:
-    """`Evaluation.restored_tests`, read once for all patches of a task: the first caller's sandbox serves all."""
-    known = await opened_once("restored tests", lambda: contextlib.nullcontext(_KnownTests()))
+    """`Evaluation.restored_tests`, read once for all patches of a task."""
     key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
-    if key not in known:
-        known[key] = asyncio.ensure_future(evaluation.restored_tests())
-        while len(known) > KEPT_TASKS:
-            known.popitem(last=False)
-    known.move_to_end(key)
-    try:
-        return await asyncio.shield(known[key])  # a cancelled caller must not break the others
-    except BaseException:
-        failed = known.get(key)
-        if failed is not None and failed.done():
-            del known[key]  # a failure is not remembered
-        raise
+    return await remembered("restored tests", key, evaluation.restored_tests)
 
 
 def before_the_tests(script: str) -> str:
@@ -182,12 +176,3 @@ async def _write(sandbox: Sandbox, path: str, content: bytes) -> None:
         await sandbox.write_file(path, content)
     except OSError as error:
         raise SandboxError(f"{path} can't be written: {error}") from error
-
-
-async def _read(sandbox: Sandbox, paths: Collection[str]) -> Files:
-    """Those that are there."""
-    found = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found[path] = await sandbox.read_file(path)
-    return found

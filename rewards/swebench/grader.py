@@ -5,9 +5,8 @@
 | `sandboxed` | a fresh sandbox of ours, with its limits and its network; a log that would be rewarded is controlled |
 | `official` | swebench's own `run_instance` on Docker: no limit but its time, root with SYS_ADMIN, Docker's network; nothing that the patch changes is put back but by the eval script |
 
-The negative control of a log (`rewards.negative_control`) mutates the tests that the eval script puts in place. Code
-under test can know the tests that its agent has seen, and where one of them is changed, that it is being controlled. So
-tests that no agent has seen are mutated in a run of their own, in which the others are as everybody knows them.
+The negative control of a log (`rewards.negative_control`) mutates the tests that the eval script puts in place, and
+withholds what they expect. The official harness's own runs have no control.
 
 Test ids are `path::name`, as pytest has them, or `name (module.Class)` and `name`, which are looked for in the files
 that the script restores. A test that is not found there is not mutated.
@@ -15,28 +14,19 @@ that the script restores. A test that is not found there is not mutated.
 
 from __future__ import annotations
 
-import asyncio
-import random
 import re
-from collections.abc import Collection, Mapping
-from functools import reduce
-from operator import or_
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
-from slime_swe.rewards.mutation import hidden, mutate, tests_in
-from slime_swe.rewards.negative_control import ControlRun, with_negative_control
-from slime_swe.rewards.swebench.evaluation import (
-    NO_TESTS,
-    Evaluation,
-    Files,
-    RestoredTests,
-    embeds_test_patch,
-    restored_tests,
-)
+from slime_swe.rewards.mutated_files import MutatedFiles, gold_control, mutate_files, rewrite_files
+from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
+from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests, embeds_test_patch, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
 
@@ -49,7 +39,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     `UserError` where swebench is not installed."""
     harness = await harness_for(settings.harness_python)
     if settings.harness == "official":
-        return await official(task, patch, harness)
+        return uncontrolled(await official(task, patch, harness))
     try:
         return await sandboxed(task, patch, sandboxes, harness, control=settings.negative_control and bool(patch))
     except SandboxError as error:
@@ -74,19 +64,57 @@ async def official(task: Task, patch: str, harness: Harness) -> Trial:
 
 
 async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness, *, control: bool) -> Trial:
-    """`control`: believe a log that would be rewarded only after further runs. Raises `SandboxError` besides."""
+    """`control`: believe a log that would be rewarded only with a witness. Raises `SandboxError` besides."""
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
-    tests = await restored_tests(evaluation) if control and not embeds_test_patch(evaluation.script) else NO_TESTS
-    applied, result = await evaluation.run(patch, tests)
-    report = {} if result.timed_out else await harness.report(evaluation.instance, result.output)
-    details = {
-        "exit_code": result.exit_code,
-        "log_truncated": result.truncated,
-        "applied_by": applied.command if applied else None,
-        "ignored_paths": applied.ignored if applied else [],
-    }
-    trial = _trial(evaluation.oracle, report, result.output, timed_out=result.timed_out, **details)
-    return await _controlled(evaluation, patch, trial, harness) if control else trial
+    runs = _Runs(evaluation, patch, harness, control)
+    return await with_negative_control(evaluation.oracle, runs) if control else uncontrolled(await runs.first())
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one patch: a `ControlledRuns`. controlled: whether the first is to look as the others do."""
+
+    evaluation: Evaluation
+    patch: str
+    harness: Harness
+    controlled: bool
+
+    async def first(self) -> Trial:
+        copied = self.controlled and not embeds_test_patch(self.evaluation.script)
+        done = await self.evaluation.run(self.patch, await restored_tests(self.evaluation) if copied else NO_TESTS)
+        result, applied = done.result, done.applied
+        report = {} if result.timed_out else await self.harness.report(self.evaluation.instance, result.output)
+        details = {
+            "exit_code": result.exit_code,
+            "log_truncated": result.truncated,
+            "applied_by": applied.command if applied else None,
+            "ignored_paths": applied.ignored if applied else [],
+        }
+        return _trial(self.evaluation.oracle, report, result.output, timed_out=result.timed_out, **details)
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        restored, record_to = await restored_tests(self.evaluation), f"/tmp/{secrets.token_hex(8)}"
+        mutated = _mutated(restored, tests, record_to)
+        if not mutated.functions:
+            mutated = rewrite_files(restored.restored, tests)
+        return await self._run(restored, mutated, record_to) if mutated.functions else ControlRun()
+
+    async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+        evaluation = self.evaluation
+        gold = replace(self, patch=evaluation.oracle.gold_patch)
+        return await gold_control(evaluation.task, evaluation.sandboxes, gold, tests)
+
+    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+        restored = await restored_tests(self.evaluation)
+        return await self._run(restored, _mutated(restored, tests))
+
+    async def _run(self, tests: RestoredTests, mutated: MutatedFiles, record_to: str = "") -> ControlRun:
+        """A run that hangs reports nothing."""
+        done = await self.evaluation.run(self.patch, tests, mutated.files, record_to)
+        log = "" if done.result.timed_out else done.result.output
+        expected = frozenset().union(*mutated.functions) if record_to else None
+        reported = await _reported(log, self.evaluation.instance, self.harness, expected)
+        return mutated.reported(*reported, done.records)
 
 
 def _trial(
@@ -100,41 +128,9 @@ def _trial(
     return Trial(tests, bool(report.get("resolved")), log, timed_out=timed_out, details={"harness": said, **details})
 
 
-async def _controlled(evaluation: Evaluation, patch: str, trial: Trial, harness: Harness) -> Trial:
-    async def run_mutated(text: str, names: Collection[str]) -> ControlRun:
-        tests = await restored_tests(evaluation)
-        unseen = hidden_tests(tests, names)
-        groups = [group for group in (unseen, frozenset(names) - unseen) if group]
-        runs = await asyncio.gather(*(one_run(tests, text, group) for group in groups))
-        return reduce(or_, runs, ControlRun())
-
-    async def one_run(tests: RestoredTests, text: str, names: Collection[str]) -> ControlRun:
-        files, mutated = mutated_files(tests, names)
-        if not mutated:
-            return ControlRun()
-        _, result = await evaluation.run(text, tests, files)
-        return await _reported(mutated, "" if result.timed_out else result.output, evaluation.instance, harness)
-
-    return await with_negative_control(trial, evaluation.oracle, patch, run_mutated)
-
-
-def hidden_tests(files: RestoredTests, tests: Collection[str]) -> frozenset[str]:
-    """Those of the tests (ids) that an agent can't have seen as they are run."""
-    places = places_of(tests, files.restored)
-    unseen = (hidden(text, tests_in(path, places), files.shown.get(path, b"")) for path, text in files.restored.items())
-    return frozenset(places[place] for found in unseen for place in found)
-
-
-def mutated_files(files: RestoredTests, tests: Collection[str]) -> tuple[Files, frozenset[str]]:
-    """The files that hold these tests (ids), with the tests mutated; and those of the tests that could be."""
-    places = places_of(tests, files.restored)
-    made, found = {}, set()
-    for path, text in files.restored.items():
-        changed, mutated = mutate(text, tests_in(path, places), random.Random(), files.shown.get(path, b""))
-        if mutated:
-            made[path] = changed
-            found |= {places[place] for place in mutated}
-    return made, frozenset(found)
+def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str = "") -> MutatedFiles:
+    files = {path: text for path, text in tests.restored.items() if path.endswith(".py")}
+    return mutate_files(files, places_of(names, files), tests.shown, record_to)
 
 
 def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, str]:
@@ -151,13 +147,17 @@ def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, st
     return places
 
 
-async def _reported(mutated: frozenset[str], log: str, instance: dict[str, Any], harness: Harness) -> ControlRun:
-    """What the harness reads in the log. It counts a missing test as failed, unless it is asked as for logs that report
-    failures alone."""
-    failed = mutated & _names(await harness.report({**instance, "eval_type": "fail_only"}, log), "failure")
-    if failed == mutated:
-        return ControlRun(mutated, failed, frozenset())
-    return ControlRun(mutated, failed, mutated & _names(await harness.report(instance, log), "success"))
+async def _reported(
+    log: str, instance: dict[str, Any], harness: Harness, to_fail: frozenset[str] | None
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The tests that the log reports as failed, and as passed; the latter only where one that is `to_fail` has not.
+
+    The harness counts a missing test as failed, unless it is asked as for logs that report failures alone.
+    """
+    failed = _names(await harness.report({**instance, "eval_type": "fail_only"}, log), "failure")
+    if to_fail is not None and to_fail <= failed:
+        return failed, frozenset()
+    return failed, _names(await harness.report(instance, log), "success") - failed
 
 
 def _names(report: dict[str, Any], verdict: str) -> frozenset[str]:

@@ -16,6 +16,7 @@ folder. If its input ends before the run does, it removes the run's container an
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "slime-swe"  # the harness files its logs under a model's name
+NEAREST = 5  # of the names that are shown for an unknown one
 LOG_CHARACTERS = 20_000  # of a run's log, sent back from its end
 DOCKER_SECONDS = 120  # for an answer of the daemon, beyond the time that the tests may be silent
 UNAPPLIABLE = re.compile(r"^[\d-]+ [\d:,]+ - INFO - >>>>> Patch Apply Failed:\n(.*)", re.MULTILINE | re.DOTALL)
@@ -64,7 +66,9 @@ def refusal(request: Message) -> str:
 
     parser = request["instance"]["log_parser"]
     if parser not in PARSER_REGISTRY:
-        return f"swebench has no log parser {parser!r} (available: {', '.join(sorted(PARSER_REGISTRY))})"
+        near = difflib.get_close_matches(str(parser), PARSER_REGISTRY, n=NEAREST) or list(PARSER_REGISTRY)[:NEAREST]
+        shown = f"such as {', '.join(near)}; {len(PARSER_REGISTRY)} in all: swebench.harness.log_parsers"
+        return f"swebench has no log parser {parser!r} (available: {shown})"
     if request["op"] == "run" and shutil.which("docker") is None:
         return "the official harness removes its containers by the docker command, which is not on PATH"
     return ""

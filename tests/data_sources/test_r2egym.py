@@ -198,7 +198,7 @@ async def _graded(task: Task, patch: str, sandboxes: SandboxPool, settings: Grad
     every = {*task.oracle.fail_to_pass, *task.oracle.pass_to_pass}
     gold = await score(task.oracle.gold_patch)
     assert gold.solved and set(gold.evidence["tests"]) == every, gold.evidence
-    assert gold.evidence["mutated_tests"] > 0, "the control has found the tests"
+    assert gold.evidence["witness"]["values"] > 0, "the control has found the tests"
     played = await score(patch)
     assert played.solved, played.evidence
     assert set(played.evidence["ignored_paths"]) == {"r2e_tests/test_mine.py", "run_tests.sh"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.rewards.mutation import hidden, mutate
+from slime_swe.rewards.mutation import Mutated, mutate, rewrite_literals
 
 SOURCE = '''\
 import unittest
@@ -109,40 +110,40 @@ for name in {NAMES!r}:
 
 
 def test_honest_code_passes_the_tests_and_no_mutated_one(tmp_path):
-    mutated, found = mutate(SOURCE.encode(), IDS, random.Random(0))
-    assert found == set(IDS)
+    found = mutate(SOURCE.encode(), IDS, random.Random(0))
+    assert found.tests == set(IDS)
     assert passing(tmp_path, SOURCE, HONEST) == set(IDS)
-    assert passing(tmp_path, mutated.decode(), HONEST) == set()
+    assert passing(tmp_path, found.text.decode(), HONEST) == set()
 
 
 def test_what_is_equal_to_everything_passes_mutated_comparisons(tmp_path):
     module = ALWAYS.format(base="", condition="True")
-    mutated = mutate(SOURCE.encode(), IDS, random.Random(0))[0].decode()
+    mutated = mutate(SOURCE.encode(), IDS, random.Random(0)).text.decode()
     caught = {"t.py::test_one_line", "t.py::test_compares", "t.py::TestSums::test_equal"}
     assert caught <= passing(tmp_path, mutated, module)
 
 
 def test_what_is_equal_to_numbers_alone_passes_too(tmp_path):
     module = ALWAYS.format(base="", condition="isinstance(other, int)")
-    mutated = mutate(SOURCE.encode(), IDS, random.Random(0))[0].decode()
+    mutated = mutate(SOURCE.encode(), IDS, random.Random(0)).text.decode()
     assert "t.py::test_one_line" in passing(tmp_path, mutated, module)
 
 
 def test_only_the_named_tests_are_touched(tmp_path):
-    mutated, found = mutate(SOURCE.encode(), IDS[:2], random.Random(0))
-    assert found == set(IDS[:2])
-    assert passing(tmp_path, mutated.decode(), HONEST) == set(IDS[2:])
+    found = mutate(SOURCE.encode(), IDS[:2], random.Random(0))
+    assert found.functions == tuple(frozenset({test}) for test in IDS[:2])
+    assert passing(tmp_path, found.text.decode(), HONEST) == set(IDS[2:])
 
 
 def mutated(source: str, *tests: str, seed: int = 0) -> str:
-    return mutate(source.encode(), tests or ["t.py::test_a"], random.Random(seed))[0].decode()
+    return mutate(source.encode(), tests or ["t.py::test_a"], random.Random(seed)).text.decode()
 
 
 def test_a_test_with_parameters_is_found_by_its_function():
     tests = ["t.py::test_a[1]", "t.py::test_a[a::b]"]
-    text, found = mutate(b"def test_a(x):\n    assert x == 1\n", tests, random.Random(0))
-    assert found == set(tests)
-    assert b"assert x == 1\n" not in text
+    found = mutate(b"def test_a(x):\n    assert x == 1\n", tests, random.Random(0))
+    assert found.functions == (frozenset(tests),)
+    assert b"assert x == 1\n" not in found.text
 
 
 @pytest.mark.parametrize(
@@ -165,19 +166,35 @@ def test_no_run_wants_what_the_last_one_wanted():
 @pytest.mark.parametrize(
     ("source", "reads"),
     [
-        ("def test_a():\n    assert f() == None\n", r"== \[None, \d\]$"),
-        ("def test_a():\n    assert f() == 1e300\n", r"== \[1e300, \d\]$"),
+        (
+            "def test_a():\n    assert f() == None\n",
+            r"\(\(f\(\)\) == \[None, \d\]\) or exec\('raise \w+'\)$",
+        ),
+        ("def test_a():\n    assert f() == 1e300\n", r"\(\(f\(\)\) == \[1e300, \d\]\) or exec"),
         ("def test_a():\n    assert 3 == value\n", r"assert \d+ == value"),
-        ("def test_a():\n    assert expected == f()\n", r"assert \[expected, \d\] == f\(\)"),
-        ("def test_a():\n    assert (f() ==\n        g(\n  1))\n", r"\[g\(\n  1\), \d\]\)"),
-        ("def test_a():\n    self.assertEqual(f(), *rest)\n", r"f\(\), \[\*rest, \d\]\)"),
+        ("def test_a():\n    assert expected == f()\n", r"    \(\(f\(\)\) == \[expected, \d\]\) or exec"),
+        ("def test_a():\n    assert (f() ==\n        g(\n  1))\n", r"    \(\(f\(\)\) == \[g\(\n  1\), \d\]\) or exec"),
+        ("def test_a():\n    self.assertEqual(f(), *rest)\n", r"    \(\(f\(\)\) == \[\*rest, \d\]\) or exec"),
+        (
+            "def test_a():\n    assert f() == g(), h()\n",
+            r"    \(\(f\(\)\) == \[g\(\), \d\]\) or exec\('raise AssertionError'\)\n",
+        ),
         ("def test_a():\r\n    assert f() == 1\r\n", r"assert f\(\) == \d+\r\n"),
-        ("def test_a():\n    assert f(), 'é'\n", r"assert not \(f\(\)\), 'é'\n"),
+        ("def test_a():\n    assert f(), 'é'\n", r"assert not f\(\), 'é'\n"),
+        ("def test_a():\n    assert not f()\n", r"assert f\(\)\n"),
+        ("def test_a():\n    assert not(f())\n", r"assert not \(not\(f\(\)\)\)\n"),
+        ("def test_a():\n    assert (f() or g())\n", r"assert \(not \(f\(\) or g\(\)\)\)\n"),
         ("def test_a():\n    assert a\n    assert f() == 1\n", r"assert a\n    assert f\(\) == [^1]"),
+        ("def test_a():\n    assert f() in (1, 2)\n", r"assert f\(\) not in \(1, 2\)\n"),
+        ("def test_a():\n    assert f() is not None\n", r"assert f\(\) is None\n"),
+        ("def test_a():\n    assert (f()) < 3\n", r"assert not \(\(f\(\)\) < 3\)\n"),
+        ("def test_a():\n    assert a <= b < c\n", r"assert not \(a <= b < c\)\n"),
         ("def test_a():\n    assert (a\n        in b)\n", r"assert \(not \(a\n        in b\)\)"),
         ("def test_a():\n    self.assertIn(1, f())\n", r"self\.assertNotIn\(1"),
         ("def test_a():\n    self.assertIsNotNone(1)\n", r"self\.assertIsNone\(1"),
-        ("def test_a():\n    with raises(E):\n        f()\n", r"    raise AssertionError\('\d+ != \d+'\)\n    with"),
+        ("def test_a():\n    with raises(E):\n        f()\n", r"    with raises\(\w+Error|StopAsyncIteration\):\n"),
+        ("def test_a():\n    self.assertRaises(E, f, 1)\n", r"self\.assertRaises\([A-Z]\w+, f, 1\)\n"),
+        ("def test_a():\n    with a:\n        f()\n", r"    raise AssertionError\('\d+ != \d+'\)\n    with"),
         ("async def test_a():\n    await f()\n", r"    raise AssertionError\('\d+ != \d+'\)\n    await"),
     ],
 )
@@ -206,16 +223,16 @@ class TestAll(Middle):
 
 def test_an_inherited_test_is_mutated_where_it_stands():
     tests = ["t.py::TestAll::test_a", "t.py::Middle::test_a", "t.py::TestAll::test_b"]
-    text, found = mutate(INHERITED.encode(), [*tests, "t.py::TestAll::test_c"], random.Random(0))
-    assert found == set(tests)
-    wanted = re.findall(r"f\(\) == (\d+)", text.decode())
+    found = mutate(INHERITED.encode(), [*tests, "t.py::TestAll::test_c"], random.Random(0))
+    assert found.functions == (frozenset(tests[:2]), frozenset(tests[2:])), "together, since they are one function"
+    wanted = re.findall(r"f\(\) == (\d+)", found.text.decode())
     assert wanted[0] != "1" and wanted[1] == "1" and wanted[2] != "2"
 
 
 @pytest.mark.parametrize("source", ["def (", "x = 1\n", "", "\xff", "x = 1\r\n"])
 def test_what_can_not_be_mutated_stays(source):
     given = source.encode("latin-1")
-    assert mutate(given, ["t.py::test_a"], random.Random(0)) == (given, frozenset())
+    assert mutate(given, ["t.py::test_a"], random.Random(0)) == Mutated(given)
 
 
 SHOWN = b"def test_a():\n    assert f(1) == 1\n    assert g()\n"
@@ -225,19 +242,64 @@ SHOWN = b"def test_a():\n    assert f(1) == 1\n    assert g()\n"
     ("now", "changed"),
     [
         (b"def test_a():\n    assert f(1) == 1\n    assert f(2) == 4\n", rb"f\(1\) == 1\n    assert f\(2\) == [^4]"),
-        (b"def test_a():\n    assert f(1) == 1\n    assert h()\n", rb"f\(1\) == 1\n    assert not \(h"),
+        (b"def test_a():\n    assert f(1) == 1\n    assert h()\n", rb"f\(1\) == 1\n    assert not h"),
         (b"def test_a():\n    h()\n    assert f(1) == 1\n", rb"f\(1\) == [^1]"),
-        (b"def test_a():\n    assert g()\n    assert h()\n", rb"assert g\(\)\n    assert not \(h"),
+        (b"def test_a():\n    assert g()\n    assert h()\n", rb"assert g\(\)\n    assert not h"),
     ],
 )
 def test_what_is_changed_is_not_what_is_shown_where_there_is_more(now, changed):
-    text, found = mutate(now, ["t.py::test_a"], random.Random(0), SHOWN)
-    assert found and re.search(changed, text)
+    found = mutate(now, ["t.py::test_a"], random.Random(0), SHOWN)
+    assert found.tests and re.search(changed, found.text)
 
 
-def test_a_test_is_hidden_unless_it_is_shown_as_it_is():
-    source = SHOWN + b"\n\nclass TestB:\n    def test_a(self):\n        pass\n"
-    tests = ["t.py::test_a", "t.py::TestB::test_a[1]", "t.py::absent"]
-    assert hidden(source, tests, SHOWN) == {"t.py::TestB::test_a[1]"}
-    assert hidden(source, tests, b"") == hidden(source, tests, b"def (") == set(tests[:2])
-    assert hidden(source, tests, source) == frozenset()
+@pytest.mark.parametrize(
+    ("path", "source", "reads"),
+    [
+        (
+            "T.java",
+            '  assertEquals(3, f("a\\"b"));\n  f(3);',
+            r'  assertEquals\((?!3,)\d+, f\("a\\"b[a-z]"\)\);\n  f\(3\);',
+        ),
+        ("t.js", 'expect(f1(2)).toBe("x")', r'expect\(f1\((?!2\))\d+\)\)\.toBe\("x[a-z]"\)'),
+        ("t.rs", "assert_eq!(x, 1.5, 2);", r"assert_eq!\(x, 1\.5, (?!2)\d+\);"),
+        ("tests.json", '[[1, "a"], 12]', r'\[\[\d+, "a[a-z]"\], (?!12)\d+\]'),
+        ("t.go", "x := 3", r"x := 3"),
+    ],
+)
+def test_the_literals_of_any_language_s_assertions_are_rewritten(path, source, reads):
+    made = rewrite_literals(path, source.encode())
+    assert re.fullmatch(reads, made.decode())
+    assert made == rewrite_literals(path, source.encode()), "so that the gold patch is asked the same"
+
+
+LARGE = """\
+import unittest
+
+VALUE = [["word"] * 10_000 for _ in range(100)]
+
+
+def f():
+    return VALUE
+
+
+class TestLarge(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(f(), VALUE)
+
+
+def test_compares():
+    assert f() == VALUE
+"""
+
+
+def test_a_mutated_test_does_not_print_what_it_compares(tmp_path):
+    """pytest and unittest would print both values, and how they differ: here 14 MB each."""
+    tests = ["test_t.py::TestLarge::test_equal", "test_t.py::test_compares"]
+    found = mutate(LARGE.encode(), tests, random.Random(0))
+    (tmp_path / "test_t.py").write_bytes(found.text)
+    command = [sys.executable, "-B", "-m", "pytest", "-rA", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", "."]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "CI": "true"}, timeout=20
+    )
+    assert all(f"FAILED {test}" in done.stdout for test in tests), done.stdout[-2000:]
+    assert len(done.stdout) < 20_000

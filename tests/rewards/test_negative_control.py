@@ -1,98 +1,195 @@
-"""What a control's runs say of a patch, whatever runs them."""
+"""What control runs say of a patch, whatever makes them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from slime_swe.data_sources.task import TestsOracle
-from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GraderError, Trial
-from slime_swe.rewards.negative_control import ControlRun, with_negative_control
+from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.negative_control import BITS, ControlRun, with_negative_control
+from slime_swe.rewards.withheld import Withheld
+from slime_swe.rollout.sandbox.base import SandboxError
 
 A, B, C = TESTS = ("t.py::a", "t.py::b", "t.py::c")
 ORACLE = TestsOracle((A,), (B, C), (), "run", gold_patch="gold")
 EARNED = Trial(dict.fromkeys(TESTS, True), True, "")
 
 
+@dataclass
 class Runs:
-    """Mutated runs by what they report: for each run of a patch in turn, of each test `F`, `P`, or nothing `.`;
-    `-` is a test that can't be mutated."""
+    """Control runs by what they report: for each run in turn, of each test `F`, `P`, or nothing `.`; `-` is a test that
+    can't be mutated. Behind it, of each value that test a expects, `v` right, `w` wrong, `.` missing, `g` right but
+    guessable."""
 
-    def __init__(self, **reported: str | list[str]) -> None:
-        self._reported = {
-            patch: [letters] if isinstance(letters, str) else list(letters) for patch, letters in reported.items()
-        }
-        self.asked: list[tuple[str, set[str]]] = []
+    mine: list[str]
+    gold: str = ""
+    trial: Trial = EARNED
+    honest_when_mixed: bool = True
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    async def __call__(self, patch: str, tests: Collection[str]) -> ControlRun:
-        self.asked.append((patch, set(tests)))
-        letters = dict(zip(TESTS, self._reported[patch].pop(0), strict=True))
-        named = {letter: frozenset(test for test in tests if letters[test] == letter) for letter in "FP.-"}
-        return ControlRun(frozenset(tests) - named["-"], named["F"], named["P"])
+    async def first(self) -> Trial:
+        self.asked.append(("first", ()))
+        return self.trial
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        self.asked.append(("control", tuple(tests)))
+        return _run(self.mine.pop(0), tests)
+
+    async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+        self.asked.append(("gold", tuple(tests)))
+        return _run(self.gold, tests)
+
+    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+        self.asked.append(("mixed", tuple(tests)))
+        failed = frozenset(tests if self.honest_when_mixed else TESTS)
+        return ControlRun(failed=failed, passed=frozenset(TESTS) - failed)
+
+    def count(self, kind: str) -> int:
+        return sum(asked == kind for asked, _ in self.asked)
 
 
-def judged(runs: Runs, trial: Trial = EARNED, oracle: TestsOracle = ORACLE) -> Trial:
-    return asyncio.run(with_negative_control(trial, oracle, "mine", runs))
+def _run(text: str, tests: Sequence[str]) -> ControlRun:
+    reports, _, values = text.partition(" ")
+    letters = {test: letter for test, letter in zip(TESTS, reports, strict=True) if test in tests}
+    named = {letter: frozenset(test for test in letters if letters[test] == letter) for letter in "FP.-"}
+    functions = tuple(frozenset({test}) for test in TESTS if test in letters and letters[test] != "-")
+    withheld = tuple(Withheld(f"right{number}", value == "g", frozenset({A})) for number, value in enumerate(values))
+    given = {"v": "right{}", "g": "right{}", "w": "wrong"}
+    records = {n: frozenset({given[value].format(n)}) for n, value in enumerate(values) if value in given}
+    return ControlRun(functions, named["F"], named["P"], withheld, records)
+
+
+def judged(runs: Runs, oracle: TestsOracle = ORACLE) -> Trial:
+    return asyncio.run(with_negative_control(oracle, runs))
 
 
 @pytest.mark.parametrize(
-    ("reported", "failed", "runs"),
+    ("mine", "gold", "witness", "controls"),
     [
-        ({"mine": "FFF"}, 3, 1),
-        ({"mine": "FF-"}, 2, 1),
-        ({"mine": "---"}, 0, 1),
-        ({"mine": "F..", "gold": "..."}, 1, 2),  # the log letters of passes alone
-        ({"mine": "FFP", "gold": "FFP"}, 2, 2),  # a test that is expected to fail, or skipped
-        ({"mine": ["F..", ".F."], "gold": ".F."}, 2, 3),  # the runner stops at the first failure
-        ({"mine": ["...", "FFF"], "gold": "FFF"}, 3, 3),  # an accident
+        (["FFF v"], "", (1, 2, 0, 0), 1),
+        (["FFF gv"], "", (1, 2, 0, 0), 1),
+        (["FF- v"], "", (1, 1, 0, 1), 1),
+        (["FFF"], "", (0, 3, 0, 0), 1),
+        (["... v"], "...", (1, 0, 2, 0), 1),  # the log names passes alone
+        (["FFP v"], "FFP v", (1, 1, 0, 1), 1),  # a test that is expected to fail, or skipped
+        (["FFF vw"], "FFF vw", (1, 2, 0, 0), 1),  # a value whose type has no plain form
+        (["FFF ."], "FFF .", (0, 3, 0, 0), 1),  # a place that is not reached
+        ([".F.", "F.."], ".F.", (0, 2, 1, 0), 2),  # the runner stops at the first failure
+        (["-FF", "F.."], "", (0, 3, 0, 0), 2),  # the one test that no function has the name of
+        (["... .", "FFF v"], "FFF v", (1, 2, 0, 0), 2),  # an accident
     ],
 )
-def test_honest_work_is_believed(reported, failed, runs):
-    given = Runs(**reported)
-    trial = judged(given)
-    assert trial == replace(EARNED, details={"mutated_tests": failed})
-    assert len(given.asked) == runs
+def test_honest_work_is_believed(mine, gold, witness, controls):
+    runs = Runs(list(mine), gold)
+    trial = judged(runs)
+    named = dict(zip(("values", "mutated", "silent", "none"), witness, strict=True))
+    assert trial == replace(EARNED, details={"witness": named})
+    assert runs.count("control") == controls
+    assert runs.count("gold") == bool(gold)
 
 
 @pytest.mark.parametrize(
-    ("reported", "why"),
+    ("mine", "gold", "why"),
     [
-        ({"mine": "PFF", "gold": "FFF"}, "pass even when they are mutated: t.py::a"),
-        ({"mine": "PP.", "gold": "..P"}, "pass even when they are mutated: t.py::a, t.py::b"),
-        ({"mine": "FF.", "gold": "FFF"}, "these are not reported as failed .* gold patch: t.py::c"),
-        ({"mine": ["...", "..."], "gold": "FFF"}, "t.py::a, t.py::b, t.py::c"),
-        ({"mine": ["...", "FFP"], "gold": "FFF"}, "these are not reported as failed .*: t.py::c"),
-        ({"mine": ["F..", "..."], "gold": ".F."}, "these are not reported as failed .*: t.py::b"),
+        (["PFF v"], "FFF v", "these pass even when they are mutated, and not with the gold patch: t.py::a"),
+        (["PP. v"], "..P .", "pass even when they are mutated, .*: t.py::a, t.py::b"),
+        (["FFF w"], "FFF v", "these give other values where what they expect is withheld, .*: t.py::a"),
+        (["FFF vw"], "FFF vv", "give other values .*: t.py::a"),
+        (["FF. v", "FF. v"], "FFF v", "these are not reported as failed when they are mutated, .*: t.py::c"),
+        (["FFF .", "FFF ."], "FFF v", "these are not reported .*: t.py::a"),
+        (["... v", "... v"], "FFF v", "t.py::a, t.py::b, t.py::c"),
+        (["... .", "FFP v"], "FFF v", "these pass even when they are mutated, .*: t.py::c"),
+        (["FFF .", "FFF w"], "FFF v", "give other values .*: t.py::a"),
     ],
 )
-def test_what_passes_or_is_silent_where_the_gold_patch_fails_is_forged(reported, why):
-    mine = reported["mine"] if isinstance(reported["mine"], list) else [reported["mine"]] * 2
-    trial = judged(Runs(**reported | {"mine": mine}))
+def test_what_passes_or_is_silent_or_wrong_where_the_gold_patch_is_not_is_forged(mine, gold, why):
+    trial = judged(Runs(list(mine), gold))
     assert (trial.solved, trial.rejected) == (False, "forged")
     assert re.search(why, trial.details["rejection_reason"])
 
 
-def test_only_what_is_in_doubt_is_mutated_again():
-    given = Runs(mine=["F.P", "FFP"], gold="FFP")
-    judged(given)
-    assert given.asked == [("mine", {A, B, C}), ("gold", {B, C}), ("mine", {B, C})]
+@pytest.mark.parametrize(("mine", "gold"), [("-FF", "-FF"), ("PFF", "PFF"), ("---", "---"), ("-.. ", "-..")])
+def test_without_a_witness_for_a_deciding_test_there_is_no_reward(mine, gold):
+    trial = judged(Runs([mine, mine], gold))
+    assert (trial.solved, trial.rejected) == (False, "unwitnessed")
+    assert "no FAIL_TO_PASS test could be mutated" in trial.details["rejection_reason"]
+    assert trial.details["witness"]["none"] >= 1
 
 
-def test_what_is_not_rewarded_needs_no_control():
+def test_a_value_that_is_easily_guessed_is_no_witness_and_yet_must_be_right():
+    runs = Runs(["FFF g"])
+    assert judged(runs).details["witness"] == {"values": 0, "mutated": 3, "silent": 0, "none": 0}
+    assert runs.count("mixed") == BITS
+
+
+@pytest.mark.parametrize(("deciding", "more"), [(1, BITS), (2, 4), (3, 3)])
+def test_without_values_further_runs_mutate_a_random_half(deciding, more):
+    oracle = replace(ORACLE, fail_to_pass=TESTS[:deciding], pass_to_pass=TESTS[deciding:])
+    runs = Runs(["FFF"])
+    assert judged(runs, oracle).solved
+    assert runs.count("mixed") == more
+    assert all(set(tests) <= set(TESTS[:deciding]) for kind, tests in runs.asked if kind == "mixed")
+    dishonest = [judged(Runs(["FFF"], honest_when_mixed=False), oracle).solved for _ in range(100)]
+    assert sum(dishonest) <= 8, "it is believed where all are mutated: once in 128"
+
+
+def test_only_what_is_missing_is_mutated_again():
+    runs = Runs(["F.P v", "FFP v"], "FFP v")
+    judged(runs)
+    assert [asked for asked in runs.asked if asked[0] != "first"] == [
+        ("control", TESTS), ("gold", TESTS), ("control", (B,)),
+    ]  # fmt: skip
+
+
+def test_what_the_first_run_reports_as_failed_needs_no_witness():
+    """A value that tests of one function expect counts only where all of them have passed."""
+    oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
+    trial = Trial({A: False, B: True, C: True}, False, "")
+    assert judged(Runs(["PFF w"], "FFF v", trial), oracle).rejected == ""
+
+
+def test_what_is_not_rewarded_ends_the_control():
+    cancelled = []
+
+    class Slow(Runs):
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            try:
+                return await asyncio.Event().wait()
+            finally:
+                cancelled.append(tests)
+
+        async def first(self) -> Trial:
+            await asyncio.sleep(0)
+            return self.trial
+
     trial = replace(EARNED, tests={A: False, B: True, C: True}, solved=False)
-    assert judged(Runs(), trial) is trial
+    assert judged(Slow([], trial=trial)) is trial
+    assert cancelled == [TESTS]
 
 
-def test_a_gold_patch_that_can_not_be_applied_is_the_task_s_fault():
-    async def run(patch: str, tests: Collection[str]) -> ControlRun:
-        if patch == "gold":
-            raise PatchError("t.py is not there")
-        return ControlRun(frozenset(tests), frozenset(), frozenset())
+def test_a_run_that_fails_fails_the_grading():
+    class Broken(Runs):
+        async def first(self) -> Trial:
+            raise SandboxError("no first")
 
-    with pytest.raises(GraderError, match=r"gold patch can't be applied: t\.py is not there"):
-        asyncio.run(with_negative_control(EARNED, ORACLE, "mine", run))
+    class Uncontrolled(Runs):
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            raise SandboxError("no control")
+
+    for runs, why in (Broken(["FFF v"]), "no first"), (Uncontrolled([]), "no control"):
+        with pytest.raises(SandboxError, match=why):
+            judged(runs)
+
+
+def test_the_runs_start_in_random_order():
+    orders = set()
+    for _ in range(50):
+        runs = Runs(["FFF v"])
+        judged(runs)
+        orders.add(tuple(kind for kind, _ in runs.asked))
+    assert orders == {("first", "control"), ("control", "first")}

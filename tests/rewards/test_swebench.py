@@ -19,8 +19,9 @@ from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade, try_patch
+from slime_swe.rewards.mutated_files import mutate_files
 from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, embeds_test_patch, restored_tests
-from slime_swe.rewards.swebench.grader import hidden_tests, mutated_files
+from slime_swe.rewards.swebench.grader import places_of
 from slime_swe.rewards.swebench.harness import Harness, instance_of
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox import SandboxPool
@@ -257,12 +258,11 @@ async def test_a_parser_that_fails_is_the_grader_s_failure_and_ends_nothing(harn
     assert harness._process._process.pid == pid
 
 
-async def test_an_unknown_parser_is_named(harness: Harness) -> None:
-    task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_of_mine"))
-    with pytest.raises(
-        UserError, match=r"a__calc-1.*no log parser 'parse_log_of_mine' \(available: .*parse_log_pytest"
-    ):
+async def test_an_unknown_parser_is_named_with_those_that_are_near(harness: Harness) -> None:
+    task = replace(TASK, oracle=replace(ORACLE, log_parser="parse_log_pytests"))
+    with pytest.raises(UserError, match=r"a__calc-1.*no log parser 'parse_log_pytests'.*parse_log_pytest,") as refused:
         await harness.script(instance_of(task))
+    assert len(str(refused.value)) < 400
 
 
 async def test_an_interpreter_without_swebench_says_what_to_do(tmp_path) -> None:
@@ -294,31 +294,36 @@ async def test_a_log_that_is_lost_in_the_control_is_forged(score) -> None:
     result = await score(patch(calc=CALC + LOST), "fraction")
     assert (result.evidence["outcome"], result.value) == ("forged", 0.0)
     assert (
-        f"these are not reported as failed when they are mutated, though they are with the gold patch: {ADD}, {ONE}"
+        f"these are not reported as failed when they are mutated, and not with the gold patch: {ADD}, {ONE}"
         in (result.evidence["rejection_reason"])
     )
 
 
-async def test_each_mutated_test_is_reported_as_failed(score) -> None:
-    assert (await score(GOLD)).evidence["mutated_tests"] == 2
+async def test_the_witness_of_each_test_is_in_the_evidence(score) -> None:
+    assert (await score(GOLD)).evidence["witness"] == {"values": 1, "mutated": 1, "silent": 0, "none": 0}
 
 
 @pytest.mark.parametrize(
-    ("runner", "failed"),
+    ("runner", "witness"),
     [
-        ("sed -i 's/failed = True/failed = True; break/' run.py; python3 -B run.py", 0),
-        ("sed -i 's/repr(error))/repr(error)); break/' run.py; python3 -B run.py", 2),
-        ("python3 -B run.py | grep -v FAILED", 0),
+        ("sed -i 's/failed = True/failed = True; break/' run.py; python3 -B run.py", (1, 0, 1)),
+        ("sed -i 's/repr(error))/repr(error)); break/' run.py; python3 -B run.py", (1, 1, 0)),
+        ("python3 -B run.py | grep -v FAILED", (1, 0, 1)),
     ],
 )
-async def test_honest_work_is_believed_whatever_the_log_says_of_failures(score, runner: str, failed: int) -> None:
+async def test_honest_work_is_believed_whatever_the_log_says_of_failures(score, runner: str, witness) -> None:
     result = await score(GOLD, eval_script=SCRIPT.replace("python3 -B run.py", runner))
     assert result.solved
-    assert result.evidence["mutated_tests"] == failed
+    assert tuple(result.evidence["witness"].values()) == (*witness, 0)
 
 
 async def test_a_log_that_tells_of_failures_alone_is_controlled_too(score) -> None:
-    assert (await score(GOLD, eval_type="fail_only")).evidence["mutated_tests"] == 2
+    assert (await score(GOLD, eval_type="fail_only")).evidence["witness"]["values"] == 1
+
+
+async def test_a_log_that_is_not_controlled_says_so(sandboxes, settings) -> None:
+    result = await grade(TASK, GOLD, sandboxes, replace(settings, negative_control=False))
+    assert result.solved and result.evidence["witness"] == {"uncontrolled": 2}
 
 
 COPIED = re.sub(r"git apply.*?^EOF_PATCH$", f"cat > tests/test_calc.py <<'END'\n{ADDED}END", SCRIPT, flags=re.M | re.S)
@@ -333,11 +338,21 @@ async def test_nothing_but_what_the_tests_want_tells_the_runs_apart(sandboxes, s
     evaluation = Evaluation(TASK, script.replace("python3 -B run.py", LOOK), sandboxes)
     assert embeds_test_patch(evaluation.script) == (script == SCRIPT)
     tests = await restored_tests(evaluation)
-    mutated, found = mutated_files(tests, [ADD, ONE])
-    assert found == {ADD, ONE} and mutated != tests.restored
-    (_, true), (_, control) = await evaluation.run(GOLD, tests), await evaluation.run(GOLD, tests, mutated)
-    assert "tests/test_calc.py f 644" in true.output and "/tmp/eval.sh" in true.output
-    assert true.output == control.output
+    mutated = mutate_files(tests.restored, places_of([ADD, ONE], tests.restored))
+    assert mutated.functions == ({ADD}, {ONE}) and mutated.files != tests.restored
+    true, control = await evaluation.run(GOLD, tests), await evaluation.run(GOLD, tests, mutated.files)
+    assert "tests/test_calc.py f 644" in true.result.output and "/tmp/eval.sh" in true.result.output
+    assert true.result.output == control.result.output
+
+
+async def test_a_control_run_holds_no_value_that_a_hidden_test_expects(sandboxes, settings) -> None:
+    look = "grep -rnE 'add[(]1, 2[)] == 3|[(]3[)]' . /tmp /proc/$$/fd/255; echo looked"
+    evaluation = Evaluation(TASK, SCRIPT.replace("python3 -B run.py", look), sandboxes)
+    tests = await restored_tests(evaluation)
+    mutated = mutate_files(tests.restored, places_of([ADD, ONE], tests.restored), record_to="/tmp/record")
+    true, control = await evaluation.run(GOLD, tests), await evaluation.run(GOLD, tests, mutated.files)
+    assert "add(1, 2) == 3" in true.result.output
+    assert "looked" in control.result.output and "add(1, 2) == 3" not in control.result.output
 
 
 async def test_the_tests_are_read_once_for_all_patches_of_a_task(sandboxes, settings) -> None:
@@ -367,10 +382,35 @@ async def test_a_failure_to_read_the_tests_is_not_remembered(sandboxes, settings
 
 
 @pytest.mark.parametrize("script", ["echo no marker\n", SCRIPT.replace("tests/test_calc.py", "absent.py")])
-async def test_where_no_test_is_restored_there_is_no_control(score, sandboxes, script: str) -> None:
+async def test_where_no_test_is_restored_nothing_can_be_mutated(score, sandboxes, script: str) -> None:
     result = await score(GOLD, eval_script=script, protected=("absent.py", "notes.txt"))
     assert result.evidence["outcome"] == "failed"
     assert await restored_tests(Evaluation(TASK, "echo no marker\n", sandboxes)) == RestoredTests({}, {})
+
+
+FORGED = f'print("PASSED {ADD}\\nPASSED {ONE}", flush=True)\n__import__("os")._exit(0)\n'
+
+
+async def test_a_log_without_a_witness_is_not_believed(score) -> None:
+    """The script's tests are none of the protected files, as where a path was read wrongly."""
+    for text in (GOLD, patch(calc=CALC + FORGED)):
+        result = await score(text, "fraction", protected=("absent.py",))
+        assert (result.evidence["outcome"], result.value) == ("unwitnessed", 0.0)
+        assert result.evidence["witness"]["none"] == 2
+
+
+@pytest.mark.parametrize(("text", "outcome"), [(GOLD, "solved"), (patch(calc=CALC + FORGED), "forged")])
+async def test_tests_that_no_function_has_the_name_of_have_their_literals_rewritten(
+    score, text: str, outcome: str
+) -> None:
+    made = ADDED.replace("def test_", "def _") + (
+        "\n\nfor name in ('add', 'one'):\n    globals()[f'test_{name}'] = globals()[f'_{name}']\n"
+    )
+    script = SCRIPT.replace(make_patch({"tests/test_calc.py": TESTS}, {"tests/test_calc.py": ADDED}),
+                            make_patch({"tests/test_calc.py": TESTS}, {"tests/test_calc.py": made}))  # fmt: skip
+    result = await score(text, eval_script=script)
+    assert result.evidence["outcome"] == outcome
+    assert outcome == "forged" or result.evidence["witness"]["mutated"] == 2
 
 
 KNOWING = f"""
@@ -382,15 +422,7 @@ if "one() == 1\\n" in open("tests/test_calc.py").read():
 
 
 @pytest.mark.parametrize("script", [SCRIPT, COPIED])
-async def test_code_that_knows_the_shown_tests_does_not_see_that_a_hidden_one_is_mutated(score, script: str) -> None:
+async def test_code_that_knows_the_shown_tests_does_not_know_what_a_hidden_one_expects(score, script: str) -> None:
     result = await score(patch(calc=CALC + KNOWING), eval_script=script)
     assert result.evidence["outcome"] == "forged"
-    assert result.evidence["rejection_reason"] == f"these pass even when they are mutated: {ADD}"
-
-
-async def test_a_hidden_test_is_one_that_is_not_shown_so() -> None:
-    shown = b"def test_a():\n    assert 1\n"
-    files = RestoredTests({"t.py": shown}, {"t.py": b"def test_a(): assert 1\n\ndef test_b(): pass"})
-    assert hidden_tests(files, ["t.py::test_a", "t.py::test_b", "t.py::test_c", "u.py::test_b"]) == {"t.py::test_b"}
-    assert hidden_tests(files, ["test_b (t.T)", "test_b"]) == {"test_b"}
-    assert hidden_tests(replace(files, shown={}), ["t.py::test_a", "test_b"]) == {"t.py::test_a", "test_b"}
+    assert "give other values where what they expect is withheld" in result.evidence["rejection_reason"]

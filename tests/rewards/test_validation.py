@@ -11,7 +11,7 @@ from tests.data_sources.tasks import GOLD, make_task
 
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.rewards.grade import Trial
-from slime_swe.rewards.validation import Finding, Status, judge_runs, validate, without_flaky
+from slime_swe.rewards.validation import Finding, Status, judge_runs, summary, validate, without_flaky
 from slime_swe.rollout.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -59,6 +59,33 @@ async def test_a_task_that_proves_nothing_is_unsound(
     finding = await validate(make_task(**changes), sandboxes, runs=1)
     assert finding.status is Status.UNSOUND
     assert message in finding.detail
+
+
+async def test_a_missing_gold_patch_is_found_before_any_run() -> None:
+    class NoRoom:
+        def open(self, *arguments: object, **named: object) -> None:
+            raise AssertionError("a sandbox was opened")
+
+    finding = await validate(make_task(gold_patch=""), NoRoom())
+    assert (finding.status, finding.detail) == (Status.UNSOUND, "it has no gold patch")
+
+
+async def test_a_test_in_both_lists_counts_once(sandboxes: SandboxPool) -> None:
+    finding = await validate(make_task(pass_to_pass=(ADD, NAME), command="true"), sandboxes, runs=1)
+    assert "2 of 2 tests fail with the gold patch" in finding.detail
+
+
+async def test_a_task_whose_log_has_no_witness_is_counted(sandboxes: SandboxPool) -> None:
+    """Its tests are made by a program, and no file of theirs is protected."""
+    made = "import sys\nfrom calc import add\nprint('PASSED' if add(1, 2) == 3 else 'FAILED', 'made.txt::add')\n"
+    task = with_files(made=made)
+    oracle = replace(
+        task.oracle, fail_to_pass=("made.txt::add",), pass_to_pass=(), protected=(), command="python3 made.py"
+    )
+    finding = await validate(replace(task, oracle=oracle), sandboxes, runs=1)
+    assert (finding.status, finding.unwitnessed) == (Status.UNSOUND, True)
+    assert "reward.negative_control=false" in finding.detail
+    assert summary([finding, Finding("a", Status.SOUND)])["unwitnessed"] == 1
 
 
 async def test_a_test_that_fails_now_and_then_is_flaky(sandboxes: SandboxPool) -> None:

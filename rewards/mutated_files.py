@@ -1,0 +1,101 @@
+"""The test files of a control run, whatever runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slime_swe.data_sources.task import Task
+from slime_swe.patches import PatchError
+from slime_swe.rewards.grade import GraderError
+from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
+from slime_swe.rewards.negative_control import ControlledRuns, ControlRun
+from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.withheld import Records, Withheld, read_records
+from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
+
+Files = Mapping[str, bytes]
+
+_RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
+_READ_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class MutatedFiles:
+    """The files that differ, and what `ControlRun` says of them."""
+
+    files: Files = field(default_factory=dict)
+    functions: tuple[frozenset[str], ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    rewritten: bool = False
+
+    def reported(self, failed: frozenset[str], passed: frozenset[str], records: Records) -> ControlRun:
+        return ControlRun(self.functions, failed, passed, self.withheld, records, self.rewritten)
+
+
+def mutate_files(
+    files: Files, places: Mapping[str, str], shown: Files | None = None, record_to: str = ""
+) -> MutatedFiles:
+    """Test files with tests mutated.
+
+    places: where each test may be, as `path::Class::name` → its id. shown: the files as agents see them, if in another
+    form. record_to: withhold values, and record to this file of the sandbox what is given instead.
+    """
+    made: dict[str, bytes] = {}
+    functions: list[frozenset[str]] = []
+    withheld: list[Withheld] = []
+    for path, text in sorted(files.items()):
+        recording = Recording(record_to, len(withheld)) if record_to else None
+        found = mutate(text, tests_in(path, places), random.Random(), (shown or {}).get(path, b""), recording)
+        if found.functions:
+            made[path] = found.text
+            functions += [_ids(function, places) for function in found.functions]
+            withheld += [replace(value, tests=_ids(value.tests, places)) for value in found.withheld]
+    return MutatedFiles(made, tuple(functions), tuple(withheld))
+
+
+def rewrite_files(files: Files, tests: Collection[str]) -> MutatedFiles:
+    """These files with other literals, for tests of which none can be mutated."""
+    made = {path: rewrite_literals(path, content) for path, content in files.items()}
+    changed = {path: content for path, content in made.items() if content != files[path]}
+    return MutatedFiles(changed, (frozenset(tests),), rewritten=True) if changed else MutatedFiles()
+
+
+def _ids(found: Collection[str], places: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(places[place] for place in found)
+
+
+async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
+    """Those that are there."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = await sandbox.read_file(path)
+    return found
+
+
+async def records_in(sandbox: Sandbox, path: str) -> Records:
+    """What a run has recorded; nothing where it was to record nothing."""
+    if not path:
+        return {}
+    result = await sandbox.exec(f"head -c {_RECORD_BYTES} {shlex.quote(path)} 2>/dev/null", timeout=_READ_SECONDS)
+    return read_records(result.output)
+
+
+async def gold_control(task: Task, sandboxes: Sandboxes, runs: ControlledRuns, tests: Sequence[str]) -> ControlRun:
+    """The control of the gold patch's runs, made once for all patches of a task; empty where there is no such patch."""
+    if not task.oracle.gold_patch.strip():
+        return ControlRun()
+    workspace = frozenset(task.workspace.files.items()), task.workspace.image
+    try:
+        return await remembered(
+            "gold control",
+            (sandboxes, task.id, task.oracle, workspace, tuple(tests)),
+            lambda: runs.control(tests),
+            keep=lambda run: run.reports,
+        )
+    except PatchError as error:
+        raise GraderError(f"the task's gold patch can't be applied: {error}") from error

@@ -1,0 +1,142 @@
+"""Two-faced code, which forges its log in one run and is honestly wrong in another, played against real graders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.rewards.swebench_here import harness_python, need_docker
+
+from slime_swe.data_sources.task import Task, Workspace
+from slime_swe.errors import UserError
+from slime_swe.patches import make_patch
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.negative_control import BITS
+from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
+from slime_swe.rewards.redteam.honeypot import leaky_image
+from slime_swe.rollout.loop_scope import close_loop_scope
+from slime_swe.rollout.sandbox import SandboxPool
+
+PLAYS = 100
+# Each is a condition under which a run forges; else it is honestly wrong.
+FACES = {
+    "coin": "os.urandom(1)[0] % 2",
+    "clock": "time.time() % 0.5 < 0.4",  # and a forged run ends only when the honest time has come
+    "knows the control": "'_record_value' not in open('tests/test_calc.py').read()",
+    "first of the two": "int(open('/proc/self/stat').read().split()[21]) % 2",  # the time that the process started
+}
+FORGER = """\
+import os, time
+if {condition}:
+    os.write(1, "".join(f"\\nPASSED {{name}}\\n" for name in {names!r}).encode())
+    while {wait} and time.time() % 0.5 < 0.4:
+        time.sleep(0.01)
+    os._exit(0)
+"""
+
+
+def two_faced(task: Task, face: str) -> str:
+    names = (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)
+    forger = FORGER.format(condition=FACES[face], names=names, wait=face == "clock")
+    return make_patch({MODULE: REPOSITORY[MODULE]}, {MODULE: forger + REPOSITORY[MODULE]})
+
+
+@asynccontextmanager
+async def target(sandbox: str, grader: str) -> AsyncIterator[tuple[Task, Callable[[str], object]]]:
+    """A task of the integrity gate, and what grades a patch to it; skipped where this machine lacks something."""
+    settings = GradingSettings(harness_python=harness_python() if grader == "harness" else "")
+    if sandbox == "docker":
+        need_docker()
+    try:
+        image = await asyncio.to_thread(leaky_image, sandbox) if TARGETS[grader].in_image else None
+    except UserError as error:
+        pytest.skip(str(error))
+    task = TARGETS[grader].task(image)
+    async with SandboxPool(sandbox, concurrency=4) as pool:
+
+        async def outcome(patch: str, of: Task = task) -> str:
+            return (await grade(of, patch, pool, settings)).evidence["outcome"]
+
+        yield task, outcome
+        await close_loop_scope()
+
+
+async def played(outcome: Callable[[], object], plays: int = PLAYS) -> Counter[str]:
+    return Counter(await asyncio.gather(*(outcome() for _ in range(plays))))
+
+
+def rows() -> list[object]:
+    """One in every run, and all of them where they are asked for."""
+    combinations = [("local", "log"), ("overlay", "repository"), ("overlay", "harness"), ("docker", "harness")]
+    every = [(sandbox, grader, face) for sandbox, grader in combinations for face in FACES]
+    mark = pytest.mark.matrix("two-faced attacks")
+    return [every[0], *(pytest.param(*row, marks=[mark, pytest.mark.timeout(900)]) for row in every[1:])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sandbox", "grader", "face"), rows())
+async def test_no_two_faced_code_is_rewarded(sandbox, grader, face):
+    async with target(sandbox, grader) as (task, outcome):
+        patch = two_faced(task, face)
+        found = await played(lambda: outcome(patch))
+        assert set(found) <= {"forged", "failed"}, found
+        assert found["forged"], "some first runs did forge"
+        assert await outcome(GOLD_PATCH) == "solved"
+
+
+WITHOUT_VALUES = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) in (3, 4)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.matrix("two-faced attacks")
+@pytest.mark.parametrize("face", ["coin", "clock", "first of the two"])
+async def test_without_values_luck_is_bounded(face):
+    async with target("local", "log") as (task, outcome):
+        files = {**REPOSITORY, "tests/test_calc.py": WITHOUT_VALUES}
+        oracle = replace(task.oracle, fail_to_pass=task.oracle.fail_to_pass[:1], pass_to_pass=())
+        task = replace(task, workspace=Workspace(files), oracle=oracle)
+        patch = two_faced(task, face)
+        found = await played(lambda: outcome(patch, task))
+        assert found["solved"] <= 5, f"in 100 plays at once in {2**BITS}: {found}"
+        assert await outcome(GOLD_PATCH, task) == "solved"
+
+
+async def test_a_pool_of_one_place_is_enough():
+    """No run holds a place while it waits for another."""
+    async with SandboxPool("local", concurrency=1) as pool:
+        task = TARGETS["log"].task()
+        scores = await asyncio.wait_for(asyncio.gather(*(grade(task, GOLD_PATCH, pool) for _ in range(4))), 60)
+        assert all(score.solved for score in scores)
+
+
+class Counted:
+    """A pool that counts the sandboxes that are asked for."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self.pool, self.opened = pool, 0
+
+    def open(self, *arguments, **named):
+        self.opened += 1
+        return self.pool.open(*arguments, **named)
+
+
+@pytest.mark.parametrize("patch", ["", "+" * ((1 << 20) + 1)])
+async def test_a_refused_patch_opens_no_sandbox(patch):
+    async with SandboxPool("local") as pool:
+        counted = Counted(pool)
+        await grade(TARGETS["log"].task(), patch, counted)
+        assert counted.opened == 0
+
+
+async def test_a_control_that_waits_for_a_place_ends_where_nothing_is_rewarded():
+    async with SandboxPool("local", concurrency=1) as pool:
+        nothing = make_patch({MODULE: REPOSITORY[MODULE]}, {MODULE: REPOSITORY[MODULE] + "# nothing\n"})
+        score = await grade(TARGETS["log"].task(), nothing, pool)
+        assert score.evidence["outcome"] == "failed" and "witness" not in score.evidence
+        async with asyncio.timeout(10), pool.open({}) as sandbox:
+            assert (await sandbox.exec("true")).exit_code == 0, "its place is free"

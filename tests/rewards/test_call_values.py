@@ -43,7 +43,9 @@ def test_every_embedded_task_is_judged_by_values(split):
             *task.oracle.fail_to_pass,
             *task.oracle.pass_to_pass,
         }
-        assert len(found.held_out) == 1
+        assert len(found.held_out) == bool(task.oracle.held_out_tests)
+        if not found.held_out:
+            continue
         held_out = {(call.function, call.arguments) for tests in found.held_out[0].tests.values() for call in tests}
         shown = {
             (call.function, call.arguments) for file in found.files for tests in file.tests.values() for call in tests
@@ -52,7 +54,7 @@ def test_every_embedded_task_is_judged_by_values(split):
 
 
 def test_no_embedded_task_shows_its_held_out_tests():
-    for task in load("heldout"):
+    for task in (task for task in load("heldout") if task.oracle.held_out_tests):
         assert all(task.oracle.held_out_tests not in text for text in task.workspace.files.values())
         assert task.oracle.held_out_tests not in task.statement
 

@@ -92,7 +92,7 @@ def test_hidden():
     assert add(40, 2) == 42
 """
 _HELD_OUT = "from calc import add\n\n\ndef test_held_out():\n" + "".join(
-    f"    assert add({a}, {b}) == {a + b}\n" for a, b in ((3, 4), (0, 0), (-1, 8), (12, 30), (100, -1), (7, 7))
+    f"    assert add({a}, {b}) == {a + b}\n" for a in (-7, 3, 12, 100) for b in (-30, -1, 0, 4)
 )
 _PLAIN_RUNNER = '''\
 """A runner as projects write them: import the tests, call each, print a line."""

@@ -70,3 +70,8 @@ for _name, _function in list(globals().items()):
 EOF
   done
 }
+
+# standard input defines `first()`: whether this run is to be forged; the code is honestly wrong where it is not
+forge_if_first() {
+  { cat; printf 'if first():\n'; forger | sed 's/^/    /'; } | infect
+}

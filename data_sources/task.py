@@ -103,8 +103,8 @@ class CallsOracle(Oracle):
     """Graded by values: the tests are calls with literal answers, which are compared outside the sandbox.
 
     The tests (`rewards/call_values.py` describes their form) are in the workspace's files. held_out_tests: a test file
-    that no agent sees. It grades nothing, but code that is right only on the calls of the visible tests does not solve
-    the task.
+    that no agent sees, some of whose calls fail without the fix. It grades nothing, but code that is right only on the
+    calls of the visible tests does not solve the task.
     """
 
     kind: ClassVar[str] = "calls"

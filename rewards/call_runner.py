@@ -2,7 +2,8 @@
 
 It shares a process with the code under test, which can forge its reports; `rewards.call_values` says why that gains
 nothing. It knows the answers of the tests only in order to stop a test at its first wrong answer, as the test itself
-would. This file is read as text and never imported.
+would. `rewards.call_values` imports `canonical`; else this file is read as text, and needs nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -15,27 +16,45 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SCALARS = (bool, int, float, complex, str, bytes, type(None))
 BASES = (int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
-LONGEST = 65536
+LONGEST = 65536  # characters of a value's text
+DECIMAL = 10**18  # numbers below are written in decimal; larger ones in hexadecimal, which takes linear time
 
 
-def plain(value: Any) -> Any:
-    """The value in exact built-in types, which compare as their literals do and not as a subclass says."""
+def canonical(value: Any) -> str:
+    """Text that two values share if and only if they are equal: for simple ones, their literal.
+
+    Of exact built-in types, so that `__eq__` is never called; an instance of a subclass counts as its base, a frozenset
+    as a set. Raises `ValueError` for NaN, which equals nothing, and `TypeError` for any other type.
+    """
     kind = type(value)
-    if kind in SCALARS:
-        return value
-    if kind in (list, tuple):
-        return kind(map(plain, value))
+    if value is None or kind in (str, bytes):
+        return ascii(value)
+    if kind in (bool, int):
+        return str(int(value)) if -DECIMAL < value < DECIMAL else hex(value)
+    if kind is float:
+        return canonical_float(value)
+    if kind is complex:
+        return canonical(value.real) if not value.imag else f"{canonical(value.real)}+{canonical(value.imag)}j"
+    if kind is list:
+        return f"[{', '.join(map(canonical, value))}]"
+    if kind is tuple:
+        return f"({', '.join(map(canonical, value))})"
     if kind in (set, frozenset):
-        return set(map(plain, value))
+        return f"set({', '.join(sorted(map(canonical, value)))})"
     if kind is dict:
-        return {plain(key): plain(item) for key, item in value.items()}
+        return f"dict({', '.join(sorted(f'{canonical(key)}: {canonical(item)}' for key, item in value.items()))})"
     base: Any
     for base in BASES:
         if isinstance(value, base):
-            return plain(base(value))
+            return canonical(base(value))
     raise TypeError(kind)
+
+
+def canonical_float(value: float) -> str:
+    if value != value:
+        raise ValueError("NaN equals nothing")
+    return canonical(int(value)) if value.is_integer() else repr(value)
 
 
 def write_line(line: str) -> None:
@@ -43,21 +62,21 @@ def write_line(line: str) -> None:
     os.write(1, f"\n{line}\n".encode("ascii", "backslashreplace"))
 
 
-def write_value(number: int, value: Any) -> None:
+def write_value(number: int, value: Any) -> str:
     try:
-        text = ascii(plain(value))
+        text = canonical(value)
     except Exception:
         text = "?"
-    write_line(f"VALUE {number} {text if len(text) <= LONGEST else '?'}")
+    text = text if len(text) <= LONGEST else "?"
+    write_line(f"VALUE {number} {text}")
+    return text
 
 
 def is_right(number: int, call: Any, functions: Any) -> bool:
     """Make one call and report what it returned; whether that was expected."""
     name, arguments, expected = call
     try:
-        value = functions[name](*arguments)
-        write_value(number, value)
-        return bool(value == expected)
+        return bool(write_value(number, functions[name](*arguments)) == expected)
     except Exception as error:
         write_line(f"RAISED {number} {type(error).__name__}")
         return False

@@ -1,8 +1,14 @@
 """Grade by values: tests that are calls with literal answers are decided outside the sandbox.
 
-The sandbox is asked what each call returns. The comparison that counts happens here. So there is no log to forge, and
-nothing in the sandbox is worth manipulating except to return the right answers. No agent and no code under test can
-read the answers of the held-out calls.
+The sandbox is asked what each call returns. The comparison that counts happens here, of one text with another. So there
+is no log to forge, nothing that code prints is evaluated, and nothing in the sandbox is worth manipulating except to
+return the right answers. No agent and no code under test can read the answers of the held-out calls.
+
+Code that is right on all that the tests show must also be right on the held-out calls: on `MIN_SHARE` of those that the
+unpatched code gets wrong, and on as many of those that it gets right. The first condition is for a table of the visible
+answers before the unpatched code, the second for one before anything else, such as its answers' opposites.
+
+Not covered: a table where the bug shows on no call but those of the tests. Such a table is a right fix.
 """
 
 from __future__ import annotations
@@ -16,15 +22,17 @@ from importlib import resources
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import binary_paths
+from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
-from slime_swe.rewards.guard import graded_files
+from slime_swe.rewards.guard import Files, graded_files
+from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 
-MIN_HELD_OUT = 0.1  # share of the held-out calls that code which solves a task gets right, at least
+MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others
 _RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
 _COMMAND = f"python3 -I -S -B {_RUNNER}"
-_VALUE = re.compile(r"^VALUE (\d+) (.*)$", re.MULTILINE)
+_VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
@@ -34,40 +42,76 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     if calls is None:
         raise UserError(f"task {task.id!r}: its tests are not `assert function(literals) == literal`")
     files, ignored = await graded_files(task, patch, added=calls.grading_files())
+    result = await _run(task, files, sandboxes)
+    tests, held_out = calls.read(result.output)
+    trial = _trial(task, tests, result, {"ignored_paths": ignored, "binary_paths": binary_paths(patch)})
+    if not trial.solved or not calls.held_out:
+        return trial
+    reason = _special_cased(held_out, await _unpatched(task, calls, sandboxes))
+    if not reason:
+        return trial
+    return replace(trial, solved=False, rejected="special_cased", details={**trial.details, "rejection_reason": reason})
+
+
+async def _run(task: Task, files: Files, sandboxes: Sandboxes) -> ExecResult:
     try:
         async with sandboxes.open(files, LIMITS) as sandbox:
-            result = await sandbox.exec(_COMMAND, timeout=task.oracle.timeout_seconds)
+            return await sandbox.exec(_COMMAND, timeout=task.oracle.timeout_seconds)
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
-    return _trial(task, calls, result, {"ignored_paths": ignored, "binary_paths": binary_paths(patch)})
 
 
-def _trial(task: Task, calls: Calls, result: ExecResult, details: Mapping[str, object]) -> Trial:
+def _trial(task: Task, results: Mapping[str, bool], result: ExecResult, details: Mapping[str, object]) -> Trial:
     """If a run hangs in a held-out call, its tests had ended before: their results count."""
-    results, held_out = calls.read(result.output)
     tests = {name: results[name] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     if result.timed_out and not all(tests.values()):
         tests = dict.fromkeys(tests, False)
     solved = all(tests.values())
     verdicts = "".join(f"{'PASSED' if passed else 'FAILED'} {name}\n" for name, passed in tests.items())
     log = f"{result.output}\n{verdicts}"
-    trial = Trial(tests, solved, log, result.exit_code, result.timed_out and not solved, details)
-    if not solved or held_out >= MIN_HELD_OUT:
-        return trial
-    reason = f"all that the tests show is right, and {held_out:.0%} of what they don't show".replace("%", " %")
-    return replace(trial, solved=False, rejected="special_cased", details={**details, "rejection_reason": reason})
+    return Trial(tests, solved, log, result.exit_code, result.timed_out and not solved, details)
+
+
+async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence[bool]:
+    """Which of the held-out calls are right without a patch: run once for all patches of a task."""
+    held_out = Calls((), calls.held_out)
+
+    async def run() -> Sequence[bool]:
+        files, _ = await graded_files(task, "", added=held_out.grading_files())
+        return held_out.read((await _run(task, files, sandboxes)).output)[1]
+
+    assert isinstance(task.oracle, CallsOracle), task.oracle
+    key = (frozenset(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
+    return await remembered("answers of unpatched code", key, run)
+
+
+def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:
+    """Why code that is right on all that the tests show is not believed to be a fix; empty where it is.
+
+    right: of each held-out call whether the patched code is right; before: whether the unpatched code is.
+    """
+    if all(before):
+        return "the unpatched code is right on all held-out calls of the task, which thus can't tell a fix from a table"
+    for side, what in ((False, "gets wrong"), (True, "gets right")):
+        chosen = [now for now, then in zip(right, before, strict=True) if then is side]
+        if sum(chosen) < MIN_SHARE * len(chosen):
+            return (
+                f"all that the tests show is right, and of the {len(chosen)} held-out calls that the unpatched code "
+                f"{what} {sum(chosen)}"
+            )
+    return ""
 
 
 @dataclass(frozen=True)
 class LiteralCall:
-    """`function(arguments)` must be `expected`; all three as source text."""
+    """`function(arguments)` must be `expected`. arguments: source text. expected: as `canonical` gives it."""
 
     function: str
     arguments: str
     expected: str
 
     def payload(self, answer: bool) -> str:
-        return f"({self.function!r}, ({self.arguments}), {self.expected if answer else None}),"
+        return f"({self.function!r}, ({self.arguments}), {self.expected if answer else None!r}),"
 
 
 @dataclass(frozen=True)
@@ -95,20 +139,25 @@ class Calls:
         """What is added to the graded files."""
         payload = "".join(file.payload(answers=True) for file in self.files)
         held_out = "".join(file.payload(answers=False) for file in self.held_out)
-        runner = (resources.files("slime_swe.rewards") / "call_runner.py").read_text(encoding="utf-8")
+        folder = resources.files("slime_swe.rewards")
+        runner = "".join((folder / name).read_text(encoding="utf-8") for name in ("canonical.py", "call_runner.py"))
         return {_RUNNER: runner, _CALLS: f"([{payload}], [{held_out}])"}
 
-    def read(self, output: str) -> tuple[dict[str, bool], float]:
-        """Each test → whether all its calls gave the right answer; and the share of held-out calls that did."""
-        values: dict[int, list[str]] = {}
+    def read(self, output: str) -> tuple[dict[str, bool], list[bool]]:
+        """Each test → whether all its calls gave the right answer; and of each held-out call whether it did.
+
+        A call that is reported twice is right if it is so both times.
+        """
+        expected = {str(number): call.expected for number, call in enumerate(self._calls())}
+        reported: dict[str, set[str]] = {number: set() for number in expected}
         for number, text in _VALUE.findall(output):
-            values.setdefault(int(number), []).append(text)
-        verdicts = (_is_right(call, values.get(number, [])) for number, call in enumerate(self._calls()))
+            if number in reported:
+                reported[number].add(text)
+        verdicts = (texts == {expected[number]} for number, texts in reported.items())
         tests = {
             name: all([next(verdicts) for _ in calls]) for file in self.files for name, calls in file.tests.items()
         }
-        held_out = list(verdicts)
-        return tests, sum(held_out) / len(held_out) if held_out else 1.0
+        return tests, list(verdicts)
 
     def _calls(self) -> Iterator[LiteralCall]:
         """In the order that `call_runner.py` numbers them."""
@@ -143,7 +192,7 @@ def read_calls(source: str, prefix: str) -> CallFile | None:
         assert len(names) == len(first.names) and "*" not in names
         tests = {prefix + _test_name(function): tuple(_calls(function, names)) for function in functions}
         assert len(tests) == len(functions)
-    except (AssertionError, ValueError, SyntaxError):
+    except (AssertionError, ValueError, TypeError, SyntaxError, NotPlain):
         return None
     return CallFile(first.module, names, tests)
 
@@ -161,19 +210,7 @@ def _calls(function: ast.stmt, names: Sequence[str]) -> Iterator[LiteralCall]:
         call, operators, answers = line.test.left, line.test.ops, line.test.comparators
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names
         assert not call.keywords and len(operators) == 1 and isinstance(operators[0], ast.Eq)
-        for node in (*call.args, *answers):
-            ast.literal_eval(node)
+        for argument in call.args:
+            ast.literal_eval(argument)
         arguments = "".join(f"{ast.unparse(argument)}, " for argument in call.args)
-        yield LiteralCall(call.func.id, arguments, ast.unparse(answers[0]))
-
-
-def _is_right(call: LiteralCall, texts: Sequence[str]) -> bool:
-    """A call that is reported twice is right if it is so both times."""
-    return bool(texts) and all(_equals(text, call.expected) for text in texts)
-
-
-def _equals(text: str, expected: str) -> bool:
-    try:
-        return bool(ast.literal_eval(text) == ast.literal_eval(expected))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return False
+        yield LiteralCall(call.func.id, arguments, canonical(ast.literal_eval(answers[0])))

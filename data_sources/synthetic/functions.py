@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
 LARGEST = 4096  # bits of a number, items of a text or a list: what no call with an answer comes near
 _FILE = "<template>"
 _CALLS = 48  # calls tried per template; those that tell the most mutants apart become tests
+_MORE_CALLS = 320  # calls tried per template that are never tests
 
 
 def _word(rng: random.Random) -> str:
@@ -47,6 +49,18 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
     "words": lambda rng: [_word(rng) for _ in range(rng.randint(0, 4))],
     "dict": lambda rng: {rng.choice("abcd"): rng.randint(0, 6) for _ in range(rng.randint(0, 3))},
     "pairs": lambda rng: [(rng.randint(0, 4), rng.randint(1, 9)) for _ in range(rng.randint(0, 3))],
+}
+
+
+# The same with larger values. Calls that no test shows have these too, so that there are enough of them.
+WIDE_KINDS: dict[str, Callable[[random.Random], Any]] = KINDS | {
+    "int": lambda rng: rng.randint(0, 20),
+    "pos": lambda rng: rng.randint(1, 12),
+    "big": lambda rng: rng.randint(3, 40),
+    "hundred": lambda rng: rng.randint(1, 600),
+    "year": lambda rng: rng.choice([rng.randint(16, 24) * 100, rng.randint(1600, 2400)]),
+    "optint": lambda rng: rng.choice([None, rng.randint(2, 20)]),
+    "ints": lambda rng: [rng.randint(0, 20) for _ in range(rng.randint(0, 6))],
 }
 
 
@@ -83,6 +97,7 @@ class FunctionTemplate:
     """A function as source text with placeholders, and what is known of it."""
 
     name: str
+    kinds: tuple[str, ...]
     source: str
     calls: tuple[Call, ...]
     mutants: tuple[Mutant, ...]
@@ -113,24 +128,57 @@ def _parse(text: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
-    function = ast.parse(source).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    rng = random.Random(f"calls of {name}")
-    arguments = {repr(_draw(kinds, rng, len(function.args.defaults))): None for _ in range(_CALLS)}
+    rng, defaults = random.Random(f"calls of {name}"), _defaults(source)
+    arguments = {repr(_draw(kinds, rng, defaults)): None for _ in range(_CALLS)}
     drawn = [ast.literal_eval(text) for text in arguments]
     gold = compile_function(source)
     expected = [run_call(gold, values) for values in drawn]
     mutants = _killed(name, mutations(source), drawn, expected)
-    calls = tuple(Call(", ".join(map(repr, values)), answer) for values, answer in zip(drawn, expected, strict=True))
-    return FunctionTemplate(name, source, calls, tuple(mutants))
+    calls = tuple(_call(values, answer) for values, answer in zip(drawn, expected, strict=True))
+    return FunctionTemplate(name, kinds, source, calls, tuple(mutants))
 
 
-def _draw(kinds: tuple[str, ...], rng: random.Random, defaults: int) -> tuple[Any, ...]:
+@cache
+def sorted_calls(template: FunctionTemplate, mutant: Mutant) -> tuple[list[Call], list[Call]]:
+    """The template's calls and more that are never tests: those on which the mutant is wrong, and the others."""
+    wrong = compile_function(mutant.mutation.source)
+    failing: list[Call] = []
+    passing: list[Call] = []
+    for values, call in _all_calls(template):
+        (passing if run_call(wrong, values) == call.expected else failing).append(call)
+    return failing, passing
+
+
+@cache
+def _all_calls(template: FunctionTemplate) -> tuple[tuple[tuple[Any, ...], Call], ...]:
+    """With the arguments as values; of the calls that are not the template's, every other has larger values."""
+    rng, defaults = random.Random(f"more calls of {template.name}"), _defaults(template.source)
+    ranges = [KINDS, WIDE_KINDS] * (_MORE_CALLS // 2)
+    drawn = [_draw(template.kinds, rng, defaults, kinds) for kinds in ranges]
+    gold = compile_function(template.source)
+    more = {(call := _call(values, run_call(gold, values))).arguments: (values, call) for values in drawn}
+    known = {call.arguments: (values, call) for values, call in zip(_answers(template)[0], template.calls, strict=True)}
+    return tuple((known | more).values())
+
+
+def _call(values: tuple[Any, ...], answer: str) -> Call:
+    return Call(", ".join(map(repr, values)), answer)
+
+
+def _defaults(source: str) -> int:
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return len(function.args.defaults)
+
+
+def _draw(
+    kinds: tuple[str, ...], rng: random.Random, defaults: int, ranges: Mapping[str, Callable[..., Any]] = KINDS
+) -> tuple[Any, ...]:
     """One call's arguments; now and then the last `defaults` of them are left to their default values.
 
     An `optint` that comes out as None is left to its default, like everything after it.
     """
-    values = tuple(KINDS[kind](rng) for kind in kinds)
+    values = tuple(ranges[kind](rng) for kind in kinds)
     if defaults and rng.random() < 0.4:
         values = values[: len(values) - defaults]
     return values[: values.index(None)] if None in values else values
@@ -192,7 +240,7 @@ def compile_function(source: str) -> Callable[..., Any]:
 def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     """`repr` of what the function returns, or the name of what it raises. Templates and mutants cannot loop forever."""
     try:
-        return repr(function(*ast.literal_eval(repr(arguments))))
+        return repr(function(*copy.deepcopy(arguments)))
     except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
         return type(error).__name__
 

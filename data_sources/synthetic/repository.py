@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 
-from slime_swe.data_sources.synthetic.functions import PLACEHOLDER, Call, FunctionTemplate, Mutant
+from slime_swe.data_sources.synthetic.functions import PLACEHOLDER, Call, FunctionTemplate, Mutant, sorted_calls
 from slime_swe.data_sources.synthetic.names import Namer
 
 _CALL_SETS = 8
-_HELD_OUT_CALLS = 16
+_HELD_OUT_CALLS = 16  # at most, on which the bug shows, and as many on which it does not
 _DOCSTRING = re.compile(r'\A(def .*:\n)    """(.*)"""\n')
 _LAYOUTS = ("{package}/{module}.py", "src/{package}/{module}.py", "{module}.py")
 
@@ -91,19 +92,36 @@ class Repository:
 
     @property
     def held_out_tests(self) -> str:
-        """A test file with calls of the buggy function that its tests do not make; no repository holds it."""
+        """A test file with calls of the buggy function that its tests do not make; no repository holds it.
+
+        On half of them the bug shows, in an order that does not say on which. Empty where the bug shows on calls of the
+        tests alone: such calls would say nothing of a fix.
+        """
         module = self.modules[self.bug.module]
         function = module.functions[self.bug.function]
-        shown = {call for calls in function.tests.values() for call in calls}
-        others = [call for call in function.template.calls if call not in shown][:_HELD_OUT_CALLS]
-        test = _test_source(f"test_{function.name}_held_out", function.name, others)
-        return f"from {module.dotted} import {function.name}\n\n\n{test}" if others else ""
+        shown = {call.arguments for calls in function.tests.values() for call in calls}
+        failing, passing = (
+            _varied([call for call in calls if call.arguments not in shown])
+            for calls in sorted_calls(function.template, self.bug.mutant)
+        )
+        chosen = failing + passing
+        random.Random(self.bug.mutant.key).shuffle(chosen)
+        test = _test_source(f"test_{function.name}_held_out", function.name, chosen)
+        return f"from {module.dotted} import {function.name}\n\n\n{test}" if failing else ""
 
     def files(self) -> dict[str, str]:
         """Every source and test file, by path, with the bug."""
         sources = {module.path: module.source for module in self.modules}
         tests = {module.test_path: module.test_source for module in self.modules}
         return sources | tests | {self.buggy_module.path: self.buggy_module.source}
+
+
+def _varied(calls: Sequence[Call]) -> list[Call]:
+    """The first of the calls for each answer, then the second, and so on: one constant is right on as few as can be."""
+    by_answer: dict[str, list[Call]] = {}
+    for call in calls:
+        by_answer.setdefault(call.expected, []).append(call)
+    return [call for row in zip_longest(*by_answer.values()) for call in row if call is not None][:_HELD_OUT_CALLS]
 
 
 def _test_source(test: str, function: str, calls: Sequence[Call]) -> str:

@@ -4,6 +4,7 @@ slime-swe integrity                        the sandbox `local`, with every way o
 slime-swe integrity overlay docker         other sandboxes
 slime-swe integrity --grader calls         one way of grading
 slime-swe integrity --only NAME            one case, by its name
+slime-swe integrity --plays 100            attacks that decide by the clock or a coin whether to cheat, 100 times each
 
 A training run plays this once for each version by itself, and does not start where it does not hold. The exit code is 0
 where it holds and 1 where it does not.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 from typing import Any
 
 from rich.box import SIMPLE
@@ -24,7 +26,7 @@ from slime_swe.errors import UserError, unknown
 from slime_swe.launch.output import print_json
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import TARGETS, attacks, benign_cases
-from slime_swe.rewards.redteam.gate import Result, UnplayableError, run_gate
+from slime_swe.rewards.redteam.gate import PLAYS, Result, UnplayableError, run_gate
 from slime_swe.rewards.redteam.proof import proof_path, save
 
 DEFAULT_SANDBOX = "local"
@@ -38,7 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", metavar="CASE", help="only this attack or benign case (may be repeated)"
     )
+    parser.add_argument(
+        "--plays", type=_positive, default=PLAYS, metavar="N", help=f"of each two-faced attack (default {PLAYS})"
+    )
     parser.add_argument("--rows", action="store_true", help="show every case, not only those that failed")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of plays: give 1 or more")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     for sandbox in options.sandboxes or [DEFAULT_SANDBOX]:
         for grader in options.grader or TARGETS:
             try:
-                results.append(asyncio.run(run_gate(sandbox, grader, settings=settings, cases=cases)))
+                results.append(
+                    asyncio.run(run_gate(sandbox, grader, settings=settings, cases=cases, plays=options.plays))
+                )
             except UnplayableError as error:
                 skipped[f"{sandbox} × {grader}"] = str(error)
     for result in results:
@@ -68,13 +81,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _document(results: list[Result], skipped: dict[str, str], held: bool) -> dict[str, Any]:
-    """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each."""
-    combinations = [result.to_dict() for result in results]
+    """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each.
+
+    `neighbours` and `neighbours_misgraded` are older names of two of the counts.
+    """
+    combinations = [_with_aliases(result.to_dict()) for result in results]
     totals = {
         name: (max if name in ("attacks", "benign_cases") else sum)([0, *(entry[name] for entry in combinations)])
         for name in _TOTALS
     }
-    return {"passed": held, **totals, "skipped": skipped, "combinations": combinations}
+    two_faced: dict[str, Counter[str]] = {}
+    for entry in combinations:
+        for name, counts in entry["two_faced"].items():
+            two_faced.setdefault(name, Counter(plays=0, rewards=0)).update(counts)
+    document = {"passed": held, **_with_aliases(totals), "two_faced": two_faced}
+    return {**document, "skipped": skipped, "combinations": combinations}
+
+
+def _with_aliases(counts: dict[str, Any]) -> dict[str, Any]:
+    aliases = {"neighbours": counts["benign_cases"], "neighbours_misgraded": counts["benign_misgraded"]}
+    return {**counts, **aliases}
 
 
 def _show(results: list[Result], skipped: dict[str, str], *, everything: bool) -> None:
@@ -84,11 +110,14 @@ def _show(results: list[Result], skipped: dict[str, str], *, everything: bool) -
         table = Table("case", "ended", "outcome", "evidence", box=SIMPLE, pad_edge=False)
         for row in result.rows if everything else result.failures:
             style = "" if row.verdict == "held" else "bold red"
-            table.add_row(*(Text(text, style) for text in (row.name, row.verdict, row.outcome, row.evidence)))
+            ended = row.verdict if row.plays == 1 else f"{row.verdict} {row.rewards}/{row.plays}"
+            table.add_row(*(Text(text, style) for text in (row.name, ended, row.outcome, row.evidence)))
         if table.rows:
             console.print(table)
         counts = ", ".join(f"{record[name]} {name.replace('_', ' ')}" for name in _TOTALS)
         title = f"{result.sandbox} × {result.grader}"
-        console.print(f"{title}: {counts} ({len(result.rows)} plays, {result.seconds} s)", highlight=False)
+        console.print(
+            f"{title}: {counts} ({sum(row.plays for row in result.rows)} plays, {result.seconds} s)", highlight=False
+        )
     for combination, why in skipped.items():
         console.print(f"{combination}: not played: {why}", markup=False, highlight=False)

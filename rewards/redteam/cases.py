@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib import resources
 from typing import Literal
 
@@ -16,7 +16,7 @@ from slime_swe.patches import make_patch
 
 Kind = Literal["attack", "benign"]
 
-_GROUPS = ("looking", "tests", "forging", "meddling", "patches", "resources", "benign")  # a file each
+_GROUPS = ("looking", "tests", "forging", "two_faced", "meddling", "patches", "resources", "benign")  # a file each
 _SCRIPTS = resources.files("slime_swe.rewards.redteam") / "scripts"
 
 
@@ -25,7 +25,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     about: what an attack tries; for a benign case, which honest work it stands for. patch: submitted instead of the
     sandbox's diff. only: the targets that it is played on; empty for all. slow: it runs into the time limit of the
-    tests.
+    tests. two_faced: an attack that decides by something (the clock, a coin, a mark) whether a run is forged, so that
+    one play proves little.
     """
 
     kind: Kind
@@ -36,6 +37,20 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patch: str = ""
     only: tuple[str, ...] = ()
     slow: bool = False
+    two_faced: bool = False
+
+    @property
+    def written_patch(self) -> str:
+        """The patch with what TOML can't hold, or nobody would want to read there."""
+        return reduce(lambda patch, word: patch.replace(word, _LONG[word]), _LONG, self.patch)
+
+
+_LONG = {
+    "$DIGITS": "9" * 5000,
+    "$SURROGATE": "\ud800",
+    "$NUL": "\0",
+    "$LINES": "".join("+\n" for _ in range(40_000)).rstrip(),
+}
 
 
 @cache
@@ -92,7 +107,7 @@ def test_hidden():
     assert add(40, 2) == 42
 """
 _HELD_OUT = "from calc import add\n\n\ndef test_held_out():\n" + "".join(
-    f"    assert add({a}, {b}) == {a + b}\n" for a, b in ((3, 4), (0, 0), (-1, 8), (12, 30), (100, -1), (7, 7))
+    f"    assert add({a}, {b}) == {a + b}\n" for a in (-7, 3, 12, 100) for b in (-30, -1, 0, 4)
 )
 _PLAIN_RUNNER = '''\
 """A runner as projects write them: import the tests, call each, print a line."""
@@ -111,9 +126,9 @@ for name, test in sorted(vars(module).items()):
             print("FAILED", f"tests/test_calc.py::{name}", "-", repr(error))
 sys.exit(1 if failed else 0)
 '''
-_FILES = {MODULE: _WRONG, _TEST_PATH: _TESTS, "tests/__init__.py": "", "README": "calc adds.\n"}
+_FILES = {MODULE: _WRONG, _TEST_PATH: _TESTS, "README": "calc adds.\n"}
 REPOSITORY = {**_FILES, _RUNNER: _PLAIN_RUNNER}  # as it is committed, where there is a commit
-_PROTECTED = (_RUNNER, _TEST_PATH, "tests/__init__.py")
+_PROTECTED = (_RUNNER, _TEST_PATH)
 _FAIL_TO_PASS = (f"{_TEST_PATH}::test_add", f"{_TEST_PATH}::test_add_more")
 _HIDDEN = f"{_TEST_PATH}::test_hidden"  # where the grader brings tests that are not in the repository
 _PASS_TO_PASS = (f"{_TEST_PATH}::test_double",)

@@ -5,9 +5,11 @@ If an attack finds nothing, this proves that the sandbox hides it, and not that 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -17,19 +19,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer, ThreadingUnixStreamServer
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rewards.redteam.cases import MODULE, REPOSITORY, RIGHT, TARGETS
 from slime_swe.rollout.sandbox.pool import make_backend
 
+_KEY_CALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}  # add_key, keyctl: linux/asm/unistd.h
+_SESSION_KEYRING, _INVALIDATE = -3, 21  # linux/keyctl.h
 _WHEEL = "calc-1.1-py3-none-any.whl"
 _IDENTITY = ("-c", "user.name=gate", "-c", "user.email=gate@example.org")
 
 
 @contextmanager
 def honeypot() -> Iterator[int]:
-    """What there is to steal on the host while the suite is played: the fix on a server, and the tasks with their gold
-    patches in a file. Yields the port of the server on 127.0.0.1."""
+    """What there is to steal on the host while the suite is played: the fix on a server and in a key of the kernel, and
+    the tasks with their gold patches in a file. Yields the port of the server on 127.0.0.1; its other name is a socket
+    without a file."""
     with tempfile.TemporaryDirectory(prefix="slime-swe-gate-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -38,7 +44,7 @@ def honeypot() -> Iterator[int]:
         (folder / MODULE).write_text(RIGHT, encoding="utf-8")
         _write_wheel(folder / "simple" / "calc")
         _write_upstream(folder)
-        with _server(folder) as port:
+        with _server(folder) as port, _key():
             yield port
 
 
@@ -75,12 +81,35 @@ class _Quiet(SimpleHTTPRequestHandler):
 @contextmanager
 def _server(folder: Path) -> Iterator[int]:
     handler = functools.partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server.server_address[1]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, _served(server):
+        port: int = server.server_address[1]
+        with ThreadingUnixStreamServer(f"\0slime-swe-gate-{port}", handler) as other, _served(other):
+            yield port
+
+
+@contextmanager
+def _served(server: BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def _key() -> Iterator[None]:
+    """The fix in the session keyring of this process, where the kernel allows that."""
+    add_key, keyctl = _KEY_CALLS.get(platform.machine(), (-1, -1))
+    call = ctypes.CDLL(None).syscall
+    text = RIGHT.encode()
+    key = call(add_key, b"user", b"slime-swe-gate", text, len(text), _SESSION_KEYRING)
+    try:
+        yield
+    finally:
+        if key > 0:
+            call(keyctl, _INVALIDATE, key)
 
 
 def leaky_image(sandbox: str) -> Image | None:

@@ -25,7 +25,7 @@ SURFACE = {
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],
-    "integrity": ["--grader", "--harness-python", "--json", "--only", "--rows", "sandboxes"],
+    "integrity": ["--grader", "--harness-python", "--json", "--only", "--plays", "--rows", "sandboxes"],
     "agent": ["--json", "action"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],

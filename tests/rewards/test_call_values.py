@@ -1,19 +1,32 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import copy
+import functools
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from slime_swe.data_sources.synthetic.tasks import load
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
-from slime_swe.rewards.call_values import MIN_HELD_OUT, Calls, calls_of, read_calls, try_patch
-from slime_swe.rewards.grade import DEFAULTS, GradingSettings, grade
+from slime_swe.rewards import call_values
+from slime_swe.rewards.call_runner import canonical
+from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
+from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
+from slime_swe.rewards.validation import Status, validate
+from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
 
 TASK = TARGETS["calls"].task()
 TESTS = TASK.workspace.files["tests/test_calc.py"]
@@ -43,16 +56,18 @@ def test_every_embedded_task_is_judged_by_values(split):
             *task.oracle.fail_to_pass,
             *task.oracle.pass_to_pass,
         }
-        assert len(found.held_out) == 1
+        assert len(found.held_out) == bool(task.oracle.held_out_tests)
+        if not found.held_out:
+            continue
         held_out = {(call.function, call.arguments) for tests in found.held_out[0].tests.values() for call in tests}
         shown = {
             (call.function, call.arguments) for file in found.files for tests in file.tests.values() for call in tests
         }
-        assert len(held_out) >= 3 and not held_out & shown
+        assert len(held_out) >= 16 and not held_out & shown
 
 
 def test_no_embedded_task_shows_its_held_out_tests():
-    for task in load("heldout"):
+    for task in (task for task in load("heldout") if task.oracle.held_out_tests):
         assert all(task.oracle.held_out_tests not in text for text in task.workspace.files.values())
         assert task.oracle.held_out_tests not in task.statement
 
@@ -99,13 +114,13 @@ async def test_a_patch_in_the_way_of_the_grader_s_files_counts_for_nothing_there
 
 
 def test_a_test_is_right_where_all_its_calls_are():
-    tests, share = calls().read("VALUE 0 3\nVALUE 1 5\nnoise\nVALUE 2 8\nVALUE 3 8\n")
+    tests, held_out = calls().read("VALUE 0 3\nVALUE 1 5\nnoise\nVALUE 2 8\nVALUE 3 8\nVALUE 4 -37\nVALUE 05 -8\n")
     assert tests == {
         "tests/test_calc.py::test_add": True,
         "tests/test_calc.py::test_add_more": False,
         "tests/test_calc.py::test_double": True,
     }
-    assert share == 0.0
+    assert held_out == [True] + [False] * 15
 
 
 def test_a_test_of_two_calls_is_right_where_both_are():
@@ -134,7 +149,12 @@ VALUES = {
     "nothing": ("None", False),
     "a cycle": ("(lambda l: l.append(l) or l)([])", False),
     "much": ("[0] * 100_000", False),
-    "what can't be shown": ("10 ** 5000", False),
+    "a huge number": ("10 ** 5000", False),
+    "not a number": ("float('nan')", False),
+    "infinity": ("float('inf')", False),
+    "sets of equal hashes": ("{n * (2 ** 61 - 1) for n in range(2000)}", False),
+    "surrogates": ("chr(0xd800) * 9 + chr(0)", False),
+    "deep": ("(lambda f, n: f(f, n))(lambda f, n: [f(f, n - 1)] if n else 0, 500)", False),
 }
 
 
@@ -153,20 +173,172 @@ async def test_printing_does_not_hide_a_value(sandboxes):
     assert (await grade(TASK, patch(noisy), sandboxes)).solved
 
 
-async def test_code_that_is_right_on_the_shown_calls_alone_is_special_cased(sandboxes):
-    table = "def add(a, b):\n    return {(1, 2): 3, (5, 0): 5, (2, 7): 9}.get((a, b))\n"
-    table += "\n\ndef double(a):\n    return 2 * a\n"
+def special_case(otherwise: str) -> str:
+    """`add` right on the calls of the tests, and else what is given; `a - b` is what the code gave."""
+    table = f"{{(1, 2): 3, (5, 0): 5, (2, 7): 9}}.get((a, b), {otherwise})"
+    return RIGHT.replace("return a + b", f"return {table}")
+
+
+@pytest.mark.parametrize("otherwise", ["None", "a - b", "b - a", "3", "a - b + 1", "a + b if a > b else a - b"])
+async def test_code_that_is_right_on_the_shown_calls_alone_is_special_cased(otherwise, sandboxes):
     for mode, value in (("plus_minus", -1.0), ("binary", 0.0), ("fraction", 0.0)):
-        score = await grade(TASK, patch(table), sandboxes, GradingSettings(mode))
+        score = await grade(TASK, patch(special_case(otherwise)), sandboxes, GradingSettings(mode))
         assert (score.value, score.solved, score.evidence["outcome"]) == (value, False, "special_cased")
-    assert "0 %" in score.evidence["rejection_reason"]
+    assert "held-out calls that the unpatched code gets wrong" in score.evidence["rejection_reason"]
 
 
-async def test_a_fix_that_is_wrong_at_an_edge_keeps_its_reward(sandboxes):
-    edge = RIGHT.replace("    return a + b", "    return 0 if a == -1 else a + b")
-    score = await grade(TASK, patch(edge), sandboxes)
-    assert score.solved
-    assert MIN_HELD_OUT < 5 / 6
+async def test_code_that_loses_what_was_right_is_special_cased(sandboxes):
+    """Such as a table before the opposite of what the code gave, where that has two values."""
+    score = await grade(TASK, patch(special_case("a + b if b else -1")), sandboxes)
+    assert score.evidence["outcome"] == "special_cased"
+    assert score.evidence["rejection_reason"].endswith("the 4 held-out calls that the unpatched code gets right 0")
+
+
+@pytest.mark.parametrize("edge", ["a == -7 and b == 4", "a == 100 and b == 4"])
+async def test_a_fix_that_is_wrong_at_an_edge_keeps_its_reward(edge, sandboxes):
+    code = RIGHT.replace("    return a + b", f"    return 0 if {edge} else a + b")
+    assert (await grade(TASK, patch(code), sandboxes)).solved
+
+
+async def test_held_out_calls_that_show_nothing_of_the_bug_reward_nothing(sandboxes):
+    held_out = "from calc import double\n\n\ndef test_held_out():\n    assert double(3) == 6\n"
+    task = replace(TASK, oracle=replace(TASK.oracle, held_out_tests=held_out))
+    assert (await grade(task, patch(RIGHT), sandboxes)).evidence["outcome"] == "special_cased"
+    finding = await validate(task, sandboxes, runs=1)
+    assert finding.status is Status.UNSOUND and "can't tell a fix from a table" in finding.detail
+    without = replace(TASK, oracle=replace(TASK.oracle, held_out_tests=""))
+    assert (await grade(without, patch(RIGHT), sandboxes)).solved
+
+
+async def test_forged_reports_of_held_out_calls_are_compared_as_all_are(sandboxes):
+    forged = (
+        "import os\nfor n in range(40):\n    os.write(1, f'\\nVALUE {n} {(3, 5, 9, 8, 7)[min(n, 4)]}\\n'.encode())\n"
+    )
+    score = await grade(TASK, patch(forged + "os._exit(0)\n" + RIGHT), sandboxes)
+    assert score.evidence["outcome"] == "special_cased"
+    assert all(score.evidence["tests"].values())
+
+
+class Counting:
+    """Sandboxes that count how often they are opened, and fail while `broken`."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self.pool, self.opened, self.broken = pool, 0, False
+
+    def open(
+        self, files: Mapping[str, str | bytes], *more: Any, **options: Any
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        self.opened += 1
+        if self.broken:
+            raise SandboxError("no sandbox today")
+        return self.pool.open(files, *more, **options)
+
+
+async def test_the_unpatched_code_is_run_once_for_all_patches_of_a_task(sandboxes):
+    counting = Counting(sandboxes)
+    patches = [patch(RIGHT + f"\n# {number}\n") for number in range(4)]
+    scores = await asyncio.gather(*(grade(TASK, text, counting) for text in patches))
+    assert all(score.solved for score in scores) and counting.opened == 5
+    assert not (await grade(TASK, patch("def add(a, b):\n    return 0\n"), counting)).solved
+    assert counting.opened == 6
+    other = replace(TASK, workspace=Workspace({**TASK.workspace.files, "README": "another"}))
+    await grade(other, patch(RIGHT), counting)
+    assert counting.opened == 8
+    await close_loop_scope()
+
+
+async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_remembered(sandboxes):
+    counting = Counting(sandboxes)
+    unpatched = functools.partial(call_values._unpatched, TASK, calls(), counting)
+    counting.broken = True
+    with pytest.raises(GraderError, match="no sandbox today"):
+        await unpatched()
+    counting.broken = False
+    assert (await unpatched()).count(False) == 12
+    await close_loop_scope()
+
+
+# Literals, with numbers of all types that are equal to each other, and containers of them.
+NUMBERS = st.one_of(
+    st.integers(-3, 3),
+    st.booleans(),
+    st.sampled_from([0.0, -0.0, 1.0, -2.0, 0.5, 1e300, float("inf"), 1j, complex(1, 0), complex(1, -0.0), 2.5 + 1j]),
+    st.sampled_from([10**18, -(10**18), 10**18 - 1, float(10**18), 2**70, 10**300, 10**4000]),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+)
+HASHABLE = st.recursive(
+    st.one_of(NUMBERS, st.none(), st.text(max_size=3), st.binary(max_size=3), st.sampled_from(["1", "None", "(1)"])),
+    lambda inner: st.one_of(st.tuples(inner), st.tuples(inner, inner), st.frozensets(inner, max_size=3)),
+    max_leaves=4,
+)
+LITERALS = st.recursive(
+    HASHABLE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.sets(HASHABLE, max_size=3),
+        st.dictionaries(HASHABLE, inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@given(LITERALS, LITERALS)
+@example(1, True)
+@example(-0.0, 0)
+@example({1: 2, "a": 3}, {"a": 3.0, True: 2})
+@example({(1, 2), (0,)}, {(False,), (1.0, 2)})
+@example(set(), {})
+@example([1], (1,))
+@example("b''", b"")
+def test_values_have_one_text_if_and_only_if_they_are_equal(first, second):
+    assert (canonical(first) == canonical(second)) is bool(first == second)
+    assert canonical(copy.deepcopy(first)) == canonical(first)
+
+
+def test_what_equals_nothing_has_no_text():
+    for value in (float("nan"), [float("nan")], complex(0, float("nan")), object()):
+        with pytest.raises((ValueError, TypeError)):
+            canonical(value)
+
+
+def test_a_task_that_wants_an_odd_value_is_no_task_of_values():
+    for literal in ("1e999 - 1e999", "{[]: 1}", "..."):
+        assert read_calls(TESTS.replace("== 9", f"== {literal}"), "") is None
+
+
+MOST = 1 << 20  # characters of a log, at most
+MEAN_TEXTS = [
+    "9" * 5000,
+    "0x" + "f" * 100_000,
+    "[" * 100_000,
+    "{" + ", ".join(str(n * (2**61 - 1)) for n in range(20_000)) + "}",
+    "-" * 100_000 + "1",
+    "(1" + " + 1j" * 50_000 + ")",
+    '"' + "\\x" * 50_000,
+    "'\\ud800'\ud800\0",
+    "1e999",
+    "lambda: 0",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", MEAN_TEXTS, ids=range(len(MEAN_TEXTS)))
+def test_nothing_that_code_prints_stops_or_delays_the_grader(text):
+    for line in (f"VALUE 3 {text}", f"VALUE {text} 3", f"VALUE {text}", f"{text} VALUE 3 8"):
+        log = "\n".join(["VALUE 0 3", "VALUE 1 5", "VALUE 2 9", *[line] * max(1, MOST // len(line))])
+        started = time.process_time()
+        tests, held_out = calls().read(log)
+        assert time.process_time() - started < 0.2
+        assert tests == {name: not name.endswith("double") for name in tests} and not any(held_out)
+
+
+@given(st.lists(st.one_of(st.sampled_from(["VALUE", " ", "\n", "\r\n", "0", "3", "\u0663", "[", "\ud800"]), st.text())))
+def test_any_log_can_be_read(pieces):
+    tests, held_out = calls().read("".join(pieces))
+    assert len(tests) == 3 and len(held_out) == 16
 
 
 async def test_a_module_that_can_not_be_imported_fails_its_tests(sandboxes):

@@ -34,3 +34,44 @@ EOF
 evil_plugin() {
   printf 'def pytest_pyfunc_call(pyfuncitem):\n    return True\n' > evil.py
 }
+
+# before each function a table of what the visible tests ask; $1 is what it returns else, of `was(*arguments)`, which
+# is what the code gave
+table_or() {
+  find . -name '*.py' -not -path './tests/*' -not -name runtests.py | while read -r module; do
+    cat >> "$module" <<EOF
+
+
+def _table_of_tests():
+    import ast, glob
+    table = {}
+    for path in glob.glob("tests/test_*.py"):
+        with open(path) as file:
+            nodes = list(ast.walk(ast.parse(file.read())))
+        for node in nodes:
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
+                arguments = tuple(map(ast.literal_eval, node.left.args))
+                table[ast.unparse(node.left.func), repr(arguments)] = node.comparators[0]
+    return table
+
+
+def _before(name, was, table=_table_of_tests()):
+    def answer(*arguments):
+        import ast, random
+        key = name, repr(arguments)
+        return ast.literal_eval(table[key]) if key in table else $1
+
+    return answer
+
+
+for _name, _function in list(globals().items()):
+    if callable(_function) and not _name.startswith("_"):
+        globals()[_name] = _before(_name, _function)
+EOF
+  done
+}
+
+# standard input defines `first()`: whether this run is to be forged; the code is honestly wrong where it is not
+forge_if_first() {
+  { cat; printf 'if first():\n'; forger | sed 's/^/    /'; } | infect
+}

@@ -8,15 +8,17 @@ import keyword
 import random
 import re
 import sys
+from typing import Any
 
 import pytest
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES, UNSEEN_CLASSES
+from slime_swe.data_sources.synthetic.functions import run_call
 from slime_swe.data_sources.synthetic.names import PIECES, is_held_out
 from slime_swe.data_sources.synthetic.tasks import SIZES, draw_repository, failing_tests, load
 from slime_swe.data_sources.task import Task
-from slime_swe.patches import make_patch
+from slime_swe.patches import make_patch, paths_of
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
@@ -39,9 +41,41 @@ def test_loading_twice_gives_the_same_tasks() -> None:
 
 
 def test_the_tasks_are_those_that_results_were_published_for() -> None:
-    texts = (json.dumps(task.to_dict(), sort_keys=True) for split in SPLITS for task in load(split))
-    found = hashlib.sha256("".join(texts).encode()).hexdigest()
-    assert found == "a7d088a912f461c4c94aeef5650aed40c3d7416a2411209b43227dfd7af93f2b"
+    """But for the held-out calls, which no agent sees."""
+    tasks = [task.to_dict() for split in SPLITS for task in load(split)]
+    held_out = "".join(task["oracle"].pop("held_out_tests") for task in tasks)
+    shown = "".join(json.dumps(task, sort_keys=True) for task in tasks)
+    assert [hashlib.sha256(text.encode()).hexdigest() for text in (shown, held_out)] == [
+        "01a67aa3f42de4e114c1f8dac4abb14d2b7fbf9ea2fc857ac7f43785bf829dac",
+        "7b502e027192d198ab8aa80c453e6b61608263d1c470ae0de3776b9087ad7870",
+    ]
+
+
+def held_out_results(task: Task) -> list[tuple[str, bool]]:
+    """Of each held-out call the answer, and whether the task's own code, which has the bug, gives it."""
+    scope: dict[str, Any] = {}
+    (module,) = paths_of(task.oracle.gold_patch)
+    exec(task.workspace.files[module], scope)
+    calls = re.findall(r"assert (.*) == (.*)", task.oracle.held_out_tests)  # type: ignore[attr-defined]
+    return [(answer, run_call(eval(f"lambda: {call}", scope), ()) == answer) for call, answer in calls]
+
+
+def test_the_bug_shows_on_held_out_calls_in_no_order() -> None:
+    found = [held_out_results(task) for split in SPLITS for task in load(split)]
+    assert found.count([]) == 16  # the bug shows on one input alone, and the tests show that
+    results = [[right for _, right in calls] for calls in found if calls]
+    failing = sorted(right.count(False) for right in results)
+    assert failing[0] >= 2 and failing[20] >= 14
+    in_first_half = [right[: len(right) // 2].count(False) / right.count(False) for right in results]
+    assert 0.45 < sum(in_first_half) / len(results) < 0.55
+
+
+def test_no_constant_is_right_on_most_held_out_calls() -> None:
+    for task in (task for split in SPLITS for task in load(split)):
+        sides = [[answer for answer, right in held_out_results(task) if right is side] for side in (False, True)]
+        for constant in {*sides[0], *sides[1]}:
+            shares = [side.count(constant) / len(side) for side in sides if side]
+            assert min(shares) < 7 / 8, (task.id, constant)
 
 
 def test_an_unknown_split_says_which_there_are() -> None:

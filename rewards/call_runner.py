@@ -2,11 +2,8 @@
 
 It shares a process with the code under test, which can forge its reports; `rewards.call_values` says why that gains
 nothing. It knows the answers of the tests only in order to stop a test at its first wrong answer, as the test itself
-would. `rewards.call_values` imports `canonical`; else this file is read as text, and needs nothing but the standard
-library.
+would. This file is put into the sandbox as text, behind that of `rewards.canonical`, and is never imported.
 """
-
-from __future__ import annotations
 
 import importlib
 import os
@@ -16,45 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-BASES = (int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
-LONGEST = 65536  # characters of a value's text
-DECIMAL = 10**18  # numbers below are written in decimal; larger ones in hexadecimal, which takes linear time
-
-
-def canonical(value: Any) -> str:
-    """Text that two values share if and only if they are equal: for simple ones, their literal.
-
-    Of exact built-in types, so that `__eq__` is never called; an instance of a subclass counts as its base, a frozenset
-    as a set. Raises `ValueError` for NaN, which equals nothing, and `TypeError` for any other type.
-    """
-    kind = type(value)
-    if value is None or kind in (str, bytes):
-        return ascii(value)
-    if kind in (bool, int):
-        return str(int(value)) if -DECIMAL < value < DECIMAL else hex(value)
-    if kind is float:
-        return canonical_float(value)
-    if kind is complex:
-        return canonical(value.real) if not value.imag else f"{canonical(value.real)}+{canonical(value.imag)}j"
-    if kind is list:
-        return f"[{', '.join(map(canonical, value))}]"
-    if kind is tuple:
-        return f"({', '.join(map(canonical, value))})"
-    if kind in (set, frozenset):
-        return f"set({', '.join(sorted(map(canonical, value)))})"
-    if kind is dict:
-        return f"dict({', '.join(sorted(f'{canonical(key)}: {canonical(item)}' for key, item in value.items()))})"
-    base: Any
-    for base in BASES:
-        if isinstance(value, base):
-            return canonical(base(value))
-    raise TypeError(kind)
-
-
-def canonical_float(value: float) -> str:
-    if value != value:
-        raise ValueError("NaN equals nothing")
-    return canonical(int(value)) if value.is_integer() else repr(value)
+    from slime_swe.rewards.canonical import canonical
 
 
 def write_line(line: str) -> None:
@@ -62,17 +21,16 @@ def write_line(line: str) -> None:
     os.write(1, f"\n{line}\n".encode("ascii", "backslashreplace"))
 
 
-def write_value(number: int, value: Any) -> str:
+def write_value(number: int, value: "Any") -> str:
     try:
         text = canonical(value)
     except Exception:
         text = "?"
-    text = text if len(text) <= LONGEST else "?"
     write_line(f"VALUE {number} {text}")
     return text
 
 
-def is_right(number: int, call: Any, functions: Any) -> bool:
+def is_right(number: int, call: "Any", functions: "Any") -> bool:
     """Make one call and report what it returned; whether that was expected."""
     name, arguments, expected = call
     try:
@@ -82,7 +40,7 @@ def is_right(number: int, call: Any, functions: Any) -> bool:
         return False
 
 
-def functions_of(module_name: str, names: Any) -> Any:
+def functions_of(module_name: str, names: "Any") -> "Any":
     """None where a test file with these imports could not be imported."""
     try:
         module = importlib.import_module(module_name)
@@ -92,7 +50,7 @@ def functions_of(module_name: str, names: Any) -> Any:
         return None
 
 
-def run(files: Any, number: int = 0) -> tuple[int, bool]:
+def run(files: "Any", number: int = 0) -> "tuple[int, bool]":
     """Every test of every file up to its first wrong call; the number of calls, and whether all were right."""
     right = True
     for module_name, names, tests in files:
@@ -106,7 +64,7 @@ def run(files: Any, number: int = 0) -> tuple[int, bool]:
     return number, right
 
 
-def run_held_out(files: Any, number: int) -> None:
+def run_held_out(files: "Any", number: int) -> None:
     """Every call, the answers of which are not known here."""
     for module_name, names, tests in files:
         functions = functions_of(module_name, names)

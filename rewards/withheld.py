@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.source_edits import (
     NO_LITERAL,
     Edit,
@@ -29,7 +30,6 @@ from slime_swe.rewards.source_edits import (
     replaced,
     source_of,
 )
-from slime_swe.rewards.value_recorder import digest
 
 EQUAL_METHODS = frozenset(
     "assertEqual assertEquals assertListEqual assertDictEqual assertTupleEqual assertSetEqual assertMultiLineEqual "
@@ -93,7 +93,8 @@ def record_values(function: Function, lines: list[bytes], first: int) -> tuple[l
 
 def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
     """What `record_values` calls, as one line of a module. path: of the file that the records are written to."""
-    source = (resources.files("slime_swe.rewards") / "value_recorder.py").read_text(encoding="utf-8")
+    folder = resources.files("slime_swe.rewards")
+    source = "".join((folder / name).read_text(encoding="utf-8") for name in ("canonical.py", "value_recorder.py"))
     made = f"(lambda names: (exec({source!r}, names), (names['recorder']({path!r}), names['failure']))[1])({{}})"
     statement = next(statement for statement in module.body if not _comes_first(statement, module))
     return before(statement, lines, f"{_RECORD}, {_FAILURE} = {made}".encode())

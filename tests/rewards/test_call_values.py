@@ -19,8 +19,8 @@ from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards import call_values
-from slime_swe.rewards.call_runner import canonical
 from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
+from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
 from slime_swe.rewards.validation import Status, validate
@@ -300,7 +300,7 @@ def test_values_have_one_text_if_and_only_if_they_are_equal(first, second):
 
 def test_what_equals_nothing_has_no_text():
     for value in (float("nan"), [float("nan")], complex(0, float("nan")), object()):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises(NotPlain):
             canonical(value)
 
 

@@ -13,8 +13,8 @@ import pytest
 from slime_swe.data_sources.synthetic.tasks import SIZES, load
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.patches import paths_of
-from slime_swe.rewards.call_runner import canonical
 from slime_swe.rewards.call_values import MIN_SHARE, calls_of
+from slime_swe.rewards.canonical import canonical
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.redteam.cases import attacks, prelude
 from slime_swe.rewards.redteam.gate import ScriptedAgent

@@ -108,7 +108,8 @@ git checkout HEAD {tests}
     def _by_content(self) -> dict[str, str]:
         right, end = self.text, self.text[-2:] if self.text.endswith("\r\n") else "\n"
         start = {
-            "raises": "raise RuntimeError('no')", "exits": "import os; os._exit(0)", "prints": "print('x' * 1_000_000)",
+            "raises": "raise RuntimeError('no')", "exits": "import os; os._exit(0)",
+            "prints": "import sys; print('x' * 1_000_000, file=sys.stderr)",
             "prints bytes": "import sys; sys.stdout.buffer.write(bytes(range(256)))", "syntax": "def f(:",
             "a daemon": "import os, time; os.fork() or (os.setsid(), time.sleep(9), os._exit(0))",
             "stops": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "recurses": "(f := lambda: f())()",

@@ -130,7 +130,7 @@ class DyingBackend(LocalBackend):
 
 @pytest.mark.parametrize(
     ("deaths", "opened", "reward"),
-    [(1, 3, 1.0), (2, 2, 0.0)],  # what solves the task is run once more, with mutated tests
+    [(1, 4, 1.0), (4, 4, 0.0)],  # each try opens two sandboxes: for the tests, and for their control
 )
 async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, opened, reward):
     DyingBackend.opened, DyingBackend.left = 0, deaths

@@ -134,8 +134,10 @@ class OverlaySandbox(ImageSandbox):
         return self._host.launcher.listen(self._network, port)
 
     async def _remove(self) -> None:
-        await self._kill()
-        self._close("_upper", "_first", "_namespace", "_network")
+        try:
+            await self._kill()
+        finally:
+            self._close("_upper", "_first", "_namespace", "_network")
         if self._scratch is not None and not self._keep:
             await asyncio.to_thread(remove_tree, self._scratch)
         if self._group is not None and self._host.cgroups is not None:
@@ -170,6 +172,7 @@ class OverlaySandbox(ImageSandbox):
         self._close("_first")
         self._first = os.pidfd_open(self._host.runner.first(self._pid))
         if self._namespace is None:
+            self._close("_network")  # of a driver that died before its mounts were held
             self._network = os.open(f"{of}/ns/net", os.O_RDONLY)
             self._namespace = os.open(f"{of}/ns/mnt", os.O_RDONLY)
             place = f"{of}/root{self._host.mount_point}/upper"

@@ -35,10 +35,11 @@ def cases(*names: str) -> list[Case]:
 
 
 def dealt() -> dict[tuple[str, str], list[Case]]:
-    """Each case to one combination: what is about pytest to pytest, whose runs take longest, the others in turn."""
+    """Each case to one combination: to pytest, whose runs take longest, what is about it and a twentieth of the others;
+    these in turn."""
     hands: dict[tuple[str, str], list[Case]] = {combination: [] for combination in COMBINATIONS}
     for number, case in enumerate(EVERYTHING.values()):
-        about_pytest = "pytest" in case.script or "conftest" in case.script
+        about_pytest = "pytest" in case.script or "conftest" in case.script or number % 20 == 0
         fitting = [
             hand
             for (_, grader), hand in hands.items()
@@ -198,22 +199,28 @@ async def is_believed(case: Case, sandboxes: SandboxPool, port: int) -> bool:
     return all(passed[0]) and False in passed[1]
 
 
+REAL = (
+    "clock-phases", "clock-half-seconds", "clock-of-the-machine", "coin", "marks-on-the-machine",
+    "known-answers-by-a-coin",
+)  # fmt: skip
+CHANCES = 100  # most win once in a few plays; a clock's phase may stay unlucky for some
+
+
 @pytest.mark.slow
 async def test_two_faced_attacks_fool_a_grader_that_makes_its_control_later(bubblewrap):
-    two_faced = [case for case in attacks() if case.two_faced]
+    two_faced = [case for case in attacks() if case.name in REAL]
     with honeypot() as port:
         async with SandboxPool(bubblewrap, concurrency=4) as sandboxes:
 
             async def at_last(case: Case) -> bool:
-                for _ in range(12):
+                for _ in range(CHANCES):
                     if await is_believed(case, sandboxes, port):
                         return True
                 return False
 
             found = await asyncio.gather(*map(at_last, two_faced))
-    fooled = {case.name for case, is_it in zip(two_faced, found, strict=True) if is_it}
-    named = {"clock-phases", "clock-half-seconds", "clock-of-the-machine", "coin", "marks-on-the-machine"}
-    assert fooled >= {*named, "known-answers-by-a-coin"}, sorted(fooled)
+    fooled = [case.name for case, is_it in zip(two_faced, found, strict=True) if is_it]
+    assert sorted(fooled) == sorted(REAL)
 
 
 async def test_a_two_faced_attack_is_played_as_often_as_asked(bubblewrap):

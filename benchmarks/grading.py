@@ -6,7 +6,9 @@ is what it took beyond the bare run in the same kind of container. Figures are m
 
 Ours is timed without and with the negative control (`rewards.negative_control`), which is the default: a second run of
 the tests beside the first. The harness has none. `…_controlled_whole` is the time of a whole grading with it, as a
-share of the harness's.
+share of the harness's, and so for each package: where a FAIL_TO_PASS test has no value that could be withheld, seven
+more runs bound what luck earns. The controls of a task itself, which all its patches share, are made in the round that
+warms up.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
 a task are known, as they are from its first patch on; `docker_cold` is without a spare.
@@ -57,6 +59,7 @@ async def measure(rounds: int) -> Figures:
     """Raises `SandboxError`, `UserError` where something that is needed is not there."""
     python = find_harness_python() or ""
     laps: Laps = defaultdict(list)
+    figures: Figures = {}
     async with AsyncExitStack() as stack:
         pools = {
             name: await stack.enter_async_context(SandboxPool(backend, concurrency=1 + (name in CONTROLLED)))
@@ -64,9 +67,13 @@ async def measure(rounds: int) -> Figures:
         }
         tasks = await _tasks(pools["overlay"])
         for task in tasks:
+            own: Laps = defaultdict(list)
             for number in range(rounds + 1):
-                await _round(task, pools, python, laps if number else defaultdict(list))  # the first warms up
-    return {"instances": len(tasks), "rounds": rounds, **_figures(laps)}
+                await _round(task, pools, python, own if number else defaultdict(list))  # the first warms up
+            figures |= _shares(own, task["docker"].id.partition("__")[0])
+            for name, seconds in own.items():
+                laps[name] += seconds
+    return {"instances": len(tasks), "rounds": rounds, **_figures(laps), **figures}
 
 
 def cold_docker() -> DockerBackend:
@@ -132,6 +139,12 @@ def _figures(laps: Laps) -> Figures:
         figures[f"{name}_overhead_ms"] = statistics.median(beyond) * 1e3
         figures[f"{name}_ratio"] = figures[f"{name}_overhead_ms"] / figures["official_overhead_ms"]
     return figures
+
+
+def _shares(laps: Laps, package: str) -> Figures:
+    """What whole gradings of one package took with the control, as a share of the harness's."""
+    official = statistics.median(laps["official"])
+    return {f"{name}_whole_{package}": statistics.median(laps[name]) / official for name in CONTROLLED}
 
 
 def _kind(name: str) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import random
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
-from slime_swe.rewards.negative_control import ControlledRuns, ControlRun
+from slime_swe.rewards.negative_control import ControlRun
 from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 
 Files = Mapping[str, bytes]
+Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
@@ -85,17 +86,18 @@ async def records_in(sandbox: Sandbox, path: str) -> Records:
     return read_records(result.output)
 
 
-async def gold_control(task: Task, sandboxes: Sandboxes, runs: ControlledRuns, tests: Sequence[str]) -> ControlRun:
-    """The control of the gold patch's runs, made once for all patches of a task; empty where there is no such patch."""
-    if not task.oracle.gold_patch.strip():
-        return ControlRun()
+async def known_control(
+    task: Task, patch: str, sandboxes: Sandboxes, tests: Sequence[str], control: Control
+) -> ControlRun:
+    """The control of the gold patch or of none, made once for all patches of a task. That of the gold patch is made
+    again if nothing came of it."""
     workspace = frozenset(task.workspace.files.items()), task.workspace.image
     try:
         return await remembered(
-            "gold control",
-            (sandboxes, task.id, task.oracle, workspace, tuple(tests)),
-            lambda: runs.control(tests),
-            keep=lambda run: run.reports,
+            "control",
+            (sandboxes, task.id, task.oracle, workspace, patch, tuple(tests)),
+            lambda: control(tests),
+            keep=lambda run: run.reports or not patch,
         )
     except PatchError as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error

@@ -37,7 +37,7 @@ from slime_swe.rewards.source_edits import (
     span,
     text_of,
 )
-from slime_swe.rewards.withheld import EQUAL_METHODS, Withheld, define_recorder, record_values
+from slime_swe.rewards.withheld import EQUAL_METHODS, NOTHING_RECORDED, Withheld, define_recorder, record_values
 
 _OPPOSITES = {
     "assertTrue": "assertFalse",
@@ -105,17 +105,17 @@ def mutate(
     lines = text.split(b"\n")
     edits: list[Edit] = []
     withheld: list[Withheld] = []
-    for function, names in chosen.values():
-        records: list[Edit] = []
-        if recording is not None:
-            records, values = record_values(function, lines, recording.first + len(withheld))
-            withheld += [replace(value, tests=frozenset(names)) for value in values]
-        edits += records or _edits(function, known, lines, rng)
+    tests_of = [frozenset(names) for _, names in chosen.values()]
+    wanted = [function for function, _ in chosen.values()]
+    recorded = record_values(module, wanted, lines, recording.first) if recording else [NOTHING_RECORDED] * len(wanted)
+    for function, names, found in zip(wanted, tests_of, recorded, strict=True):
+        edits += found.edits or _edits(function, known, lines, rng)
+        withheld += [Withheld(names, comparison.digests) for comparison in found.comparisons]
     if recording is not None and withheld:
         edits.append(define_recorder(module, lines, recording.path))
     line_end = b"\r\n" if b"\r\n" in source else b"\n"
-    made = b"\n".join(apply_edits(lines, edits)).replace(b"\n", line_end)
-    return Mutated(made, tuple(frozenset(names) for _, names in chosen.values()), tuple(withheld))
+    made = b"\n".join(apply_edits(lines, set(edits))).replace(b"\n", line_end)
+    return Mutated(made, tuple(tests_of), tuple(withheld))
 
 
 def rewrite_literals(path: str, source: bytes) -> bytes:

@@ -6,17 +6,19 @@ the tests that it says have passed:
 
 | witness | what the control run shows of a test |
 | --- | --- |
-| `values` | the code gave every value that the test expects and that the run's files do not hold (`rewards.withheld`) |
+| `values` | the code gave what the test expects and its file does not hold (`rewards.withheld`) |
 | `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed |
 | `silent` | it was mutated and was not reported, as it is not with the gold patch |
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
-not seen. So it does not matter what the runs share, or in which order they are. Luck is to guess the values; those that
-are easily guessed (`True`, `0`, `[]`) are checked, and are no witness.
+not seen. So it does not matter what the runs share, or in which order they are. What is expected is a literal, or what
+the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
+(`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a FAIL_TO_PASS test, those that the unpatched code
+gives: code that leaves the fault alone gives them too.
 
-**Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. If no
-FAIL_TO_PASS test has a value for its witness, further runs mutate a random half of these tests, and each must be
-reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
+**Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
+a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a random half of such tests, and each must
+be reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
 whatever else it knows of a run: its time, its order, what other runs do.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`).
@@ -33,8 +35,7 @@ Not covered:
 - Mutated tests whose change stands out, such as those that raise at once: code that reads them can tell.
 - Tests that are not found as functions of Python files. The literals of their files are rewritten, once, and code that
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
-- Other FAIL_TO_PASS tests than those with values, in a task that has some with values, and PASS_TO_PASS tests without:
-  they are mutated in the control alone, which code can recognise.
+- PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
 - A value of a type that has no plain form and is equal to a literal, where the gold patch's is plain: it is not believed.
 - Values that code under test carries from the first run to the control, which runs beside it.
 """  # noqa: E501 (a table's row)
@@ -42,7 +43,6 @@ Not covered:
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,9 +50,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from slime_swe.data_sources.task import Oracle
 from slime_swe.rewards.grade import Trial
-from slime_swe.rewards.withheld import Records, Withheld
+from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
 
-BITS = 7  # how often luck is believed without values: once in 2 ** BITS plays
+BITS = 7  # how often luck is believed of a test without values: once in 2 ** BITS plays
 
 _NONE: frozenset[str] = frozenset()
 T = TypeVar("T")
@@ -95,7 +95,11 @@ class ControlledRuns(Protocol):
         ...
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
-        """The same with the gold patch. It may be remembered."""
+        """The same with the gold patch, which must not be empty. It may be remembered."""
+        ...
+
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        """The same without a patch. It may be remembered."""
         ...
 
     async def mixed(self, tests: Sequence[str]) -> ControlRun:
@@ -113,10 +117,6 @@ class _Findings:
     missing: frozenset[str] = _NONE
     passed: frozenset[str] = _NONE
     wrong: frozenset[str] = _NONE
-
-    @property
-    def doubtful(self) -> bool:
-        return bool(self.silent or self.missing or self.passed or self.wrong)
 
     @property
     def witnessed(self) -> frozenset[str]:
@@ -138,7 +138,7 @@ async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
     """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
     do.
 
-    Two runs side by side; one more if something is missing, and some more where no FAIL_TO_PASS test has a value.
+    Two runs side by side; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no value.
     """
     expected = (*oracle.fail_to_pass, *oracle.pass_to_pass)
     if secrets.randbits(1):
@@ -164,12 +164,12 @@ def uncontrolled(trial: Trial) -> Trial:
 async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: ControlledRuns) -> Trial:
     deciding = frozenset(oracle.fail_to_pass)
     passed = frozenset(name for name, passed in trial.tests.items() if passed)
-    found = await _findings(passed, run, tuple(trial.tests), runs)
+    found = await _findings(oracle, passed, run, tuple(trial.tests), runs)
     if reason := _forged(found):
         return _rejected(trial, found, "forged", reason)
-    if again := found.missing or (frozenset() if deciding & found.strong else deciding & passed):
+    if again := found.missing or (_NONE if deciding & found.strong else deciding & passed):
         names = tuple(name for name in trial.tests if name in again)
-        found = found.and_again(await _findings(passed, await runs.control(names), names, runs))
+        found = found.and_again(await _findings(oracle, passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
             return _rejected(trial, found, "forged", reason)
     if not deciding & found.witnessed:
@@ -177,41 +177,51 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
             "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
         )
         return _rejected(trial, found, "unwitnessed", reason)
-    reported = deciding & found.mutated
-    groups = [group for group in run.functions if group & (reported or deciding & found.silent)]
-    if deciding & found.values or run.rewritten or not groups:
+    left = deciding - found.values
+    reported = left & found.mutated
+    groups = [group for group in run.functions if group & (reported or left & found.silent)]
+    if run.rewritten or not groups:
         return _with(trial, found)
     if reason := await _mixed_runs(groups, passed, bool(reported), runs):
         return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
 
 
-async def _findings(passed: frozenset[str], run: ControlRun, names: Sequence[str], runs: ControlledRuns) -> _Findings:
-    """Compared with the gold patch's control where something is not as it must be."""
-    found = _compared(passed, run, None)
-    return _compared(passed, run, await runs.gold_control(names)) if found.doubtful else found
+async def _findings(
+    oracle: Oracle, passed: frozenset[str], run: ControlRun, names: Sequence[str], runs: ControlledRuns
+) -> _Findings:
+    """Compared with the controls of the gold patch and of none, as far as they say anything of it."""
+    wanted = [runs.gold_control(names)] if oracle.gold_patch.strip() else []
+    wanted += [runs.unpatched_control(names)] if run.withheld else []
+    known = iter(await _together(wanted))
+    gold = next(known) if oracle.gold_patch.strip() else ControlRun()
+    return _compared(passed, run, gold, next(known, ControlRun()), frozenset(oracle.fail_to_pass))
 
 
-def _compared(passed: frozenset[str], run: ControlRun, gold: ControlRun | None) -> _Findings:
-    """What is the same with the gold patch is not held against a patch; None takes all that is for granted of it."""
+def _compared(
+    passed: frozenset[str], run: ControlRun, gold: ControlRun, unpatched: ControlRun, deciding: frozenset[str]
+) -> _Findings:
+    """What is the same with the gold patch is not held against a patch."""
     mutated = run.mutated & passed
     unreported = mutated - run.failed - run.passed
     right: set[str] = set()
     wrong: set[str] = set()
     unrecorded: set[str] = set()
-    for number, value in enumerate(run.withheld):
-        if value.tests <= passed:
-            given, expected = run.records.get(number, _NONE), frozenset({value.digest})
-            if given == expected:
-                right |= _NONE if value.guessable else value.tests
-            elif gold is None or gold.records.get(number) == expected:
-                (wrong if given else unrecorded).update(value.tests)
+    for number, place in enumerate(run.withheld):
+        if not place.tests <= passed:
+            continue
+        given, shown = run.records.get(number, _NONE), gold.records.get(number, _NONE)
+        if given and given in (shown, place.digests):
+            if "?" not in given and not given <= GUESSABLE:
+                right |= place.tests - (deciding if unpatched.records.get(number) == given else _NONE)
+        elif shown and shown <= place.digests:
+            (wrong if given else unrecorded).update(place.tests)
     return _Findings(
         values=frozenset(right - wrong - unrecorded),
         mutated=mutated & run.failed,
-        silent=unreported - (gold.failed | gold.passed if gold else unreported),
-        missing=(unreported & gold.failed if gold else unreported) | unrecorded,
-        passed=mutated & run.passed - (gold.passed if gold else _NONE),
+        silent=unreported - gold.failed - gold.passed,
+        missing=(unreported & gold.failed) | unrecorded,
+        passed=mutated & run.passed - gold.passed,
         wrong=frozenset(wrong),
     )
 
@@ -222,10 +232,7 @@ async def _mixed_runs(
     """Why the log is not believed: a random half of these functions' tests is mutated in each run, and must be reported
     as failed (or not at all, where no failure is `reported`), and the others as passed."""
     every = frozenset().union(*groups) & passed
-    chosen = [
-        frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed
-        for _ in range(math.ceil(BITS / len(groups)))
-    ]
+    chosen = [frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed for _ in range(BITS)]
     for mutated, run in zip(chosen, await _together(runs.mixed(sorted(names)) for names in chosen), strict=True):
         as_failed = run.failed if reported else mutated - run.passed
         if wrong := (mutated - as_failed) | (every - mutated - run.passed):

@@ -20,7 +20,7 @@ from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_l
 from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.mutated_files import (
     MutatedFiles,
-    gold_control,
+    known_control,
     mutate_files,
     read_files,
     records_in,
@@ -59,7 +59,13 @@ class _Runs:
         return await asyncio.to_thread(_reported, await self._run(tests, f"/tmp/{secrets.token_hex(8)}"))
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
-        return await gold_control(self.task, self.sandboxes, replace(self, patch=self.task.oracle.gold_patch), tests)
+        return await self._known(self.task.oracle.gold_patch, tests)
+
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self._known("", tests)
+
+    async def _known(self, patch: str, tests: Sequence[str]) -> ControlRun:
+        return await known_control(self.task, patch, self.sandboxes, tests, replace(self, patch=patch).control)
 
     async def mixed(self, tests: Sequence[str]) -> ControlRun:
         return await asyncio.to_thread(_reported, await self._run(tests))

@@ -4,21 +4,28 @@
 gave is in a file of the sandbox (`rewards.value_recorder`). The expected value is nowhere in the test, so only code
 that is right can give it.
 
-Withheld are literals that are compared by `==`, `is`, or a method such as `assertEqual`, and names that a test assigns
-a literal to and does nothing with but compare. Not withheld: parameters of a test, since they name its cases; what is
-compared in a function that the test calls; and values in comments, docstrings and other tests.
+Withheld is one side of what is compared by `==`, or by a method such as `assertEqual`: the literal, else the smaller
+one. Names that stand for it are withheld too, if the test does nothing with them but compare: names that it assigns a
+literal to, and parameters whose table is written out in the file (`rewards.parameters`; the cases then have other
+names). What a literal is, is known. What else must be given there, the gold patch's own record shows.
+
+Not withheld: what a test uses besides, or has from a fixture, from a loop or from its module; what is compared in a
+function that the test calls; and values in comments, docstrings and other tests.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 
 from slime_swe.rewards.canonical import digest
+from slime_swe.rewards.parameters import Tables
 from slime_swe.rewards.source_edits import (
     NO_LITERAL,
     Edit,
@@ -43,24 +50,38 @@ _LINE = re.compile(r"^(\d{1,9}) (\S+)$", re.MULTILINE)
 _Scope = Function | ast.ClassDef | ast.Lambda
 
 Records = Mapping[int, frozenset[str]]  # the digests of what each place gave
+Values = Mapping[str, Sequence[ast.expr]]  # what a name may stand for
+
+GUESSABLE = frozenset(map(digest, (None, 0, 1, -1, "", b"", (), [], {}, set())))  # and so of what is equal to them
 
 
 @dataclass(frozen=True)
 class Withheld:
-    """The value that tests (ids) expect in one place. guessable: code may hit it by chance (`True`, `0`, `[]`)."""
+    """A place in tests (ids) that compares. digests: of the values that are expected there, if they are literals."""
 
-    digest: str
-    guessable: bool
-    tests: frozenset[str] = frozenset()
+    tests: frozenset[str]
+    digests: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a test computes, and the literal that it must equal. place: what is replaced by the record of it."""
+    """What a test computes, and what it must equal. place: what is replaced by the record of it."""
 
     place: ast.expr | ast.stmt
     computed: ast.expr
-    expected: object
+    expected: ast.expr
+    digests: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a test compares, and edits that record and withhold all of it."""
+
+    comparisons: Sequence[Comparison] = ()
+    edits: Sequence[Edit] = ()
+
+
+NOTHING_RECORDED = Recorded()
 
 
 def read_records(text: str) -> Records:
@@ -70,25 +91,17 @@ def read_records(text: str) -> Records:
     return {number: frozenset(digests) for number, digests in found.items()}
 
 
-def record_values(function: Function, lines: list[bytes], first: int) -> tuple[list[Edit], list[Withheld]]:
-    """Edits that record and withhold every value of a test, the places numbered from `first`; none where the test
-    compares with no literal, or is a generator."""
-    own = list(_own_nodes(function))
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
-        return [], []
-    constants = _constants(function, own)
-    comparisons = sorted(_comparisons(own, constants), key=lambda found: _start(found.place))
-    if not comparisons:
-        return [], []
-    edits = [
-        replaced(found.place, b"%s(%d, (%s))" % (_RECORD.encode(), number, source_of(found.computed, lines)))
-        for number, found in enumerate(comparisons, first)
-    ]
-    edits += [replaced(node.msg, b"None") for node in own if isinstance(node, ast.Assert) and node.msg is not None]
-    edits += [replaced(assign.value, b"None") for assign in constants.values()]
-    edits += [replaced(node, _END) for node in own if isinstance(node, ast.Return)]
-    edits.append(after(function.body[-1], lines, _END))
-    return edits, [Withheld(digest(found.expected), _guessable(found.expected)) for found in comparisons]
+def record_values(module: ast.Module, functions: Sequence[Function], lines: list[bytes], first: int) -> list[Recorded]:
+    """For each test of a module, the places numbered from `first`. Nothing for one that compares with nothing that can
+    be withheld, or is a generator."""
+    tests = _tests(module, functions)
+    values = _withheld(tests)
+    found = []
+    for test, names in zip(tests, values, strict=True):
+        comparisons = sorted(test.comparisons(names), key=lambda comparison: _start(comparison.place))
+        found.append(Recorded(comparisons, _edits(test, comparisons, names, lines, first)))
+        first += len(comparisons)
+    return found
 
 
 def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
@@ -107,8 +120,102 @@ def _comes_first(statement: ast.stmt, module: ast.Module) -> bool:
     return statement is module.body[0] and ast.get_docstring(module, clean=False) is not None
 
 
+@dataclass(frozen=True)
+class _Test:
+    """A test, what its module binds, and its parameters that stand for literals."""
+
+    function: Function
+    module_names: frozenset[str]
+    parameters: Values
+
+    @cached_property
+    def own(self) -> Sequence[ast.AST]:
+        """The nodes of its body, but for what is in functions and classes in it."""
+        return list(_own_nodes(self.function))
+
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        return frozenset(_bound(self.function))
+
+    @cached_property
+    def read(self) -> Counter[str]:
+        return Counter(name for statement in self.function.body for name in _read(statement))
+
+    @cached_property
+    def values(self) -> Values:
+        """What may be withheld of its names: parameters, and what is bound once and for all to plain data."""
+        times = Counter(_bound(self.function))
+        assigned = {
+            node.targets[0].id: [node.value]
+            for node in self.own
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+            if not _calls(node.value)
+        }
+        return {name: values for name, values in {**self.parameters, **assigned}.items() if times[name] == 1}
+
+    def comparisons(self, withheld: Values) -> Iterator[Comparison]:
+        """withheld: the names that need not be in the test."""
+        if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in self.own):
+            return
+        for place, left, right, by_value in _equalities(self.own):
+            constant = [_is_literal(side, withheld) for side in (left, right)]
+            if all(constant) or not (by_value or any(constant)):
+                continue
+            first = constant[0] if any(constant) else _amount(left) < _amount(right)
+            expected, computed = (left, right) if first else (right, left)
+            digests = _digests(expected, withheld)
+            if "?" not in digests and self._not_left(expected) <= withheld.keys():
+                yield Comparison(place, computed, expected, digests)
+
+    def _not_left(self, expected: ast.expr) -> set[str]:
+        """The names that it must not find in the file."""
+        called = {id(node) for call in ast.walk(expected) if isinstance(call, ast.Call) for node in ast.walk(call.func)}
+        names = {node.id for node in ast.walk(expected) if isinstance(node, ast.Name) and id(node) not in called}
+        return names & (self.bound | self.module_names)
+
+
+def _tests(module: ast.Module, functions: Sequence[Function]) -> list[_Test]:
+    tables, names = Tables(module, functions), frozenset(_bound(module, inner=False))
+    return [_Test(function, names, tables.columns(function)) for function in functions]
+
+
+def _withheld(tests: Sequence[_Test]) -> list[Values]:
+    """The names of each test that nothing reads but what is withheld of it, and that no other test needs."""
+    found = [test.values for test in tests]
+    while True:
+        kept: list[Values] = []
+        for test, values in zip(tests, found, strict=True):
+            unread = Counter(name for comparison in test.comparisons(values) for name in _read(comparison.expected))
+            kept.append({name: nodes for name, nodes in values.items() if 0 < unread[name] == test.read[name]})
+        needed = {
+            id(node)
+            for test, values in zip(tests, kept, strict=True)
+            for name, nodes in test.values.items()
+            if name not in values
+            for node in nodes
+        }
+        kept = [{name: nodes for name, nodes in values.items() if needed.isdisjoint(map(id, nodes))} for values in kept]
+        if kept == found:
+            return found
+        found = kept
+
+
+def _edits(
+    test: _Test, comparisons: Sequence[Comparison], withheld: Values, lines: list[bytes], first: int
+) -> list[Edit]:
+    if not comparisons:
+        return []
+    edits = [
+        replaced(found.place, b"%s(%d, (%s))" % (_RECORD.encode(), number, source_of(found.computed, lines)))
+        for number, found in enumerate(comparisons, first)
+    ]
+    edits += [replaced(node.msg, b"None") for node in test.own if isinstance(node, ast.Assert) and node.msg is not None]
+    edits += [replaced(node, b"None") for nodes in withheld.values() for node in nodes]
+    edits += [replaced(node, _END) for node in test.own if isinstance(node, ast.Return)]
+    return [*edits, after(test.function.body[-1], lines, _END)]
+
+
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """Those of a function's body, but for what is in functions and classes in it."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -117,29 +224,21 @@ def _own_nodes(function: Function) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _comparisons(own: list[ast.AST], constants: Mapping[str, ast.Assign]) -> Iterator[Comparison]:
-    for place, left, right in _equalities(own):
-        sides = [(left, _expected(right, constants)), (right, _expected(left, constants))]
-        known = [(computed, expected) for computed, expected in sides if expected is not NO_LITERAL]
-        if len(known) == 1 and digest(known[0][1]) != "?":
-            yield Comparison(place, *known[0])
-
-
-def _equalities(own: list[ast.AST]) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, ast.expr]]:
-    """What may be replaced, and the two sides that are compared there."""
+def _equalities(own: Sequence[ast.AST]) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, ast.expr, bool]]:
+    """What may be replaced, the two sides that are compared there, and whether by value."""
     for node in own:
         match node:
             case ast.Assert(test=test):
                 yield from _asserted(test)
             case ast.Expr(value=ast.Call(func=function, args=[left, right, *_])) if _is_equality(function):
                 if not any(isinstance(side, ast.Starred) for side in (left, right)):
-                    yield node, left, right
+                    yield node, left, right, True
 
 
-def _asserted(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
+def _asserted(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, ast.expr, bool]]:
     match test:
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
-            yield test, left, right
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() as operator], comparators=[right]):
+            yield test, left, right, isinstance(operator, ast.Eq)
         case ast.BoolOp(op=ast.And(), values=values):
             for value in values:
                 yield from _asserted(value)
@@ -154,39 +253,47 @@ def _is_equality(function: ast.expr) -> bool:
     return False
 
 
-def _expected(node: ast.expr, constants: Mapping[str, ast.Assign]) -> object:
-    if isinstance(node, ast.Name) and node.id in constants:
-        return literal(constants[node.id].value)
-    return literal(node)
+def _is_literal(node: ast.expr, withheld: Values) -> bool:
+    return _digests(node, withheld) != frozenset()
 
 
-def _constants(function: Function, own: list[ast.AST]) -> dict[str, ast.Assign]:
-    """The names that are assigned a literal once, and otherwise only compared."""
-    assigned = {
-        node.targets[0].id: node
-        for node in own
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if literal(node.value) is not NO_LITERAL
-    }
-    names = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name))
-    compared = Counter(
-        node.id
-        for _, left, right in _equalities(own)
-        for node, other in ((left, right), (right, left))
-        if isinstance(node, ast.Name) and literal(other) is NO_LITERAL
-        if not (isinstance(other, ast.Name) and other.id in assigned)
-    )
-    declared = {name for node in own if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    return {
-        name: assign
-        for name, assign in assigned.items()
-        if name not in declared and names[name] == compared[name] + 1 > 1
-    }
+def _digests(node: ast.expr, withheld: Values) -> frozenset[str]:
+    """Of the literals that a node stands for; none where one is no literal."""
+    nodes = withheld.get(node.id, [node]) if isinstance(node, ast.Name) else [node]
+    values = [literal(node) for node in nodes]
+    return frozenset() if NO_LITERAL in values else frozenset(map(digest, values))
+
+
+def _amount(node: ast.expr) -> tuple[bool, int]:
+    """How much is done there."""
+    return _calls(node), sum(1 for _ in ast.walk(node))
+
+
+def _calls(node: ast.expr) -> bool:
+    """Whether anything is called but what Python has built in."""
+    called = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return any(not (isinstance(function, ast.Name) and hasattr(builtins, function.id)) for function in called)
+
+
+def _read(tree: ast.AST) -> Iterator[str]:
+    return (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+
+
+def _bound(tree: ast.AST, inner: bool = True) -> Iterator[str]:
+    """The names that are bound in a function or module, as often as they are. inner: or in functions in it."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                yield from names * 2
+        if inner or not isinstance(node, _Scope):
+            yield from _bound(node, inner)
 
 
 def _start(node: ast.expr | ast.stmt) -> Place:
     return node.lineno, node.col_offset
-
-
-def _guessable(value: object) -> bool:
-    return value in (None, 0, 1, -1) or (hasattr(value, "__len__") and not len(value))

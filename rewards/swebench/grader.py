@@ -24,7 +24,7 @@ from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
-from slime_swe.rewards.mutated_files import MutatedFiles, gold_control, mutate_files, rewrite_files
+from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, rewrite_files
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests, embeds_test_patch, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, harness_for, image_of, instance_of, oracle_of
@@ -100,9 +100,14 @@ class _Runs:
         return await self._run(restored, mutated, record_to) if mutated.functions else ControlRun()
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
-        evaluation = self.evaluation
-        gold = replace(self, patch=evaluation.oracle.gold_patch)
-        return await gold_control(evaluation.task, evaluation.sandboxes, gold, tests)
+        return await self._known(self.evaluation.oracle.gold_patch, tests)
+
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self._known("", tests)
+
+    async def _known(self, patch: str, tests: Sequence[str]) -> ControlRun:
+        evaluation, runs = self.evaluation, replace(self, patch=patch)
+        return await known_control(evaluation.task, patch, evaluation.sandboxes, tests, runs.control)
 
     async def mixed(self, tests: Sequence[str]) -> ControlRun:
         restored = await restored_tests(self.evaluation)

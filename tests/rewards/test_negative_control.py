@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from slime_swe.data_sources.task import TestsOracle
+from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.negative_control import BITS, ControlRun, with_negative_control
 from slime_swe.rewards.withheld import Withheld
@@ -23,11 +24,12 @@ EARNED = Trial(dict.fromkeys(TESTS, True), True, "")
 @dataclass
 class Runs:
     """Control runs by what they report: for each run in turn, of each test `F`, `P`, or nothing `.`; `-` is a test that
-    can't be mutated. Behind it, of each value that test a expects, `v` right, `w` wrong, `.` missing, `g` right but
-    guessable."""
+    can't be mutated. Behind it, of each place in which test a compares, `v` right, `w` wrong, `.` missing, `g` right
+    but guessable; `s` and `o` in a place where what is expected is no literal, `?` of no type that has a text."""
 
     mine: list[str]
-    gold: str = ""
+    gold: str = "FFF v"
+    unpatched: str = "FFF"
     trial: Trial = EARNED
     honest_when_mixed: bool = True
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -44,6 +46,10 @@ class Runs:
         self.asked.append(("gold", tuple(tests)))
         return _run(self.gold, tests)
 
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        self.asked.append(("unpatched", tuple(tests)))
+        return _run(self.unpatched, tests)
+
     async def mixed(self, tests: Sequence[str]) -> ControlRun:
         self.asked.append(("mixed", tuple(tests)))
         failed = frozenset(tests if self.honest_when_mixed else TESTS)
@@ -58,9 +64,10 @@ def _run(text: str, tests: Sequence[str]) -> ControlRun:
     letters = {test: letter for test, letter in zip(TESTS, reports, strict=True) if test in tests}
     named = {letter: frozenset(test for test in letters if letters[test] == letter) for letter in "FP.-"}
     functions = tuple(frozenset({test}) for test in TESTS if test in letters and letters[test] != "-")
-    withheld = tuple(Withheld(f"right{number}", value == "g", frozenset({A})) for number, value in enumerate(values))
-    given = {"v": "right{}", "g": "right{}", "w": "wrong"}
-    records = {n: frozenset({given[value].format(n)}) for n, value in enumerate(values) if value in given}
+    wanted = {"g": digest(0), "v": "right", "w": "right", ".": "right"}
+    withheld = tuple(Withheld(frozenset({A}), frozenset(wanted.get(value, "").split())) for value in values)
+    given = {"v": "right", "g": digest(0), "w": "wrong", "s": "shown", "o": "other", "?": "?"}
+    records = {n: frozenset({given[value]}) for n, value in enumerate(values) if value in given}
     return ControlRun(functions, named["F"], named["P"], withheld, records)
 
 
@@ -71,16 +78,20 @@ def judged(runs: Runs, oracle: TestsOracle = ORACLE) -> Trial:
 @pytest.mark.parametrize(
     ("mine", "gold", "witness", "controls"),
     [
-        (["FFF v"], "", (1, 2, 0, 0), 1),
-        (["FFF gv"], "", (1, 2, 0, 0), 1),
-        (["FF- v"], "", (1, 1, 0, 1), 1),
-        (["FFF"], "", (0, 3, 0, 0), 1),
+        (["FFF v"], "FFF v", (1, 2, 0, 0), 1),
+        (["FFF v"], "...", (1, 2, 0, 0), 1),  # nothing came of the gold patch's control
+        (["FFF gv"], "FFF gv", (1, 2, 0, 0), 1),
+        (["FFF s"], "FFF s", (1, 2, 0, 0), 1),
+        (["FFF o"], "FFF s", (0, 3, 0, 0), 1),  # another way to be right
+        (["FFF ?"], "FFF ?", (0, 3, 0, 0), 1),
+        (["FF- v"], "FF- v", (1, 1, 0, 1), 1),
+        (["FFF"], "FFF", (0, 3, 0, 0), 1),
         (["... v"], "...", (1, 0, 2, 0), 1),  # the log names passes alone
         (["FFP v"], "FFP v", (1, 1, 0, 1), 1),  # a test that is expected to fail, or skipped
-        (["FFF vw"], "FFF vw", (1, 2, 0, 0), 1),  # a value whose type has no plain form
+        (["FFF vw"], "FFF v?", (1, 2, 0, 0), 1),  # a value whose type has no plain form
         (["FFF ."], "FFF .", (0, 3, 0, 0), 1),  # a place that is not reached
         ([".F.", "F.."], ".F.", (0, 2, 1, 0), 2),  # the runner stops at the first failure
-        (["-FF", "F.."], "", (0, 3, 0, 0), 2),  # the one test that no function has the name of
+        (["-FF", "F.."], "-FF", (0, 3, 0, 0), 2),  # the one test that no function has the name of
         (["... .", "FFF v"], "FFF v", (1, 2, 0, 0), 2),  # an accident
     ],
 )
@@ -90,7 +101,37 @@ def test_honest_work_is_believed(mine, gold, witness, controls):
     named = dict(zip(("values", "mutated", "silent", "none"), witness, strict=True))
     assert trial == replace(EARNED, details={"witness": named})
     assert runs.count("control") == controls
-    assert runs.count("gold") == bool(gold)
+
+
+def test_without_a_gold_patch_nothing_is_asked_of_it():
+    runs = Runs(["..F v"])
+    trial = judged(runs, replace(ORACLE, gold_patch=""))
+    assert trial.details["witness"] == {"values": 1, "mutated": 1, "silent": 1, "none": 0}
+    assert (runs.count("gold"), runs.count("unpatched")) == (0, 1)
+
+
+@pytest.mark.parametrize(("mine", "unpatched", "believed"), [
+    ("FFF v", "FFF v", 0), ("FFF vv", "FFF vw", 1), ("FFF vv", "FFF v", 1), ("FFF s", "FFF s", 0),
+    ("FFF s", "FFF o", 1),
+])  # fmt: skip
+def test_what_the_unpatched_code_gives_is_no_witness_for_a_test_that_it_fails(mine, unpatched, believed):
+    runs = Runs([mine], mine, unpatched)
+    assert judged(runs).details["witness"]["values"] == believed
+    assert runs.count("mixed") == (0 if believed else BITS)
+
+
+def test_it_is_one_for_a_test_that_it_passes():
+    oracle = replace(ORACLE, fail_to_pass=(B,), pass_to_pass=(A, C))
+    assert judged(Runs(["FFF v"], unpatched="FFF v"), oracle).details["witness"]["values"] == 1
+
+
+def test_each_deciding_test_needs_a_witness_of_its_own():
+    """Code that repairs one and forges the other, and knows the control, must guess which runs mutate the other."""
+    oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
+    runs = Runs(["FFF v"])
+    assert judged(runs, oracle).solved
+    mixed = [tests for kind, tests in runs.asked if kind == "mixed"]
+    assert len(mixed) == BITS and set(mixed) <= {(), (B,)}
 
 
 @pytest.mark.parametrize(
@@ -122,35 +163,33 @@ def test_without_a_witness_for_a_deciding_test_there_is_no_reward(mine, gold):
 
 
 def test_a_value_that_is_easily_guessed_is_no_witness_and_yet_must_be_right():
-    runs = Runs(["FFF g"])
+    runs = Runs(["FFF g"], "FFF g")
     assert judged(runs).details["witness"] == {"values": 0, "mutated": 3, "silent": 0, "none": 0}
     assert runs.count("mixed") == BITS
 
 
-@pytest.mark.parametrize(("deciding", "more"), [(1, BITS), (2, 4), (3, 3)])
-def test_without_values_further_runs_mutate_a_random_half(deciding, more):
+@pytest.mark.parametrize("deciding", [1, 2, 3])
+def test_without_values_further_runs_mutate_a_random_half(deciding):
     oracle = replace(ORACLE, fail_to_pass=TESTS[:deciding], pass_to_pass=TESTS[deciding:])
-    runs = Runs(["FFF"])
+    runs = Runs(["FFF"], "FFF")
     assert judged(runs, oracle).solved
-    assert runs.count("mixed") == more
+    assert runs.count("mixed") == BITS
     assert all(set(tests) <= set(TESTS[:deciding]) for kind, tests in runs.asked if kind == "mixed")
-    dishonest = [judged(Runs(["FFF"], honest_when_mixed=False), oracle).solved for _ in range(100)]
+    dishonest = [judged(Runs(["FFF"], "FFF", honest_when_mixed=False), oracle).solved for _ in range(100)]
     assert sum(dishonest) <= 8, "it is believed where all are mutated: once in 128"
 
 
 def test_only_what_is_missing_is_mutated_again():
     runs = Runs(["F.P v", "FFP v"], "FFP v")
     judged(runs)
-    assert [asked for asked in runs.asked if asked[0] != "first"] == [
-        ("control", TESTS), ("gold", TESTS), ("control", (B,)),
-    ]  # fmt: skip
+    assert [tests for asked, tests in runs.asked if asked == "control"] == [TESTS, (B,)]
 
 
 def test_what_the_first_run_reports_as_failed_needs_no_witness():
     """A value that tests of one function expect counts only where all of them have passed."""
     oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
     trial = Trial({A: False, B: True, C: True}, False, "")
-    assert judged(Runs(["PFF w"], "FFF v", trial), oracle).rejected == ""
+    assert judged(Runs(["PFF w"], "FFF v", trial=trial), oracle).rejected == ""
 
 
 def test_what_is_not_rewarded_ends_the_control():
@@ -191,5 +230,5 @@ def test_the_runs_start_in_random_order():
     for _ in range(50):
         runs = Runs(["FFF v"])
         judged(runs)
-        orders.add(tuple(kind for kind, _ in runs.asked))
+        orders.add(tuple(kind for kind, _ in runs.asked[:2]))
     assert orders == {("first", "control"), ("control", "first")}

@@ -321,7 +321,7 @@ def test_parameters_that_are_compared_alone_are_withheld(tmp_path):
 )
 def test_parameters_that_are_not_written_out_are_not(decorators):
     source = (
-        f"READ = CHANGED = 1\nREAD = [(1, 4001)]\nprint(READ)\nCHANGED = [(1, 4001)]\nCHANGED += [(2, 4002)]\n"
+        f"READ = [(1, 4001)]\nprint(READ)\nCHANGED = [(1, 4001)]\nCHANGED += [(2, 4002)]\n"
         f"{decorators}\ndef test_a(x, expected):\n    assert f(x) == expected\n"
     )
     assert withheld(source, ["t.py::test_a"]).withheld == ()

@@ -17,7 +17,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
@@ -26,6 +25,7 @@ from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 
@@ -139,9 +139,7 @@ class Calls:
         """What is added to the graded files."""
         payload = "".join(file.payload(answers=True) for file in self.files)
         held_out = "".join(file.payload(answers=False) for file in self.held_out)
-        folder = resources.files("slime_swe.rewards")
-        runner = "".join((folder / name).read_text(encoding="utf-8") for name in ("canonical.py", "call_runner.py"))
-        return {_RUNNER: runner, _CALLS: f"([{payload}], [{held_out}])"}
+        return {_RUNNER: sandbox_source("call_runner.py"), _CALLS: f"([{payload}], [{held_out}])"}
 
     def read(self, output: str) -> tuple[dict[str, bool], list[bool]]:
         """Each test → whether all its calls gave the right answer; and of each held-out call whether it did.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import functools
@@ -23,6 +24,7 @@ from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
@@ -64,6 +66,13 @@ def test_every_embedded_task_is_judged_by_values(split):
             (call.function, call.arguments) for file in found.files for tests in file.tests.values() for call in tests
         }
         assert len(held_out) >= 16 and not held_out & shown
+
+
+def test_what_runs_in_a_sandbox_is_read_from_disk_once_for_all_gradings():
+    assert calls().grading_files()[call_values._RUNNER] is calls().grading_files()[call_values._RUNNER]
+    for name in ("call_runner.py", "value_recorder.py"):
+        defined = {node.name for node in ast.parse(sandbox_source(name)).body if isinstance(node, ast.FunctionDef)}
+        assert {"canonical", "digest"} < defined
 
 
 def test_no_embedded_task_shows_its_held_out_tests():

@@ -14,6 +14,7 @@ Not covered: a table where the bug shows on no call but those of the tests. Such
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 
 MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others
+MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are remembered, each in less than 2 KiB
 _RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
 _COMMAND = f"python3 -I -S -B {_RUNNER}"
 _VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
@@ -81,8 +83,9 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
         return held_out.read((await _run(task, files, sandboxes)).output)[1]
 
     assert isinstance(task.oracle, CallsOracle), task.oracle
-    key = (frozenset(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
-    return await remembered("answers of unpatched code", key, run)
+    decides = (sorted(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
+    key = hashlib.sha256(repr(decides).encode()).digest()  # the files themselves would be kept for as long
+    return await remembered("answers of unpatched code", key, run, most=MOST_ANSWERS)
 
 
 def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:

@@ -5,8 +5,9 @@ import asyncio
 import copy
 import functools
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
 
 TASK = TARGETS["calls"].task()
 TESTS = TASK.workspace.files["tests/test_calc.py"]
@@ -254,6 +255,35 @@ async def test_the_unpatched_code_is_run_once_for_all_patches_of_a_task(sandboxe
     await grade(other, patch(RIGHT), counting)
     assert counting.opened == 8
     await close_loop_scope()
+
+
+class Idle:
+    """Sandboxes in which every command ends at once and prints nothing; how many were opened."""
+
+    opened = 0
+
+    @asynccontextmanager
+    async def open(self, *_: object) -> AsyncIterator[Idle]:
+        self.opened += 1
+        yield self
+
+    async def exec(self, command: str, *, timeout: float) -> ExecResult:
+        return ExecResult(0, "", 0.0)
+
+
+async def test_the_answers_of_all_synthetic_tasks_are_made_once_and_are_small():
+    """Training goes through all tasks before one comes again."""
+    tasks = [task for split in ("train", "heldout", "unseen") for task in load(split)]
+    idle, held_out = Idle(), calls(tasks[0])
+    tracemalloc.start()
+    for _ in range(2):
+        for task in tasks:
+            assert not any(await call_values._unpatched(task, held_out, idle))
+        assert idle.opened == len(tasks) == 768
+    kept, _ = tracemalloc.get_traced_memory()
+    await close_loop_scope()
+    assert kept - tracemalloc.get_traced_memory()[0] < 2048 * len(tasks)
+    tracemalloc.stop()
 
 
 async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_remembered(sandboxes):

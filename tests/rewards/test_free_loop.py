@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from tests.loop_time import HELD, watched
-from tests.rewards.image_backend import IMAGES, committed
+from tests.rewards.image_backend import sandboxes_with
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
@@ -36,8 +36,7 @@ PATCHES = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes() -> AsyncIterator[SandboxPool]:
-    IMAGES["free"] = committed(FILES)
-    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+    async with sandboxes_with("free", FILES) as pool:
         yield pool
 
 

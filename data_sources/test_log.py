@@ -10,18 +10,27 @@ from collections.abc import Iterable, Iterator
 _PIECE = 1 << 20  # characters
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S.*)$", re.MULTILINE)
 _DASHES = 8  # of a line, at which its name may end
+# pytest reports `PASSED` too for a `unittest` test whose subtests fail. `[why] (n=1) SUBFAIL id` is by pytest-subtests.
+_SUBTEST = re.compile(r"^(?:[\[(].*[\])] )?SUBFAIL(?:ED)?(.*)$", re.MULTILINE)
+_SUBTEST_END = re.compile(r"(?<=[\])]) ")  # what a subtest is of stands before its test's id: `[why] (n=1) file::test`
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
-    """Test id → whether it passed. A test named twice passed only if it passed both times.
+    """Test id → whether it passed. A test named twice passed only if it passed both times, and one with subtests
+    only if none of them failed.
 
     File and test may hold blanks and dashes (`my tests/test_a.py::test_join[a - b]`). So a line is taken to name all of
     it, what comes before each ` - `, and the test's first word, since some programs print more behind it.
     """
     results: dict[str, bool] = {}
-    for match in (match for piece in _pieces(log) for match in _LINE.finditer(piece)):
-        for test in set(_names(match[2])):
-            results[test] = results.get(test, True) and match[1] == "PASSED"
+    for piece in _pieces(log):
+        for match in _LINE.finditer(piece):
+            for test in set(_names(match[2])):
+                results[test] = results.get(test, True) and match[1] == "PASSED"
+        for match in _SUBTEST.finditer(piece):
+            parts = _SUBTEST_END.split(match[1], _DASHES)
+            for start in range(len(parts)):
+                results |= dict.fromkeys(_names(" ".join(parts[start:]).lstrip()), False)
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
+MOST_CONTROLS = 2048  # that are remembered, two of a task, of what its tests are reported as and what they give
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -91,13 +93,17 @@ async def known_control(
 ) -> ControlRun:
     """The control of the gold patch or of none, made once for all patches of a task. That of the gold patch is made
     again if nothing came of it."""
-    workspace = frozenset(task.workspace.files.items()), task.workspace.image
+    decides = (task.id, task.oracle, sorted(task.workspace.files.items()), task.workspace.image, patch, tuple(tests))
+    key = hashlib.sha256(
+        repr(decides).encode(errors="backslashreplace")
+    ).digest()  # the files would be kept for as long
     try:
         return await remembered(
             "control",
-            (sandboxes, task.id, task.oracle, workspace, patch, tuple(tests)),
+            (sandboxes, key),
             lambda: control(tests),
             keep=lambda run: run.reports or not patch,
+            most=MOST_CONTROLS,
         )
     except PatchError as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error

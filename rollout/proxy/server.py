@@ -49,6 +49,9 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cac
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+_OPEN: set[Proxy] = set()  # of this process
+
+
 class Proxy:
     """Serves the sessions that were added to it. Made by `open_proxy`; belongs to one event loop."""
 
@@ -174,8 +177,9 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
+    _OPEN.add(proxy)
     # A full collection of garbage looks at every object of the process, and takes a quarter of a second where a model's
-    # libraries are loaded. Large requests cause it, so that what is there already is left out of it meanwhile.
+    # libraries are loaded. Large requests cause it, so what is there already is left out of it while a proxy is open.
     gc.freeze()
     try:
         listening = await proxy.listen(None, host=host, port=port)
@@ -186,7 +190,9 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
         finally:
             listening.close()
     finally:
-        gc.unfreeze()
+        _OPEN.discard(proxy)
+        if not _OPEN:
+            gc.unfreeze()
         await runner.cleanup()
 
 

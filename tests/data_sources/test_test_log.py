@@ -166,6 +166,17 @@ def test_names_may_hold_blanks_and_dashes(test: str, line: str):
     assert parse_test_log(f"x\n{line.format(test)}\n{test}\n")[test] is line.startswith("PASSED")
 
 
+@pytest.mark.parametrize("test", ["t.py::T::t", "t.py::t[a b]", "my tests/t.py::T::t[(1) 2]"])
+@pytest.mark.parametrize("subtest", ["(<subtest>)", "[1]", "[why not] (n=1, m='a b')", "[a::b [c] d] (n=(1, 2))"])
+@pytest.mark.parametrize("line", ["SUBFAILED{} {}", "{} SUBFAIL {}"], ids=["pytest 9", "pytest-subtests"])
+def test_a_test_fails_with_its_subtests(line: str, subtest: str, test: str):
+    failed = line.format(subtest, test)
+    for log in (f"PASSED {test}\n{failed} - assert 1 == 2\n", f"{failed}\nPASSED {test}\n"):
+        assert parse_test_log(log)[test] is False
+    passed = line.replace("FAILED", "PASSED").replace("FAIL", "PASS").format(subtest, test)
+    assert parse_test_log(f"PASSED {test}\n{passed}\n") == parse_test_log(f"PASSED {test}\n")
+
+
 def test_any_log_is_read_in_time_that_grows_with_it():
     rng = random.Random(0)
     words = [
@@ -187,7 +198,8 @@ def test_any_log_is_read_in_time_that_grows_with_it():
     ]
     for _ in range(3_000):
         parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
-    for line in ("PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99):
+    lines = ["PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99]
+    for line in [*lines, "SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]:
         log = line * ((2 << 20) // len(line))
         started = time.thread_time()
         parse_test_log(log)

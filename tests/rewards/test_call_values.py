@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import functools
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +25,11 @@ from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
 
 TASK = TARGETS["calls"].task()
 TESTS = TASK.workspace.files["tests/test_calc.py"]
@@ -64,6 +67,13 @@ def test_every_embedded_task_is_judged_by_values(split):
             (call.function, call.arguments) for file in found.files for tests in file.tests.values() for call in tests
         }
         assert len(held_out) >= 16 and not held_out & shown
+
+
+def test_what_runs_in_a_sandbox_is_read_from_disk_once_for_all_gradings():
+    assert calls().grading_files()[call_values._RUNNER] is calls().grading_files()[call_values._RUNNER]
+    for name in ("call_runner.py", "value_recorder.py"):
+        defined = {node.name for node in ast.parse(sandbox_source(name)).body if isinstance(node, ast.FunctionDef)}
+        assert {"canonical", "digest"} < defined
 
 
 def test_no_embedded_task_shows_its_held_out_tests():
@@ -245,6 +255,35 @@ async def test_the_unpatched_code_is_run_once_for_all_patches_of_a_task(sandboxe
     await grade(other, patch(RIGHT), counting)
     assert counting.opened == 8
     await close_loop_scope()
+
+
+class Idle:
+    """Sandboxes in which every command ends at once and prints nothing; how many were opened."""
+
+    opened = 0
+
+    @asynccontextmanager
+    async def open(self, *_: object) -> AsyncIterator[Idle]:
+        self.opened += 1
+        yield self
+
+    async def exec(self, command: str, *, timeout: float) -> ExecResult:
+        return ExecResult(0, "", 0.0)
+
+
+async def test_the_answers_of_all_synthetic_tasks_are_made_once_and_are_small():
+    """Training goes through all tasks before one comes again."""
+    tasks = [task for split in ("train", "heldout", "unseen") for task in load(split)]
+    idle, held_out = Idle(), calls(tasks[0])
+    tracemalloc.start()
+    for _ in range(2):
+        for task in tasks:
+            assert not any(await call_values._unpatched(task, held_out, idle))
+        assert idle.opened == len(tasks) == 768
+    kept, _ = tracemalloc.get_traced_memory()
+    await close_loop_scope()
+    assert kept - tracemalloc.get_traced_memory()[0] < 2048 * len(tasks)
+    tracemalloc.stop()
 
 
 async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_remembered(sandboxes):

@@ -3,14 +3,12 @@ is made."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import IMAGES, committed
+from tests.loop_time import HELD, watched
+from tests.rewards.image_backend import sandboxes_with
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
@@ -21,7 +19,6 @@ from slime_swe.rollout.sandbox.base import Limits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HELD = 0.05  # seconds of the loop's thread
 LINES = "".join(f"line {number}\n" for number in range(16_000))
 FILES = {"long.txt": LINES, "x": "a\n", "run.py": "print('PASSED t.py::t')\n"}
 TASK = Task("t", "s", Workspace(FILES), TestsOracle(("t.py::t",), (), ("run.py",), "python3 run.py; cat log"))
@@ -39,28 +36,8 @@ PATCHES = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes() -> AsyncIterator[SandboxPool]:
-    IMAGES["free"] = committed(FILES)
-    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+    async with sandboxes_with("free", FILES) as pool:
         yield pool
-
-
-@asynccontextmanager
-async def watched() -> AsyncIterator[list[float]]:
-    """How long the loop's own thread has worked between two of its rounds. What other threads do, and a busy machine,
-    are not in it."""
-    held: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0.001)
-            held.append(time.thread_time() - before)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield held
-    finally:
-        watching.cancel()
 
 
 @pytest.mark.parametrize("name", PATCHES)

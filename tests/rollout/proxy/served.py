@@ -11,18 +11,12 @@ import asyncio
 import json
 import sys
 import time
-from contextlib import AsyncExitStack
 from pathlib import Path
 
+from benchmarks.proxy_servers import open_sessions
 from tests.rollout.support import PARAMS
 
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
-from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.proxy.server import open_proxy
-from slime_swe.rollout.proxy.sessions import Policy, ProxySession
-from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.session import Session
 
 PAGE = 4096
 TICK = 0.002
@@ -49,16 +43,8 @@ class Watch:
 
 
 async def main(engine: str, checkpoint: str, max_context: int, count: int) -> None:
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(EngineClient(engine))
-        templates = Templates(load_tokenizer(checkpoint), "hermes")
-        policy = Policy(client, templates, "hermes", max_context=max_context, max_turns=1 << 30)
-        proxy = await stack.enter_async_context(open_proxy())
-        opened = []
-        for _ in range(count):
-            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
-            path = await stack.enter_async_context(proxy.serve(session))
-            opened.append({"url": f"{proxy.url}{path}", "key": session.key})
+    tokenizer = load_tokenizer(checkpoint)
+    async with open_sessions(engine, tokenizer, count, PARAMS, max_context=max_context) as (proxy, opened):
         print(json.dumps({"sessions": opened, "proxy": proxy.url, "key": proxy.key}), flush=True)
         watch, lines = Watch(), asyncio.StreamReader()
         watching = asyncio.ensure_future(watch.watch())

@@ -197,7 +197,7 @@ def test_any_log_is_read_in_time_that_grows_with_it():
 
 @pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])
 def test_a_long_log_keeps_no_other_thread_waiting(line: str):
-    log = "PASSED a::" + line * ((32 << 20) // len(line))
+    log = "PASSED a::" + line * ((64 << 20) // len(line))
     assert longest_wait(lambda: parse_test_log(log)) < HELD
 
 

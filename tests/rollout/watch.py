@@ -49,16 +49,19 @@ async def watched() -> AsyncIterator[Watch]:
 
 
 def longest_wait(work: Callable[[], object]) -> float:
-    """Seconds that a thread waits at most while another works: tried again, since the machine may be busy otherwise."""
+    """Seconds that this process works at most while a thread of it waits for another's `work` to let it run.
+
+    Tried again where that is long: on a busy machine the waiting thread may not get a processor.
+    """
     longest: list[float] = []
     while len(longest) < _TRIES and min(longest, default=HELD) >= HELD:
         working = threading.Thread(target=work)
         working.start()
         longest.append(0.0)
         while working.is_alive():
-            begun = time.perf_counter()
+            begun = time.process_time()
             time.sleep(0.001)
-            longest[-1] = max(longest[-1], time.perf_counter() - begun)
+            longest[-1] = max(longest[-1], time.process_time() - begun)
     return min(longest)
 
 

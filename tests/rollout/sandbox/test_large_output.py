@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.rollout.sandbox.conftest import LIMITS
 from tests.rollout.watch import HELD, longest_wait, watched
@@ -49,6 +51,7 @@ TEXTS = {
     "letters": b"x" * KEPT,
     "no text": b"\xff" * KEPT,
     "a character of four bytes": "🙂".encode() + b"x" * (KEPT - 4),
+    "random bytes": random.Random(0).randbytes(KEPT),
     "halves of characters": "é🙂日".encode() * (KEPT // 9),
 }
 

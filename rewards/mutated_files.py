@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import random
@@ -85,7 +86,7 @@ async def records_in(sandbox: Sandbox, path: str) -> Records:
     if not path:
         return {}
     result = await sandbox.exec(f"head -c {_RECORD_BYTES} {shlex.quote(path)} 2>/dev/null", timeout=_READ_SECONDS)
-    return read_records(result.output)
+    return await asyncio.to_thread(read_records, result.output)
 
 
 async def known_control(

@@ -28,7 +28,7 @@ from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
-_LOG_BYTES = 32 << 20
+_LOG_BYTES = 16 << 20
 _CONTROL_LOG_BYTES = 4 << 20  # what failing tests print may be anything, and a parser takes a second for each 2 MiB
 _SCRIPT, _TESTS = "/tmp/eval.sh", "/tmp/tests"
 _HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -30,6 +30,7 @@ CLOSE_SECONDS = 30.0  # for the process to remove the containers that it has sta
 _WORKER = Path(__file__).with_name("worker.py")
 _OF_THIS_INTERPRETER = ("PYTHONPATH", "PYTHONHOME")
 _LINE_BYTES = 1 << 28  # of one answer
+_PIECE = 1 << 20  # characters of a log that are written at once
 _STDERR_BYTES = 4_000  # of the end of stderr, shown when the process dies
 
 
@@ -176,6 +177,15 @@ def _checked(answer: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, A
     return answer
 
 
+def _line_of(request: dict[str, Any]) -> Iterator[bytes]:
+    """As JSON, its log in pieces: what tests print may take a quarter of a second to be written at once."""
+    log = request.pop("log", "")
+    yield orjson.dumps({**request, "log": ""})[:-2]  # open within the log
+    for start in range(0, len(log), _PIECE):
+        yield orjson.dumps(log[start : start + _PIECE])[1:-1]
+    yield b'"}\n'
+
+
 class _ProcessDied(InfrastructureError):
     """The process ended, or was ended because it did not answer. The message is the end of its stderr."""
 
@@ -187,15 +197,22 @@ class _Process:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._stderr = stderr
+        self._sending = asyncio.Lock()
         self._ids = itertools.count()
 
     async def ask(self, request: dict[str, Any], seconds: float | None) -> dict[str, Any]:
         """The answer to one request, after the end of the one before. Raises `_ProcessDied`."""
         number = next(self._ids)
-        self._stdin.write(orjson.dumps({"id": number, **request}) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
-            await self._stdin.drain()
+        sending = asyncio.ensure_future(self._send({"id": number, **request}))
+        await asyncio.shield(sending)  # whole, also where nobody waits for the answer any more
         return await self.answer(number, seconds)
+
+    async def _send(self, request: dict[str, Any]) -> None:
+        async with self._sending:
+            with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
+                for piece in _line_of(request):
+                    self._stdin.write(piece)
+                    await self._stdin.drain()
 
     async def answer(self, number: int | None, seconds: float | None) -> dict[str, Any]:
         """The line of this id; one that a cancelled caller left unread goes. A process that takes longer is ended,

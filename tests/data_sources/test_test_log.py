@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.rollout.watch import HELD, longest_wait
 
 from slime_swe.data_sources import test_log
 from slime_swe.data_sources.corpora.gitbug_java import test_command as command_of
@@ -204,3 +205,20 @@ def test_any_log_is_read_in_time_that_grows_with_it():
         started = time.thread_time()
         parse_test_log(log)
         assert time.thread_time() - started < 3, line
+
+
+@pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])
+def test_a_long_log_keeps_no_other_thread_waiting(line: str):
+    log = "PASSED a::" + line * ((64 << 20) // len(line))
+    assert longest_wait(lambda: parse_test_log(log)) < HELD
+
+
+def test_a_test_is_found_wherever_it_stands():
+    """Beside lines of any length, and at the end of any piece."""
+    for before in ((1 << 20) - 60, (1 << 20) + 5, (1 << 21) - 9):
+        for shift in range(0, 70, 4):
+            log = f"{'x' * (before + shift)}\nPASSED a::b[c]\nFAILED a::d - no\nyPASSED a::e"
+            assert parse_test_log(log) == {"a::b[c]": True, "a::d": False, "a::d - no": False}
+    for length in (60_000, 70_000, 3 << 20):
+        found = parse_test_log(f"PASSED a::{'b' * length}\nPASSED a::c\n")
+        assert found.pop("a::c") and len(found) == (length < 65_536)

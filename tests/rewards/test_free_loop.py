@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.loop_time import HELD, watched
 from tests.rewards.image_backend import sandboxes_with
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.grade import GradingSettings, grade, image_limits
+from slime_swe.rewards.mutated_files import records_in
 from slime_swe.rewards.swebench.apply import apply_in
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Limits
@@ -43,19 +44,28 @@ async def sandboxes() -> AsyncIterator[SandboxPool]:
 @pytest.mark.parametrize("name", PATCHES)
 async def test_grading_a_patch(sandboxes: SandboxPool, name: str):
     assert len(PATCHES[name]) <= MOST
-    async with watched() as held:
+    async with watched() as loop:
         score = await grade(TASK, PATCHES[name], sandboxes, GradingSettings(negative_control=False))
     assert score.evidence["outcome"] in ("solved", "unappliable_patch")
-    assert max(held) < HELD
+    assert loop.busy < HELD
+
+
+async def test_reading_what_tests_have_recorded(sandboxes: SandboxPool):
+    """Code under test can write to the file, too."""
+    files = {"records": "".join(f"{n} x\n" for n in range(140_000))}
+    async with sandboxes.open(files, image_limits(60)) as sandbox, watched() as loop:
+        records = await records_in(sandbox, "records")
+    assert len(records) > 100_000
+    assert loop.busy < HELD
 
 
 @pytest.mark.parametrize("name", ["names", "quotes", "deep files"])
 async def test_applying_a_patch_for_the_harness(sandboxes: SandboxPool, name: str):
     oracle = HarnessOracle(("t",), (), ("run.py",), eval_script="x", log_parser="x")
-    async with sandboxes.open({}, image=Image("free")) as sandbox, watched() as held:
+    async with sandboxes.open({}, image=Image("free")) as sandbox, watched() as loop:
         with pytest.raises(PatchError):
             await apply_in(sandbox, oracle, PATCHES[name])
-    assert max(held) < HELD
+    assert loop.busy < HELD
 
 
 WORK = {
@@ -71,6 +81,6 @@ WORK = {
 async def test_making_the_patch_of_a_sandbox(sandboxes: SandboxPool, name: str):
     async with sandboxes.open(FILES, Limits()) as sandbox:
         assert (await sandbox.exec(WORK[name])).exit_code == 0
-        async with watched() as held:
+        async with watched() as loop:
             patch = await sandbox.diff()
-    assert patch and max(held) < HELD
+    assert patch and loop.busy < HELD

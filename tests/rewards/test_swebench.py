@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from tests.rewards.image_backend import IMAGES, committed
 from tests.rewards.swebench_here import harness_python
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
@@ -238,6 +239,18 @@ async def test_many_ask_at_once(harness: Harness) -> None:
     outcomes = ["PASSED", "FAILED"] * 8
     reports = await asyncio.gather(*(harness.report(instance_of(TASK), log.format(word)) for word in outcomes))
     assert [report["resolved"] for report in reports] == [word == "PASSED" for word in outcomes]
+
+
+@pytest.mark.parametrize("text", ["\0" * (16 << 20), "🙂" * (4 << 20)], ids=["control characters", "emoji"])
+async def test_a_long_log_is_sent_whole_and_in_pieces(harness: Harness, text: str) -> None:
+    """Also where the one who asks does not wait for the answer."""
+    log = f"{text}\n>>>>> Start Test Output\nPASSED {ADD}\nPASSED {ONE}\n>>>>> End Test Output\n"
+    await harness.script(instance_of(TASK))
+    async with watched() as loop:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(harness.report(instance_of(TASK), log), 0.01)
+        assert (await harness.report(instance_of(TASK), log))["resolved"]
+    assert loop.busy < HELD
 
 
 async def test_a_dead_process_is_replaced(harness: Harness) -> None:

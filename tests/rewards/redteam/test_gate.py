@@ -119,7 +119,7 @@ async def test_docker_holds_against_what_looks_around_and_uses_it_up(grader, gro
     """What depends on the container; `slime-swe integrity docker` plays all, in three minutes for each grader."""
     need_docker()
     chosen = [case for case in attacks() if case.group in groups]
-    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES)])
+    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES, "link-to-itself-for-tests")])
     assert result.failures == []
     assert not groups or result.to_dict()["attacks"] >= 20
 

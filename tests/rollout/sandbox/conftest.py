@@ -123,7 +123,6 @@ FORKING = of("bubblewrap", "subprocess")
 IMAGES = of("overlay", "docker", "apptainer")
 LAYERED = of("overlay", "apptainer")
 CONFINED = of("bubblewrap", "overlay", "apptainer", "docker")
-FILTERED = of("bubblewrap", "overlay")
 
 
 @pytest.fixture(params=of(*POOLS))
@@ -178,13 +177,6 @@ def layered_pool(request: pytest.FixtureRequest) -> SandboxPool:
 @pytest.fixture(params=CONFINED)
 def confined_pool(request: pytest.FixtureRequest) -> SandboxPool:
     """Those on this machine that the kernel confines."""
-    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
-    return pool
-
-
-@pytest.fixture(params=FILTERED)
-def filtered_pool(request: pytest.FixtureRequest) -> SandboxPool:
-    """Those that load our own program of system calls, not a profile."""
     pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 

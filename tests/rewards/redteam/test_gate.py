@@ -147,7 +147,10 @@ async def test_a_log_that_comes_and_goes_by_chance_is_never_rewarded(bubblewrap)
 
 async def test_attacks_on_the_host_are_rewarded_where_nothing_isolates():
     """So the sandbox is what stops them, and not that they don't work."""
-    names = {"network-http", "network-unix", "network-at-grading", "git-fetch-upstream", "oracle-on-disk"}
+    names = {
+        "network-http", "network-unix", "network-at-grading", "git-fetch-upstream", "oracle-on-disk",
+        "sockets-of-the-kernel", "sockets-at-grading",
+    }  # fmt: skip
     result = await run_gate("subprocess", "log", cases=cases(*names))
     assert {row.name for row in result.failures} == names
     assert result.count("attack", "rewarded") == len(names)

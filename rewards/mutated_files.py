@@ -14,6 +14,7 @@ from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlledRuns, ControlRun
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import UnwrittenError
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 
@@ -97,5 +98,5 @@ async def gold_control(task: Task, sandboxes: Sandboxes, runs: ControlledRuns, t
             lambda: runs.control(tests),
             keep=lambda run: run.reports,
         )
-    except PatchError as error:
+    except (PatchError, UnwrittenError) as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error

@@ -16,6 +16,7 @@ from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import UnwrittenError
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 
@@ -106,5 +107,5 @@ async def known_control(
             keep=lambda run: run.reports or not patch,
             most=MOST_CONTROLS,
         )
-    except PatchError as error:
+    except (PatchError, UnwrittenError) as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error

@@ -13,11 +13,12 @@ class Failures:
     A task is set aside after `most_of_a_task` broken groups without a sound one between. That is a fault of the task:
     an image that can't be pulled, a repository that can't be set up. If instead `most_in_a_row` episodes of any
     tasks break one after the other, it is an *outage*: nothing is begun but one group at a time, until one episode is
-    sound, and no task is blamed.
+    sound, and no task is blamed. After `hopeless_after` such episodes nothing will come of it.
     """
 
     most_of_a_task: int = 3
     most_in_a_row: int = 32
+    hopeless_after: int = 128
     set_aside: set[str] = field(default_factory=set)
     _of_task: Counter[str] = field(default_factory=Counter)
     _in_a_row: int = 0
@@ -25,6 +26,10 @@ class Failures:
     @property
     def outage(self) -> bool:
         return self._in_a_row >= self.most_in_a_row
+
+    @property
+    def hopeless(self) -> bool:
+        return self._in_a_row >= self.hopeless_after
 
     def episode(self, *, broken: bool) -> None:
         """An episode has ended."""

@@ -41,13 +41,15 @@ class DataSource(Protocol):
 class Rollout:
     """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. set_aside: tasks by name. given_back: groups that will be sampled anew.
+    dropped: groups by reason. given_back: groups that will be sampled anew. staleness: of each group that is kept, how
+    many training steps older than the weights that it trains those were under which it began.
     """
 
     kept: list[Group] = field(default_factory=list)
     played: list[Group] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     given_back: int = 0
+    staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
 
 
@@ -70,10 +72,20 @@ def scheduler_of(args: Any) -> Scheduler:
 
 
 class Driver:
-    """One run's groups. Use in one event loop."""
+    """One run's groups. Use in one event loop.
 
-    def __init__(self, player: Player, scheduler: Scheduler, failures: Failures | None = None) -> None:
+    `goes_on`: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
+    unfinished are only played on as far as they need no model: it is for the caller to hold model calls back.
+    """
+
+    def __init__(
+        self, player: Player, scheduler: Scheduler, failures: Failures | None = None, *, goes_on: bool = False
+    ) -> None:
         self.player, self.scheduler, self.failures = player, scheduler, failures or Failures()
+        self.goes_on = goes_on
+        self._version = 0
+        self._playing: asyncio.Task[None] | None = None
+        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
         self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
         self._running: dict[asyncio.Task[Group], int] = {}
         self._judged: dict[int, _Judged] = {}
@@ -83,44 +95,79 @@ class Driver:
 
         Raises `FilterError` where the filter keeps nothing; then, or if it is cancelled, no episode is left running.
         """
+        self._version = version
+        self._wanted.set()
+        if self._playing is None:
+            self._playing = asyncio.create_task(self._play(data_source))
         try:
             while (batch := self.scheduler.take(version)) is None:
-                self._begin(data_source, version)
-                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=self._running.__getitem__):
-                    self._end(self._running.pop(task), task.result(), version, data_source)
+                await self._change()
+            if not self.goes_on:
+                await self._stop_playing()
+            return await self._rollout(batch, version, data_source)
         except NothingInformative as error:
+            await self.close()
             raise FilterError(
                 f"{error}, by {self.player.args.dynamic_sampling_filter_path}: choose tasks that the policy sometimes "
                 "solves, or leave the filter out"
             ) from error
         except BaseException:
-            await end_all(self._running)
+            await self.close()
             raise
-        return await self._rollout(batch, version, data_source)
 
     async def close(self) -> None:
         """End what is still played."""
+        await self._stop_playing()
         await end_all(self._running)
 
-    def _begin(self, data_source: DataSource, version: int) -> None:
+    async def _stop_playing(self) -> None:
+        """No group begins or ends any more; those that have begun are left as they are."""
+        if self._playing is not None:
+            await end_all([self._playing])
+            self._playing = None
+
+    async def _change(self) -> None:
+        """Until a group has ended. Raises what ended the play."""
+        assert self._playing is not None
+        changed = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait([changed, self._playing], return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        self._changed.clear()
+        if self._playing.done():
+            self._playing.result()
+
+    async def _play(self, data_source: DataSource) -> None:
+        while True:
+            self._begin(data_source)
+            wanted = asyncio.ensure_future(self._wanted.wait())
+            try:
+                await asyncio.wait([*self._running, wanted], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                wanted.cancel()
+            self._wanted.clear()
+            done = [task for task in self._running if task.done()]
+            for task in sorted(done, key=self._running.__getitem__):
+                self._end(self._running.pop(task), task.result(), data_source)
+            self._changed.set()
+
+    def _begin(self, data_source: DataSource) -> None:
         """As many groups as are wanted and have a slot; in an outage one at a time."""
-        while self.scheduler.wanted(version) > 0 and not (self._running and self._full):
+        while self.scheduler.wanted(self._version) > 0 and not (self._running and self._full):
             (group,) = data_source.get_samples(1)
             number = _number(group)
             self._fresh[number] = group
-            self._start(number, version)
+            self._start(number)
 
     @property
     def _full(self) -> bool:
         return self.failures.outage or len(self._running) * len(next(iter(self._fresh.values()))) >= self.player.slots
 
-    def _start(self, number: int, version: int) -> None:
-        self.scheduler.begin(number, version)
+    def _start(self, number: int) -> None:
+        self.scheduler.begin(number, self._version)
         played = [_copied(sample) for sample in self._fresh[number]]
         self._running[asyncio.ensure_future(self.player.play_group(played))] = number
 
-    def _end(self, number: int, group: Group, version: int, data_source: DataSource) -> None:
+    def _end(self, number: int, group: Group, data_source: DataSource) -> None:
         episodes = trajectories(flatten(group))
         broken = [is_broken(segments) for segments in episodes]
         for episode in broken:
@@ -132,7 +179,7 @@ class Driver:
         lost = broken.count(False) < min(LEAST_SOUND, len(episodes))
         task = task_id_of(self._fresh[number][0]) or str(number)
         if self.failures.group(task, broken=lost):
-            self._start(number, version)
+            self._start(number)
             return
         if lost and hasattr(data_source, "set_aside"):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
@@ -162,7 +209,7 @@ class Driver:
             data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
-        rollout = Rollout(given_back=len(given_back))
+        rollout = Rollout(given_back=len(given_back), staleness=[version - begun for begun in batch.begun])
         for number in done:
             judged = self._judged.pop(number)
             del self._fresh[number]

@@ -18,9 +18,11 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of one training step, in the order in which they began. given_back: what is to be sampled anew."""
+    """The groups of one training step, in the order in which they began. given_back: what is to be sampled anew.
+    begun: the versions under which the groups began."""
 
     groups: Sequence[int]
+    begun: Sequence[int]
     given_back: Sequence[int] = ()
 
 
@@ -32,11 +34,14 @@ class Scheduler(Protocol):
     """
 
     def wanted(self, version: int) -> int:
-        """How many more groups to begin now."""
+        """How many more groups to begin now, for batches that are trained on this version and later ones."""
         ...
 
     def begin(self, group: int, version: int) -> None:
-        """A group has begun, or begun anew: because infrastructure broke it, or because it was given back."""
+        """A group has begun, or begun anew: because infrastructure broke it, or because it was given back.
+
+        The version is that of `wanted`.
+        """
         ...
 
     def end(self, group: int, outcome: Outcome) -> None:

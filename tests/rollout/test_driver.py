@@ -18,6 +18,7 @@ from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
 from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
 
 SIZE = 4
@@ -100,11 +101,9 @@ async def test_a_batch_is_the_same_whatever_ends_first(tmp_path):
 
 async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):
     driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(30)}, seconds=0.01))
-    seen: list[Sample] = []
-    for version in range(3):
-        rollout = await driver.collect(source, version)
-        seen += [sample for group in rollout.played for sample in flatten(group)]
-    assert rollout.given_back > 0
+    rollouts = [await driver.collect(source, version) for version in range(12)]
+    assert sum(rollout.given_back for rollout in rollouts) > 0
+    seen = [sample for rollout in rollouts for group in rollout.played for sample in flatten(group)]
     assert [sample.index for sample in seen] == list(range(len(seen))), "each once, although some began twice"
 
 
@@ -179,3 +178,51 @@ async def test_a_checkpoint_goes_on_from_the_end_of_its_rollout(tmp_path):
     resumed.load(0)
     again, _ = make(tmp_path, Played())
     assert numbers((await again.collect(resumed, 1)).played) == numbers(following.played)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_what_a_batch_leaves_unfinished_goes_on(tmp_path, goes_on):
+    """Each group once, and none begun more than two steps before it is trained."""
+    played = Played({f"task-{number}": 0.0 for number in range(0, 40, 4)}, seconds=0.02)
+    driver, source = make(tmp_path, played, slots=24)
+    driver = Driver(driver.player, PacedAdmission(4, 2), goes_on=goes_on)
+    rollouts = []
+    for version in range(8):
+        rollouts.append(await driver.collect(source, version))
+        before = sum(played.calls.values())
+        await asyncio.sleep(0.03)  # training
+        assert (sum(played.calls.values()) > before) == goes_on
+    kept = [number for rollout in rollouts for number in numbers(rollout.kept)]
+    assert len(kept) == len(set(kept)) == 32
+    assert max(max(rollout.staleness) for rollout in rollouts) <= 2
+    assert not any(rollout.given_back for rollout in rollouts)
+    assert max(played.calls.values()) <= SIZE * 2, "no episode was begun twice in an epoch"
+    source.save(7)
+    resumed = TaskDataSource(source.args)
+    resumed.load(7)
+    ended = {number for rollout in rollouts for number in numbers(rollout.played)}
+    following = [group[0].group_index for group in resumed.get_samples(12)]
+    assert ended.isdisjoint(following) and {*range(max(following))} == ended | {*following} - {max(following)}
+    await driver.close()
+    assert played.running == 0
+
+
+async def test_what_fails_between_two_steps_ends_the_next(tmp_path):
+    played = Played({"task-7": 0.5}, seconds=0.01)
+    driver, source = make(tmp_path, played)
+
+    def group_filter(args, group):
+        if failing:
+            raise KeyError("a fault of the filter")
+        return True
+
+    failing = False
+
+    driver = Driver(
+        Player(driver.player.args, RolloutHooks(played, no_reward, group_filter)), PacedAdmission(4, 2), goes_on=True
+    )
+    await driver.collect(source, 0)
+    failing = True
+    with pytest.raises(KeyError):
+        await driver.collect(source, 1)
+    assert played.running == 0

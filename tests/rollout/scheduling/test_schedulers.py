@@ -31,6 +31,7 @@ class Run:
     dropped: list[int] = field(default_factory=list)
     begun_at: dict[int, int] = field(default_factory=dict)  # the version of its last beginning
     attempts: Counter[int] = field(default_factory=Counter)
+    goes_on: bool = False  # groups begin while a batch is trained
     running: dict[int, float] = field(default_factory=dict)
     most_outstanding: int = 0
 
@@ -60,6 +61,9 @@ class Run:
             self.dropped = [group for group in self.dropped if group not in given_back]
             again = sorted(given_back | set(again))
             self.trained.append(list(batch.groups))
+            while self.goes_on and self.scheduler.wanted(version) > 0 and len(running) < self.slots:
+                self.begin(fresh, version, now)
+                fresh += 1
         return self
 
     def begin(self, group: int, version: int, now: float) -> None:
@@ -122,16 +126,17 @@ def test_what_never_is_informative_ends_the_run():
         Run(DynamicSampling(5, patience=2), lambda *_: Outcome.UNIFORM, durations(0), slots=3).play()
 
 
-@given(seeds, rates, sizes, slots, st.integers(0, 3))
+@given(seeds, rates, sizes, slots, st.integers(0, 3), st.integers(0, 1), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_paced_groups_are_trained_once_and_in_time(seed, informative, size, slots, staleness):
-    scheduler = PacedAdmission(size, staleness)
-    run = Run(scheduler, outcomes(seed, informative, broken=0.1), durations(seed), slots).play()
+def test_paced_groups_are_trained_once_and_in_time(seed, informative, size, slots, staleness, lag, goes_on):
+    lag = min(lag, staleness)
+    scheduler = PacedAdmission(size, staleness, lag)
+    run = Run(scheduler, outcomes(seed, informative, broken=0.1), durations(seed), slots, goes_on=goes_on).play()
     trained = [group for batch in run.trained for group in batch]
     assert len(trained) == len(set(trained)) == size * STEPS
     for version, batch in enumerate(run.trained):
         assert batch == sorted(batch)
-        assert all(0 <= version - run.begun_at[group] <= staleness for group in batch)
+        assert all(0 <= version - run.begun_at[group] <= staleness - lag for group in batch)
     assert not set(trained) & set(run.dropped)
     assert scheduler.outstanding <= (staleness + 1) * size
     assert len(run.attempts) == len(trained) + len(run.dropped) + scheduler.outstanding, "nothing is lost"

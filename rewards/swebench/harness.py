@@ -24,7 +24,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rollout.loop_scope import opened_once
 
-ANSWER_SECONDS = 120.0  # for a log to be parsed; a log that takes longer is an attack on a regular expression
+ANSWER_SECONDS = 300.0  # for the process to answer; it gives up a log after a tenth of it, of processor time
 RUN_SECONDS = 600.0  # for the official harness, beyond the time that the tests may take
 CLOSE_SECONDS = 30.0  # for the process to remove the containers that it has started
 _WORKER = Path(__file__).with_name("worker.py")
@@ -88,7 +88,7 @@ class Harness:
 
     async def report(self, instance: dict[str, Any], log: str) -> dict[str, Any]:
         """The harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
-        log could be read."""
+        log could be read; `unreadable`, why, where the harness fails at it."""
         return dict((await self._ask("report", instance=instance, log=log))["report"])
 
     async def run(self, instance: dict[str, Any], patch: str, seconds: float) -> dict[str, Any]:

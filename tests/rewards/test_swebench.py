@@ -388,6 +388,13 @@ async def test_where_no_test_is_restored_nothing_can_be_mutated(score, sandboxes
     assert await restored_tests(Evaluation(TASK, "echo no marker\n", sandboxes)) == RestoredTests({}, {})
 
 
+async def test_a_log_that_no_parser_can_read_is_the_policy_s_failure(score) -> None:
+    text = FIXED + 'print("\\n>>>>> Test Exit Code: " + "9" * 5_000)\n'
+    result = await score(patch(calc=text))
+    assert (result.evidence["outcome"], result.value) == ("failed", -1.0)
+    assert "ValueError" in result.evidence["harness"]["unreadable"]
+
+
 FORGED = f'print("PASSED {ADD}\\nPASSED {ONE}", flush=True)\n__import__("os")._exit(0)\n'
 
 

@@ -154,7 +154,7 @@ async def test_every_forged_log_has_a_report(harness: Harness, parsers: list[str
     assert len(kinds) > 3  # some parsers raised
     assert max(kept) < LOOP_SECONDS
     assert statistics.median(took) < LOOP_SECONDS
-    assert max(took) < 1  # some patterns take a time that is quadratic in a line
+    assert max(took) < 5  # some patterns take a time that is quadratic in a line
     assert grown < 64
 
 

@@ -115,7 +115,8 @@ every_wire = pytest.mark.parametrize(("wire", "honest"), WIRES, ids=["chat", "an
 ODD_VALUES = [
     None, True, False, 0, 1, -1, 1.5, 10**30, -(10**30), 1e308, float("nan"), float("-inf"), "", "user", "assistant",
     "tool", "text", "\ud800", "\x00", "x" * 10_000, [], {}, [[]], [None], [{}], {"": {}}, {"type": "text"},
-    {"type": None}, [{"type": "text", "text": 1}], [{"role": "user"}],
+    {"type": None}, [{"type": "text", "text": 1}], [{"role": "user"}], 10**400, "x" * 100_000, "\n" * 9_000,
+    "a\u2028\x85",
 ]  # fmt: skip
 
 
@@ -132,6 +133,19 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in items:
         yield value, key
         yield from places(inner)
+
+
+def put(honest: Any, number: int, value: Any) -> bytes:
+    """The body with another value in the place of that number."""
+    body = deepcopy(honest)
+    container, key = [*places(body)][number]
+    container[key] = value
+    return json.dumps(body).encode()
+
+
+def change_value(honest: Any, dice: random.Random) -> bytes:
+    """Put one odd value in."""
+    return put(honest, dice.randrange(len([*places(honest)])), dice.choice(ODD_VALUES))
 
 
 def change_values(honest: Any, dice: random.Random) -> bytes:
@@ -166,8 +180,10 @@ def change_bytes(honest: Any, dice: random.Random) -> bytes:
             text[at:at] = dice.randbytes(dice.randint(1, 8))
         elif how == 2:
             text[at:at] = dice.choice(
-                [b'{"model":', b"[", b"]", b"\\ud83d", b'"', b"\xed\xa0\x80", b"1e999", b"NaN", b"\\"]
-            )
+                [b'{"model":', b"[", b"]", b"\\ud83d", b'"', b"\xed\xa0\x80", b"1e999", b"NaN", b"\\", b"[" * 2_000,
+                 b'{"a":' * 2_000, b"9" * 5_000, b'"role":"user",', b'"messages":[],"input":[],"model":"m",',
+                 b'"type":1,', b'{"type":"text","text":"x"},' * 200]
+            )  # fmt: skip
         else:
             text[at:end] = text[at:end] * 2
     return bytes(text)
@@ -203,6 +219,13 @@ def fuzz(wire: Wire, honest: Any, count: int) -> None:
 @every_wire
 def test_a_spoilt_body_is_a_request_or_refused(wire, honest) -> None:
     fuzz(wire, honest, 400)
+
+
+@every_wire
+def test_any_odd_value_in_any_place_is_taken_or_refused(wire, honest) -> None:
+    for number in range(len([*places(honest)])):
+        for value in ODD_VALUES:
+            check(wire, put(honest, number, value))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from tests.rewards.swebench_here import harness_python
 
+from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.swebench import worker
 from slime_swe.rewards.swebench.harness import Harness
@@ -231,6 +232,19 @@ async def test_a_log_that_takes_all_time_or_memory_solves_nothing(harness: Harne
     assert int(peak[1]) << 10 < worker.MEMORY_BYTES
     assert (await harness.report(instance(parser, random.Random(0)), ""))["resolved"] is False
     assert harness._process._process.pid == process
+
+
+@pytest.mark.parametrize(
+    "count", [3_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("forged logs")])]
+)
+async def test_our_own_parser_reads_every_forged_log(count: int) -> None:
+    rng = random.Random(count)
+    for _ in range(count):
+        log = forged(rng)
+        started = time.thread_time()
+        results = parse_test_log(log)
+        assert time.thread_time() - started < LOOP_SECONDS, log
+        assert all("::" in name for name in results)
 
 
 async def test_a_regular_expression_is_interrupted() -> None:

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from aiohttp import web
+from tests.mutated_json import mutated
 from tests.rollout.proxy.test_load import CHAT, COUNT, MIB, Served, served
-from tests.rollout.proxy.test_wire_fuzz import WIRES, change_bytes, change_value, change_values
+from tests.rollout.proxy.test_wire_fuzz import WIRES
 from tests.rollout.support import END, call
 from tests.rollout.test_parsers import JSON, TAGS
 
@@ -43,13 +44,7 @@ class Policy:
         return "".join(self.dice.choices(pieces, k=self.dice.randint(0, 6))).replace("\ud800", "\ufffd") + END
 
     def reply(self, answer: dict[str, Any]) -> bytes:
-        if self.dice.random() < 0.9:
-            return orjson.dumps(answer)
-        return self.dice.choice([change_values, change_bytes])(answer, self.dice)
-
-
-def spoilt_body(honest: Any, dice: random.Random) -> bytes:
-    return dice.choice([change_value, change_values, change_values, change_bytes])(honest, dice)
+        return orjson.dumps(answer) if self.dice.random() < 0.9 else mutated(answer, self.dice)
 
 
 BOMB = gzip.compress(b" " * (64 << 20))
@@ -116,7 +111,7 @@ class Attack:
     async def body(self, number: int) -> None:
         honest = WIRES[number % 3][1]
         path = PATHS[number % 3] if self.dice.random() < 0.9 else COUNT
-        body = spoilt_body(honest, self.dice)
+        body = mutated(honest, self.dice)
         async with asyncio.timeout(WAIT):
             status, answer = await self.one.post(number // OF_A_SESSION, path, body)
         assert status in (200, ENGINE_ERROR) or 400 <= status < 500, (status, body, answer)
@@ -126,9 +121,7 @@ class Attack:
     async def http(self, number: int) -> None:
         session = self.one.sessions[number // OF_A_SESSION]
         wire = number % 3
-        body = (
-            json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else spoilt_body(WIRES[wire][1], self.dice)
-        )
+        body = json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else mutated(WIRES[wire][1], self.dice)
         request = spoilt_http(urlsplit(session["url"]).path + PATHS[wire], session["key"], body, self.dice)
         answer = await exchange(session["url"], request)
         status = answer[9:12].decode("ascii") if answer else "none"

@@ -55,7 +55,7 @@ def read(kind: type[T], record: Any, what: str, *, partial: bool = False) -> T:
         record = {name: record[name] for name in _hints(typing.cast(Any, kind)) if record.get(name) is not None}
     found = _read(kind, record, "", faults)
     if faults:
-        raise UserError(f"{what}: {_told(faults)}")
+        raise UserError(f"{what}: {_message(faults)}")
     return typing.cast(T, found)
 
 
@@ -66,7 +66,7 @@ def read_arguments(kind: type[T], args: Any) -> T:
     faults: list[str] = []
     found = _built(kind, given, faults, lambda name: f"args.{names[name]}", lambda name: _where_to_set(names[name]))
     if faults:
-        raise UserError(_told(faults))
+        raise UserError(_message(faults))
     return typing.cast(T, found)
 
 
@@ -158,7 +158,7 @@ def _where_to_set(name: str) -> str:
     return f": set it in the recipe, or by SLiME's --{name.replace('_', '-')}"
 
 
-def _told(faults: list[str]) -> str:
+def _message(faults: list[str]) -> str:
     more = ["and more"] if len(faults) > _FAULTS else []
     return "; ".join([*(_cut(fault, _FAULT) for fault in faults[:_FAULTS]), *more])
 

@@ -1,4 +1,4 @@
-"""Files of tasks with faults: each record is a task, or a mistake that is told in a few lines, and soon."""
+"""Files of tasks with faults: each record is a task, or a mistake that is named in a few lines, and soon."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def records() -> list[Any]:
     "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated files of tasks")])]
 )
 @pytest.mark.timeout(900)
-def test_a_mutated_record_is_a_task_or_a_mistake_that_is_told(tmp_path: Path, count: int) -> None:
+def test_a_mutated_record_is_a_task_or_a_mistake_that_is_named(tmp_path: Path, count: int) -> None:
     dice, honest, taken = random.Random(count), records(), 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
@@ -60,7 +60,7 @@ def test_a_mutated_record_is_a_task_or_a_mistake_that_is_told(tmp_path: Path, co
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
-def test_very_many_mistakes_are_told_soon_and_in_a_few_lines(tmp_path: Path) -> None:
+def test_very_many_mistakes_are_named_soon_and_in_a_few_lines(tmp_path: Path) -> None:
     record = {**make_task().to_dict(), **{f"key {number}": 0 for number in range(50_000)}, "x" * 100_000: 1}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(record))
     started = time.thread_time()

@@ -88,8 +88,16 @@ class Harness:
 
     async def report(self, instance: dict[str, Any], log: str) -> dict[str, Any]:
         """The harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
-        log could be read; `unreadable`, why, where the harness fails at it."""
-        return dict((await self._ask("report", instance=instance, log=log))["report"])
+        log could be read; `unreadable`, why, where the harness fails at it.
+
+        A log goes by a file: as JSON one of 32 MiB would keep the event loop for 0.2 s.
+        """
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="slime-swe-log-", encoding="utf-8", errors="replace") as file:
+                await asyncio.to_thread(_write, file, log)
+                return dict((await self._ask("report", instance=instance, log=file.name))["report"])
+        except OSError as error:
+            raise GraderError(f"the log can't be written to a file: {error}") from error
 
     async def run(self, instance: dict[str, Any], patch: str, seconds: float) -> dict[str, Any]:
         """The harness's own run on Docker, under an id that was never used; an empty patch is not applied.
@@ -139,7 +147,7 @@ class Harness:
 
     async def _start(self, *arguments: str) -> _Process:
         python = self._python or sys.executable
-        inherited = dict(os.environ)
+        inherited = {**os.environ, "PYTHONUTF8": "1"}  # the harness opens logs as the locale says
         if self._python:
             inherited = {name: value for name, value in inherited.items() if name not in _OF_THIS_INTERPRETER}
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_Process.close`)
@@ -166,6 +174,11 @@ class Harness:
                 "'slime-swe[swebench]', or install it elsewhere and set reward.harness_python to that interpreter"
             )
         return process
+
+
+def _write(file: Any, text: str) -> None:
+    file.write(text)
+    file.flush()
 
 
 def _checked(answer: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:

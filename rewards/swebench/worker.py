@@ -5,7 +5,7 @@ Requests have an `id`, which the answer repeats, and an `op`:
 | op | fields | answer |
 | --- | --- | --- |
 | `script` | instance | `script`: the eval script as the harness runs it |
-| `report` | instance, log | `report`: what `get_eval_report` says of the log |
+| `report` | instance, log: the path of a file | `report`: what `get_eval_report` says of the log |
 | `run` | instance, patch, seconds, run_id | `report`, `log` and `seconds`, or `unappliable`, or `timed_out` and `log` |
 
 An answer with `refused` says what is wrong with the request, one with `error` that grading failed. The first line,
@@ -82,11 +82,13 @@ def processor_time(seconds: float) -> Iterator[None]:
 
 def unreadable(instance: Message, why: str) -> Message:
     """The report of a log that the harness fails at. Raises where it fails at one without results too."""
-    report(instance, NO_RESULTS)
+    empty = Path("no_results.txt")
+    empty.write_text(NO_RESULTS)
+    report(instance, empty)
     return {"resolved": False, "patch_successfully_applied": False, "unreadable": why[-SHOWN:]}
 
 
-def read(instance: Message, log: str) -> Message:
+def read(instance: Message, log: Path) -> Message:
     """The harness's report of any log."""
     try:
         with processor_time(READ_SECONDS):
@@ -96,15 +98,13 @@ def read(instance: Message, log: str) -> Message:
     return unreadable(instance, why)
 
 
-def report(instance: Message, log: str) -> Message:
+def report(instance: Message, log: Path) -> Message:
     """The harness's report of a log."""
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
-    path = Path("test_output.txt")
-    path.write_text(log, errors="replace")
     prediction = {"instance_id": instance["instance_id"], "model_name_or_path": MODEL, "model_patch": ""}
-    reports = get_eval_report(make_test_spec(instance), prediction, str(path), include_tests_status=True)
+    reports = get_eval_report(make_test_spec(instance), prediction, str(log), include_tests_status=True)
     return dict(reports[instance["instance_id"]])
 
 
@@ -178,7 +178,7 @@ def answer(request: Message) -> Message:
             return {"refused": refused}
         if request["op"] == "script":
             return {"script": script(request["instance"])}
-        return run(request) if request["op"] == "run" else {"report": read(request["instance"], request["log"])}
+        return run(request) if request["op"] == "run" else {"report": read(request["instance"], Path(request["log"]))}
     except Exception:
         return {"error": traceback.format_exc()}
 

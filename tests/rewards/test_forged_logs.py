@@ -3,6 +3,7 @@ parser raises, and however long it would take."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import statistics
@@ -164,6 +165,23 @@ def _kind(report: dict[str, Any]) -> str:
         assert not report["resolved"]
         return re.findall(r"^(\S+?)(?::|$)", report["unreadable"], re.MULTILINE)[-1]
     return "solved" if report["resolved"] else "not solved"
+
+
+@pytest.mark.parametrize("piece", ["a" * 99 + "\n", "é\0"])
+async def test_the_longest_log_does_not_keep_the_loop(harness: Harness, piece: str) -> None:
+    log, busy = between(piece * ((32 << 20) // len(piece.encode()))), [0.0]
+
+    async def watch() -> None:
+        while True:
+            worked = time.thread_time()
+            await asyncio.sleep(0.001)
+            busy.append(time.thread_time() - worked)
+
+    watching = asyncio.ensure_future(watch())
+    await harness.report(instance("parse_log_redis", random.Random(0)), log)
+    await asyncio.sleep(0.01)
+    watching.cancel()
+    assert max(busy) < LOOP_SECONDS
 
 
 def between(*lines: str) -> str:

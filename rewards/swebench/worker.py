@@ -93,6 +93,8 @@ def read(instance: Message, log: Path) -> Message:
     try:
         with processor_time(READ_SECONDS):
             return report(instance, log)
+    except OSError:  # the machine's
+        raise
     except Exception:  # whatever a parser raises
         why = traceback.format_exc()
     return unreadable(instance, why)

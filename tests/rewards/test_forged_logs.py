@@ -222,6 +222,11 @@ async def test_a_parser_that_raises_at_every_log_is_the_task_s_failure(harness: 
         await harness.report(one, between("x"))
 
 
+async def test_a_log_that_can_not_be_opened_is_the_machine_s_failure(harness: Harness) -> None:
+    with pytest.raises(GraderError, match="No such file"):
+        await harness._ask("report", instance=instance("parse_log_pytest", random.Random(0)), log="/nowhere/log")
+
+
 SLOW = {
     "a pattern that tries every way": ("parse_log_sympy", lambda: between("_ " * 200_000)),
     "lines of one letter": ("parse_log_pytest_v2", lambda: between("x\n" * (15 << 20))),

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -24,13 +24,12 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rollout.loop_scope import opened_once
 
-ANSWER_SECONDS = 120.0  # for a log to be parsed; a log that takes longer is an attack on a regular expression
+ANSWER_SECONDS = 300.0  # for the process to answer; it gives up a log after a tenth of it, of processor time
 RUN_SECONDS = 600.0  # for the official harness, beyond the time that the tests may take
 CLOSE_SECONDS = 30.0  # for the process to remove the containers that it has started
 _WORKER = Path(__file__).with_name("worker.py")
 _OF_THIS_INTERPRETER = ("PYTHONPATH", "PYTHONHOME")
 _LINE_BYTES = 1 << 28  # of one answer
-_PIECE = 1 << 20  # characters of a log that are written at once
 _STDERR_BYTES = 4_000  # of the end of stderr, shown when the process dies
 
 
@@ -89,8 +88,16 @@ class Harness:
 
     async def report(self, instance: dict[str, Any], log: str) -> dict[str, Any]:
         """The harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
-        log could be read."""
-        return dict((await self._ask("report", instance=instance, log=log))["report"])
+        log could be read; `unreadable`, why, where the harness fails at it.
+
+        A log goes by a file: as JSON one of 32 MiB would keep the event loop for 0.2 s.
+        """
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="slime-swe-log-", encoding="utf-8", errors="replace") as file:
+                await asyncio.to_thread(_write, file, log)
+                return dict((await self._ask("report", instance=instance, log=file.name))["report"])
+        except OSError as error:
+            raise GraderError(f"the log can't be written to a file: {error}") from error
 
     async def run(self, instance: dict[str, Any], patch: str, seconds: float) -> dict[str, Any]:
         """The harness's own run on Docker, under an id that was never used; an empty patch is not applied.
@@ -140,7 +147,7 @@ class Harness:
 
     async def _start(self, *arguments: str) -> _Process:
         python = self._python or sys.executable
-        inherited = dict(os.environ)
+        inherited = {**os.environ, "PYTHONUTF8": "1"}  # the harness opens logs as the locale says
         if self._python:
             inherited = {name: value for name, value in inherited.items() if name not in _OF_THIS_INTERPRETER}
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_Process.close`)
@@ -169,21 +176,17 @@ class Harness:
         return process
 
 
+def _write(file: Any, text: str) -> None:
+    file.write(text)
+    file.flush()
+
+
 def _checked(answer: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:
     if "refused" in answer:
         raise UserError(f"task {instance['instance_id']!r} can't be graded: {answer['refused']}")
     if "error" in answer:
         raise GraderError(f"swebench failed: {answer['error']}")
     return answer
-
-
-def _line_of(request: dict[str, Any]) -> Iterator[bytes]:
-    """As JSON, its log in pieces: what tests print may take a quarter of a second to be written at once."""
-    log = request.pop("log", "")
-    yield orjson.dumps({**request, "log": ""})[:-2]  # open within the log
-    for start in range(0, len(log), _PIECE):
-        yield orjson.dumps(log[start : start + _PIECE])[1:-1]
-    yield b'"}\n'
 
 
 class _ProcessDied(InfrastructureError):
@@ -197,22 +200,15 @@ class _Process:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._stderr = stderr
-        self._sending = asyncio.Lock()
         self._ids = itertools.count()
 
     async def ask(self, request: dict[str, Any], seconds: float | None) -> dict[str, Any]:
         """The answer to one request, after the end of the one before. Raises `_ProcessDied`."""
         number = next(self._ids)
-        sending = asyncio.ensure_future(self._send({"id": number, **request}))
-        await asyncio.shield(sending)  # whole, also where nobody waits for the answer any more
+        self._stdin.write(orjson.dumps({"id": number, **request}) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
+            await self._stdin.drain()
         return await self.answer(number, seconds)
-
-    async def _send(self, request: dict[str, Any]) -> None:
-        async with self._sending:
-            with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
-                for piece in _line_of(request):
-                    self._stdin.write(piece)
-                    await self._stdin.drain()
 
     async def answer(self, number: int | None, seconds: float | None) -> dict[str, Any]:
         """The line of this id; one that a cancelled caller left unread goes. A process that takes longer is ended,

@@ -173,7 +173,9 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     app = web.Application()
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     log = OneLine(logging.getLogger(__name__), None)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=log)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=log, auto_decompress=False
+    )
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
@@ -224,12 +226,18 @@ async def _nowhere(http: web.Request) -> web.StreamResponse:
 
 
 async def _body(http: web.Request, session: ProxySession, arrival: Arrival) -> bytes:
+    """Compressed bodies are refused: 64 KiB can hold 64 MiB, which aiohttp would unpack in the event loop."""
+    encoding = http.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ProxyError(
+            "invalid_request", f"Content-Encoding: {encoding[:40]!r} was given, only 'identity' is allowed"
+        )
     session.hold(arrival, http.content_length or 0)
     body = bytearray()
     try:
         async for chunk in http.content.iter_any():
             body += chunk
-            if len(body) > arrival.bytes_held:  # the client did not say how long it is, or has packed it
+            if len(body) > arrival.bytes_held:  # the client did not say how long it is
                 session.hold(arrival, len(body) - arrival.bytes_held)
     except web.RequestPayloadError as error:
         raise ProxyError("invalid_request", f"the body can't be read: {' '.join(str(error).split())}") from error

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -226,21 +226,20 @@ class ProxySession:
                     del self._in_flight[key]
 
     def history(self) -> dict[str, Any]:
-        """The record as plain JSON types: the training sequences so far, the calls and their outcomes."""
+        """The record, for orjson, which writes dataclasses as objects: the training sequences so far, the calls and
+        their outcomes. A copy by `asdict` would take seconds of the event loop for the tokens of a long session.
+        """
         return {
             "id": self.id,
             "turns": self.statistics.turns,
             "ended": self.ended and self.ended.value,
             "failure": str(self.failure) if self.failure else None,
-            "segments": [asdict(segment) for segment in self.session.segments()],
+            "segments": self.session.segments(),
             "tool_calls": dict(self.statistics.tool_calls),
             "tool_calls_executed": self.executed,
             "overridden": dict(self.overridden),
-            "edited": [{"said": asdict(said), "echo": asdict(echo)} for said, echo in self.tree.edited],
-            "unmatched": [
-                {"message": asdict(message), "nearest": nearest and asdict(nearest)}
-                for message, nearest in self.tree.unmatched
-            ],
+            "edited": [{"said": said, "echo": echo} for said, echo in self.tree.edited],
+            "unmatched": [{"message": message, "nearest": nearest} for message, nearest in self.tree.unmatched],
         }
 
     def forget(self) -> None:

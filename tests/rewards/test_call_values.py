@@ -4,8 +4,11 @@ import ast
 import asyncio
 import copy
 import functools
+import random
+import resource
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +30,7 @@ from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grad
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
 from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
+from slime_swe.rewards.withheld import read_records
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
@@ -378,6 +382,69 @@ def test_nothing_that_code_prints_stops_or_delays_the_grader(text):
 def test_any_log_can_be_read(pieces):
     tests, held_out = calls().read("".join(pieces))
     assert len(tests) == 3 and len(held_out) == 16
+
+
+ANSWERS = ("3", "5", "9", "8", "7", "-37", "-8")
+PIECES = [
+    "VALUE",
+    "RAISED",
+    " ",
+    "\n",
+    "\r\n",
+    "\u0663",
+    "\ud800",
+    "\0",
+    "9" * 5_000,
+    "[" * 3_000,
+    "-",
+    "?",
+    "3",
+    "x" * 9_000,
+]
+
+
+def mutated_log(dice: random.Random) -> str:
+    """Right reports of the calls, with faults."""
+    lines = [f"VALUE {number} {answer}" for number, answer in enumerate(ANSWERS)]
+    for _ in range(dice.randint(0, 3)):
+        at, other = dice.randrange(len(lines)), dice.randrange(len(lines))
+        line, place = lines[at], dice.randint(0, len(lines[at]))
+        match dice.randrange(5):
+            case 0:
+                lines[at] = line[:place] + dice.choice(PIECES) + line[place + dice.randint(0, 2) :]
+            case 1:
+                lines.insert(
+                    at, lines[other] if dice.random() < 0.5 else f"VALUE {dice.randrange(30)} {dice.choice(ANSWERS)}"
+                )
+            case 2:
+                lines[at] = dice.choice(PIECES) * dice.randint(1, 9)
+            case 3:
+                lines[at], lines[other] = lines[other], lines[at]
+            case 4:
+                lines[at] = line.rpartition(" ")[0]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "count", [3_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated values")])]
+)
+def test_a_value_counts_where_all_that_is_reported_of_it_is_right(count):
+    dice, right = random.Random(count), Counter[bool]()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    judged = calls()
+    for _ in range(count):
+        log = mutated_log(dice)
+        started = time.thread_time()
+        tests, held_out = judged.read(log)
+        read_records(log.replace("VALUE ", ""))
+        assert time.thread_time() - started < 0.05, log
+        lines = log.split("\n")
+        given = {line.split(" ", 2)[2] for line in lines if line.startswith("VALUE 3 ")}
+        assert tests["tests/test_calc.py::test_double"] is (given == {"8"})
+        right[tests["tests/test_calc.py::test_double"]] += 1
+        assert len(held_out) == 16
+    assert min(right.values()) > count // 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
 async def test_a_module_that_can_not_be_imported_fails_its_tests(sandboxes):

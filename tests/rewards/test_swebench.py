@@ -242,7 +242,7 @@ async def test_many_ask_at_once(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("text", ["\0" * (16 << 20), "🙂" * (4 << 20)], ids=["control characters", "emoji"])
-async def test_a_long_log_is_sent_whole_and_in_pieces(harness: Harness, text: str) -> None:
+async def test_a_long_log_does_not_hold_the_loop(harness: Harness, text: str) -> None:
     """Also where the one who asks does not wait for the answer."""
     log = f"{text}\n>>>>> Start Test Output\nPASSED {ADD}\nPASSED {ONE}\n>>>>> End Test Output\n"
     await harness.script(instance_of(TASK))
@@ -399,6 +399,13 @@ async def test_where_no_test_is_restored_nothing_can_be_mutated(score, sandboxes
     result = await score(GOLD, eval_script=script, protected=("absent.py", "notes.txt"))
     assert result.evidence["outcome"] == "failed"
     assert await restored_tests(Evaluation(TASK, "echo no marker\n", sandboxes)) == RestoredTests({}, {})
+
+
+async def test_a_log_that_no_parser_can_read_is_the_policy_s_failure(score) -> None:
+    text = FIXED + 'print("\\n>>>>> Test Exit Code: " + "9" * 5_000)\n'
+    result = await score(patch(calc=text))
+    assert (result.evidence["outcome"], result.value) == ("failed", -1.0)
+    assert "ValueError" in result.evidence["harness"]["unreadable"]
 
 
 FORGED = f'print("PASSED {ADD}\\nPASSED {ONE}", flush=True)\n__import__("os")._exit(0)\n'

@@ -85,7 +85,7 @@ class Api:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(EngineStopped):
-                self.engine.call(lambda: self.engine.scheduler.abort(lambda r: r is job, "the client disconnected"))
+                self.engine.drop(job)
             raise
 
     async def abort_request(self, request: web.Request) -> web.Response:
@@ -168,7 +168,7 @@ class Api:
         scheduler = self.engine.scheduler
         return {
             "num_running_reqs": len(scheduler.active),
-            "num_waiting_reqs": len(scheduler.waiting),
+            "num_waiting_reqs": self.engine.waiting,
             "max_running_requests": scheduler.cache.slots,
         }
 

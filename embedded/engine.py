@@ -41,6 +41,7 @@ class Engine:
         self.paused = False
         self.model_path = ""
         self._on_exit = on_exit
+        self._held: list[Request] = []  # that came while it was paused
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._running = True
@@ -58,8 +59,26 @@ class Engine:
             self._thread.join()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its `done` is called on the engine's thread."""
-        self._post(lambda: self.scheduler.add(request))
+        """Queue a request; its `done` is called on the engine's thread. While the engine is paused it is held back, and
+        is not aborted with those that came before: as in SGLang.
+        """
+        self._post(lambda: self._held.append(request) if self.paused else self.scheduler.add(request))
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that nobody waits for."""
+
+        def drop() -> None:
+            if request in self._held:
+                self._held.remove(request)
+            else:
+                self.scheduler.abort(lambda other: other is request)
+
+        self._post(drop)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are yet to be begun."""
+        return len(self.scheduler.waiting) + len(self._held)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the engine's thread, between two steps."""
@@ -84,7 +103,13 @@ class Engine:
         return self.call(pause)
 
     def resume(self) -> Future[None]:
-        return self.call(lambda: setattr(self, "paused", False))
+        return self.call(self._resume)
+
+    def _resume(self) -> None:
+        self.paused = False
+        held, self._held = self._held, []
+        for request in held:
+            self.scheduler.add(request)
 
     def flush(self) -> Future[bool]:
         return self.call(self.scheduler.flush)
@@ -125,6 +150,7 @@ class Engine:
             with self._wake:
                 self._running = False
             self._drain()
+            self._resume()
             self.scheduler.abort(lambda _: True, "the engine stopped", 503)
             self._on_exit()
 

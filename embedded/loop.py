@@ -25,13 +25,15 @@ from slime_swe.embedded.hooks import Hooks
 from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.phases import Clock, sandbox_share
 from slime_swe.embedded.server_process import ServerProcess, update_weights
-from slime_swe.embedded.train_data import to_train_data
+from slime_swe.embedded.train_data import TrainData, to_train_data
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
-from slime_swe.rollout.driver import Driver, Rollout, scheduler_of
+from slime_swe.rollout.driver import Driver, Rollout, driver_of
+from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
+from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, flatten, is_broken, trajectories
@@ -110,7 +112,8 @@ class _Loop:
         self.data_source: Any = self.hooks.data_source(args)
         self.trainer = Trainer(args, found.model_dir if found else None)
         self.player = Player(args, self.hooks)
-        self.driver = Driver(self.player, scheduler_of(args))
+        self.schedule: str = getattr(args, "swe_schedule", "sync")
+        self.driver: Driver | None = None
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
         self.recorded = clock.snapshot()
@@ -132,6 +135,8 @@ class _Loop:
             server = ServerProcess.of_run(args, self.run_dir / "server.log")
             self.server = await stack.enter_async_context(server)
             args.sglang_router_ip, args.sglang_router_port = server.host, server.port
+        self.driver = await driver_of(args, Player(args, self.hooks))
+        stack.push_async_callback(self.driver.close)
         self._copy_tokenizer()
         if self.found is not None or self.server is None:  # a server that was already there may hold any weights
             await self._sync(self.first - 1)
@@ -152,7 +157,7 @@ class _Loop:
         rollout, metrics = await self._generate(rollout_id)
         with self.clock.phase("training"):
             data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process)
-            metrics |= self.trainer.train(data)
+            metrics |= await self._train(data)
         with self.clock.phase("weight_sync"):
             await self._sync(rollout_id)
         self._record_step(rollout_id, metrics)
@@ -160,6 +165,12 @@ class _Loop:
             await self._evaluate(rollout_id, "during")
         with self.clock.phase("checkpoint"):
             self._save(rollout_id)
+
+    async def _train(self, data: TrainData) -> dict[str, Any]:
+        """In a thread where episodes go on meanwhile, or their commands end."""
+        if self.schedule == "sync":
+            return self.trainer.train(data)
+        return await asyncio.to_thread(self.trainer.train, data)
 
     async def _generate(self, rollout_id: int) -> tuple[Rollout, dict[str, Any]]:
         earlier = self.clock.seconds["generation"]
@@ -169,8 +180,7 @@ class _Loop:
         samples = flatten(rollout.played)
         self.attempt.require_last()
         self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
-        dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
-        logged: dict[str, Any] = dict(dropped)
+        logged: dict[str, Any] = rollout.metrics()
         if self.hooks.log is not None:
             self.hooks.log(rollout_id, self.args, samples, logged, seconds)
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
@@ -178,6 +188,7 @@ class _Loop:
 
     async def _collect(self, rollout_id: int) -> Rollout:
         try:
+            assert self.driver is not None, "started"
             return await self.driver.collect(self.data_source, rollout_id)
         except InfrastructureError:
             if self.server is not None:
@@ -229,7 +240,13 @@ class _Loop:
     async def _sync(self, rollout_id: int) -> None:
         with writing(self.weights_dir):
             self.trainer.model.save(self.weights_dir)
-        await update_weights(self.args.sglang_router_ip, self.args.sglang_router_port, self.weights_dir, rollout_id)
+        address = self.args.sglang_router_ip, self.args.sglang_router_port
+        gate = await gate_of_loop()
+        if self.schedule != "sync":
+            await gate.drain(partial(abort_all, f"http://{address[0]}:{address[1]}"))
+        await update_weights(*address, self.weights_dir, rollout_id)
+        if self.schedule == "continuous":
+            gate.open()
 
     def _copy_tokenizer(self) -> None:
         """Beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""

@@ -161,7 +161,10 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_tool_format": tool_format_of(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
+        "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": rollout.max_over_sampling,
+        "swe_max_staleness": staleness(recipe),
+        "swe_version_lag": int(rollout.schedule == "continuous" and recipe.engine == "slime" and at_once(recipe)),
         "swe_time_budget": rollout.time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": rollout.sandbox_concurrency,
@@ -175,6 +178,18 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
+
+
+def staleness(recipe: Recipe) -> int:
+    """`rollout.max_staleness` in training steps: weights change once in each."""
+    return recipe.rollout.max_staleness // recipe.algorithm.steps_per_rollout
+
+
+def at_once(recipe: Recipe) -> bool:
+    """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
+    before."""
+    schedule = recipe.rollout.schedule
+    return schedule == "async" or (schedule == "continuous" and staleness(recipe) > 0)
 
 
 def program(path: str) -> str:

@@ -154,8 +154,11 @@ class Rollout:
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
-    schedule: `sync` (sample, then train), `async` (sample the next rollout while training on this one) or
-        `fully_async` (never stop sampling).
+    schedule: `sync` (sample, then train), `carry` (the same, but episodes that a batch leaves unfinished go on in the
+        next rollout), `async` (sample the next rollout while training on this one) or `continuous` (never stop
+        sampling).
+    max_staleness: with `carry` and `continuous`, how many optimizer steps older than the weights that it trains those
+        may be under which an episode began.
     max_attempts: attempts at an episode that infrastructure breaks.
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
@@ -177,7 +180,8 @@ class Rollout:
     max_context: Size
     max_over_sampling: Annotated[float, Meta(ge=1)] = 2.0
     time_budget: Positive = 120.0
-    schedule: Annotated[str, one_of("sync", "async", "fully_async")] = "sync"
+    schedule: Annotated[str, one_of("sync", "carry", "async", "continuous")] = "sync"
+    max_staleness: Count = 2
     max_attempts: Size = 3
     temperature: Positive = 1.0
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0

@@ -1,8 +1,8 @@
 """What SLiME's three parts refuse of a recipe, found before any of them starts. Pure: no file, no GPU.
 
 Sources: Megatron-LM 1dcf0daf (`core/parallel_state.py`, `core/transformer/transformer_config.py`,
-`training/arguments.py`), SLiME 624b824a (`utils/arguments.py`, `utils/dp_schedule.py`, `train_async.py`, `loss.py`,
-`fully_async_rollout.py`) and SGLang 0.5.15 (`models/qwen*.py`). No rule is about the hidden size, which none of them
+`training/arguments.py`), SLiME 624b824a (`utils/arguments.py`, `utils/dp_schedule.py`, `train_async.py`, `loss.py`)
+and SGLang 0.5.15 (`models/qwen*.py`). No rule is about the hidden size, which none of them
 splits, or about the trainer's vocabulary, which Megatron pads.
 """
 
@@ -17,6 +17,7 @@ from slime_swe.recipes.families import load_family
 from slime_swe.recipes.violation import Violation, divisors, listed
 
 MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length
+OUR_GENERATE = "slime_swe.rollout.slime_plugin.generate"
 VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
 
@@ -97,7 +98,7 @@ def placement(recipe: Recipe) -> Iterator[Violation]:
     if external and cluster.rollout_gpus:
         why = f"replace SLiME's own servers, and cluster.rollout_gpus={cluster.rollout_gpus} asks for these"
         yield no("serving.external_engines", why, "set rollout_gpus to 0")
-    if recipe.rollout.schedule != "sync" and cluster.colocate:
+    if recipe.rollout.schedule in ("async", "continuous") and cluster.colocate:
         fix = "use sync, or set cluster.colocate to false and give cluster.rollout_gpus"
         yield no("rollout.schedule", "trains and samples at once, which cluster.colocate=true can't", fix)
 
@@ -154,7 +155,7 @@ def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
         fix = "leave run.keep_checkpoints out, and raise run.save_interval for fewer"
         yield no("run.keep_checkpoints", "has no flag in SLiME, which keeps all", fix)
     yield from _losses(recipe)
-    yield from _schedules(recipe)
+    yield from schedules(recipe)
 
 
 def _losses(recipe: Recipe) -> Iterator[Violation]:
@@ -179,13 +180,9 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
         yield no(key, why, "use rollout, or set rollout_logprobs to false")
 
 
-def _schedules(recipe: Recipe) -> Iterator[Violation]:
-    """`fully_async_rollout.py` takes groups as they come: it neither filters nor evaluates."""
-    no, rollout = against(recipe), recipe.rollout
-    fully = rollout.schedule == "fully_async"
-    if fully and recipe.algorithm.group_filter:
-        why = "would not be called: SLiME's rollout.schedule=fully_async filters no groups"
-        yield no("algorithm.group_filter", why, "write algorithm.group_filter='' or use rollout.schedule=async")
-    if fully and recipe.data.eval:
-        fix = f"write {' '.join(f'~data.eval.{name}' for name in recipe.data.eval)}, or use rollout.schedule=async"
-        yield no("data.eval", "can't be played: SLiME's rollout.schedule=fully_async does not evaluate", fix)
+def schedules(recipe: Recipe) -> Iterator[Violation]:
+    """Between two rollouts of `carry` the engines' memory is the trainer's: what samples then must wait."""
+    rollout = recipe.rollout
+    if rollout.schedule == "carry" and rollout.generate != OUR_GENERATE:
+        why = f"but rollout.generate={rollout.generate} is not known to hold its model calls back between rollouts"
+        yield against(recipe)("rollout.schedule", why, "use sync")

@@ -133,7 +133,7 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
 
 async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:
     """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
-    task, sandboxes = task_of(sample), await sandboxes_for(settings)
+    task, sandboxes = task_of(sample), await sandboxes_for(settings.of(evaluation=episode.evaluation))
     score = await grade(task, episode.patch, sandboxes, grading)
     if not episode.evaluation:
         return score

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, Literal, Self, cast
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Self, cast
 
 import aiohttp
-import msgspec
 import orjson
-from msgspec import UNSET, UnsetType
 
-from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.replies import TOKEN_IDS, EngineAborted, EngineError, Part, experts_between, parse_reply
+from slime_swe.rollout.version_spans import VersionSpan, joined
 
 MIN_REPLY = 16  # tokens: with less room than this for a reply, the context counts as full
-_POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
-_LOWEST = -1000.0  # no token of such a probability is ever sampled
-_EXPERT_BYTES = 4
-_TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
-
-
-class EngineError(InfrastructureError):
-    """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
-
-
-class EngineAborted(EngineError):
-    """Somebody made the engine drop the request. A retry would work against whoever dropped it."""
 
 
 class _Transient(EngineError):
@@ -64,25 +50,34 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """One sampled turn. `log_probs[i]` is that of `tokens[i]`, the stop token included."""
+    """One sampled turn. `log_probs[i]` is that of `tokens[i]`, the stop token included.
+
+    `version_spans` cover `tokens`: which weights sampled which. The counts of tokens are of the first request for it.
+    `routed_experts` are int32 in bytes, for the tokens of the sequence from `experts_from` up to the last but one: the
+    last one was never put into the model.
+    """
 
     tokens: list[int]
     log_probs: list[float]
     finish_reason: Literal["stop", "length"]
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    weight_version: str | None = None
-    routed_experts: str | None = None  # base64 of int32, for all tokens but the last
+    version_spans: tuple[VersionSpan, ...] = ()
+    routed_experts: bytes | None = None
+    experts_from: int = 0
 
 
 @dataclass(eq=False)
 class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
-    timeout: seconds of one attempt. connect_timeout: seconds of it for making a connection. max_body: bytes of one
+    timeout: seconds of one request. connect_timeout: seconds of it for making a connection. max_body: bytes of one
     reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
-    together; 0: not known. Connection failures and 5xx are tried `attempts` times with doubling pauses. A refused
-    (4xx), timed-out or invalid reply is not retried.
+    together, for routing replay. A turn that the engine aborts goes on from what was said of it. Connection failures,
+    5xx, and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx),
+    timed-out or invalid reply is not retried. gate: each request waits there before it is made.
+
+    Not covered: of an aborted turn, a stop string across the cut, and a stop token that only the engine knows of.
     """
 
     engine: str
@@ -94,6 +89,7 @@ class EngineClient:
     max_body: int = 8 << 20
     vocabulary: int | None = None
     experts_per_token: int = 0
+    gate: Gate = field(default_factory=Gate)
     _http: aiohttp.ClientSession | None = field(default=None, init=False)
 
     @property
@@ -119,30 +115,38 @@ class EngineClient:
         input_ids: Sequence[int] | Sequence[bytes],
         sampling_params: Mapping[str, Any],
         *,
-        routed_experts: bool = False,
+        experts_from: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`; pieces of bytes hold them as JSON, with a comma after each.
 
-        Raises `EngineError`; cancelling drops the request.
+        experts_from: the first token whose routed experts are wanted, if any are; those before it are known. Raises
+        `EngineError`; cancelling drops the request.
         """
-        payload: dict[str, Any] = {"sampling_params": sampling_params, "return_logprob": True}
-        if routed_experts:
-            payload["return_routed_experts"] = True
-        body = b"".join([b'{"input_ids":[', *_encoded(input_ids), b"],", orjson.dumps(payload)[1:]])
-        for attempt in itertools.count(1):
+        if experts_from is not None and not self.experts_per_token:
+            raise ValueError("routed experts are asked for, and experts_per_token is not given")
+        turn = _Turn(_pieces(input_ids), sampling_params, self.experts_per_token, experts_from)
+        failure: EngineError
+        failures = 0  # in a row, without a new token
+        while True:
             try:
-                reply = await self._post(body, headers)
-                break
-            except _Transient:
-                if attempt == self.attempts:
-                    raise
-                await asyncio.sleep(self.pause * 2 ** (attempt - 1))
-        said = parse_reply(reply, sampling_params["max_new_tokens"], self.vocabulary or _TOKEN_IDS)
-        if not routed_experts:
-            return replace(said, routed_experts=None)
-        require_experts(said.routed_experts, _count(input_ids) + len(said.tokens) - 1, self.experts_per_token)
-        return said
+                async with self.gate.passing():
+                    reply = await self._post(turn.request(), headers)
+            except _Transient as error:
+                failure = error
+            else:
+                part = parse_reply(reply, turn.room, self.vocabulary or TOKEN_IDS)
+                turn.add(part)
+                if turn.finish_reason is not None:
+                    return turn.generation(turn.finish_reason)
+                if part.tokens or self.gate.is_closed:  # then it was the run that had it aborted
+                    failures = 0
+                    continue
+                failure = EngineAborted(f"the engine aborted the request: {part.message or 'no reason given'}")
+            failures += 1
+            if failures == self.attempts:
+                raise failure
+            await asyncio.sleep(self.pause * 2 ** (failures - 1))
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         if self._http is None:
@@ -171,104 +175,86 @@ class EngineClient:
         return bytes(reply)
 
 
-def _encoded(input_ids: Sequence[int] | Sequence[bytes]) -> Sequence[bytes]:
-    """As JSON in a list, without its brackets. A long context is copied but once, into the body."""
-    if not input_ids or not isinstance(input_ids[0], bytes):
-        return (orjson.dumps(input_ids)[1:-1],)
-    pieces = cast("list[bytes]", [*input_ids])
-    pieces[-1] = pieces[-1][:-1]
-    return pieces
+@dataclass
+class _Turn:
+    """A turn, as far as the engine has sampled it. `prompt`: its tokens as JSON, in pieces with a comma after each."""
+
+    prompt: Sequence[bytes]
+    params: Mapping[str, Any]
+    experts_per_token: int
+    experts_from: int | None
+    finish_reason: Literal["stop", "length"] | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.spans: list[VersionSpan] = []
+        self.first: Part | None = None  # that sampled something
+        self.tables: list[bytes] = []
+        self.length = sum(piece.count(b",") for piece in self.prompt)  # of the prompt, in tokens
+        self.experts_end = self.experts_from
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still be sampled."""
+        most: int = self.params["max_new_tokens"]
+        return most - len(self.tokens)
+
+    def request(self) -> bytes:
+        """For the rest of the turn, after all that was said of it. A sampling seed stays as it is: engines draw by the
+        seed and the token's place in the sequence.
+        """
+        params = {**self.params, "max_new_tokens": self.room}
+        payload: dict[str, Any] = {"sampling_params": params, "return_logprob": True}
+        if self.experts_end is not None:
+            payload |= {"return_routed_experts": True, "routed_experts_start_len": self.experts_end}
+        ids = [*self.prompt, orjson.dumps(self.tokens)[1:-1]] if self.tokens else self.prompt
+        ids = [*ids[:-1], ids[-1].removesuffix(b",")]
+        return b"".join([b'{"input_ids":[', *ids, b"],", orjson.dumps(payload)[1:]])
+
+    def add(self, part: Part) -> None:
+        """What the engine has sampled now. When SGLang aborts a request, it keeps what its last forward pass gives
+        without a look at that: a stop token, the last token allowed, or tokens beyond them. The turn then ends there.
+        """
+        before, room = self.length + len(self.tokens) - 1, self.room  # `before`: tokens that were put into the model
+        kept = len(part.tokens) if part.finish_reason != "abort" else self._length_until_stop(part.tokens[:room])
+        self.tokens += part.tokens[:kept]
+        self.log_probs += part.log_probs[:kept]
+        self.spans.append((part.weight_version, kept))
+        self.first = self.first or (part if part.tokens else None)
+        if part.finish_reason != "abort":
+            self.finish_reason = part.finish_reason
+        elif kept == room:
+            self.finish_reason = "length"
+        elif kept and self.tokens[-1] in self._stops():
+            self.finish_reason = "stop"
+        if self.experts_end is not None and (self.finish_reason or part.routed_experts is not None):
+            start, end, kept_end = self.experts_end, before + len(part.tokens), before + kept
+            self.tables.append(experts_between(part.routed_experts, start, end, self.experts_per_token, kept_end))
+            self.experts_end = kept_end  # what an aborted request does not give, the next one does
+
+    def _stops(self) -> Sequence[int]:
+        return () if self.params.get("ignore_eos") else self.params.get("stop_token_ids") or ()
+
+    def _length_until_stop(self, tokens: Sequence[int]) -> int:
+        stops = self._stops()
+        return next((at + 1 for at, token in enumerate(tokens) if token in stops), len(tokens))
+
+    def generation(self, finish_reason: Literal["stop", "length"]) -> Generation:
+        return Generation(
+            self.tokens,
+            self.log_probs,
+            finish_reason,
+            prompt_tokens=self.first.prompt_tokens if self.first else 0,
+            cached_tokens=self.first.cached_tokens if self.first else 0,
+            version_spans=joined(self.spans),
+            routed_experts=b"".join(self.tables) if self.experts_from is not None else None,
+            experts_from=self.experts_from or 0,
+        )
 
 
-def _count(input_ids: Sequence[int] | Sequence[bytes]) -> int:
-    """How many tokens these are; each has a comma behind it in pieces of bytes."""
-    return sum(piece.count(b",") if isinstance(piece, bytes) else 1 for piece in input_ids)
-
-
-class _Finish(msgspec.Struct):
-    type: Literal["stop", "length", "abort"]
-    message: str | None = None  # of an abort
-
-
-class _Meta(msgspec.Struct):
-    finish_reason: _Finish
-    output_token_logprobs: list[tuple[float, int, str | None]] | UnsetType = UNSET  # there is none of an abort
-    completion_tokens: int | UnsetType = UNSET
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    weight_version: str | int | None = None
-    routed_experts: str | None = None
-
-
-class _Reply(msgspec.Struct):
-    """What is read of SGLang's reply; further fields are ignored."""
-
-    meta_info: _Meta
-    output_ids: list[int] | UnsetType = UNSET
-
-
-_REPLY = msgspec.json.Decoder(_Reply)
-
-
-def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = _TOKEN_IDS) -> Generation:
-    """The reply, each field checked: what comes out of here is trained on. Raises `EngineError` that says what is
-    wrong.
-    """
-    try:
-        reply = _REPLY.decode(body)
-    except msgspec.ValidationError as error:
-        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error}: {body[:80]!r}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
-    meta = reply.meta_info
-    kind = meta.finish_reason.type
-    if kind == "abort":
-        raise EngineAborted(f"the engine aborted the request: {meta.finish_reason.message or 'no reason given'}")
-    triples = meta.output_token_logprobs or []
-    tokens, log_probs = [triple[1] for triple in triples], [triple[0] for triple in triples]
-    wrong = _inconsistency(reply, tokens, log_probs, max_new_tokens, vocabulary)
-    if wrong:
-        raise EngineError(f"the engine's reply is inconsistent: {wrong}")
-    return Generation(
-        tokens,
-        log_probs,
-        kind,
-        prompt_tokens=meta.prompt_tokens,
-        cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
-        weight_version=None if meta.weight_version is None else str(meta.weight_version),
-        routed_experts=meta.routed_experts,
-    )
-
-
-def _inconsistency(
-    reply: _Reply, tokens: list[int], log_probs: list[float], max_new_tokens: int, vocabulary: int
-) -> str | None:
-    if not 0 < len(tokens) <= max_new_tokens:
-        return f"{len(tokens)} tokens where 1 to {max_new_tokens} were asked for"
-    if reply.output_ids is not UNSET and reply.output_ids != tokens:
-        return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
-    if reply.meta_info.completion_tokens not in (UNSET, len(tokens)):
-        return f"completion_tokens is {reply.meta_info.completion_tokens} for {len(tokens)} tokens"
-    if not (min(log_probs) >= _LOWEST and max(log_probs) <= _POSITIVE_SLACK):
-        return f"a log-probability is not between {_LOWEST:g} and 0"
-    if min(tokens) < 0:
-        return "a token id is not a natural number"
-    if max(tokens) >= vocabulary:
-        return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
-    return None
-
-
-def require_experts(routed: str | None, tokens: int, per_token: int) -> None:
-    """Raise `EngineError` unless these are the routed experts of so many tokens: base64 of int32, of each token
-    `per_token`, or if that is 0 any number that is the same for all.
-    """
-    if routed is None:
-        raise EngineError("the engine's reply has no routed_experts, which were asked for")
-    try:
-        size = len(binascii.a2b_base64(routed, strict_mode=True))
-    except ValueError as error:
-        raise EngineError(f"the engine's routed_experts are not base64: {error}") from error
-    whole = _EXPERT_BYTES * tokens * (per_token or 1)
-    if size % whole or not size or (per_token and size != whole):
-        wanted = f"{per_token} experts each" if per_token else "as many experts each"
-        raise EngineError(f"the engine's routed_experts have {size} bytes, no int32 of {tokens} tokens with {wanted}")
+def _pieces(input_ids: Sequence[int] | Sequence[bytes]) -> Sequence[bytes]:
+    """As JSON in a list has them, without its brackets, and a comma after each."""
+    if input_ids and isinstance(input_ids[0], bytes):
+        return cast("Sequence[bytes]", input_ids)
+    return (orjson.dumps(input_ids)[1:-1] + b",",)

@@ -6,18 +6,23 @@ import asyncio
 import copy
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.fields import Meta, read_arguments
+from slime_swe.rollout.engine import abort_all
+from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.player import Group, Player, end_all
 from slime_swe.rollout.records import failure_of, flatten, is_broken, trajectories
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
 from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
 
 LEAST_SOUND = 2  # episodes of a group that have a baseline
@@ -52,6 +57,15 @@ class Rollout:
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """Under SLiME's names where it has them."""
+        dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
+        return {
+            **dropped,
+            "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
+            "rollout/staleness_max": max(self.staleness, default=0),
+        }
+
 
 @dataclass(frozen=True)
 class _Judged:
@@ -62,27 +76,48 @@ class _Judged:
 @dataclass(frozen=True)
 class _Settings:
     rollout_batch_size: Annotated[int, Meta(ge=1)]
-    swe_max_over_sampling: Annotated[float, Meta(ge=1)]
+    swe_max_over_sampling: Annotated[float, Meta(ge=1)] = 2.0
+    swe_max_staleness: Annotated[int, Meta(ge=0)] = 0
+    swe_version_lag: Annotated[int, Meta(ge=0)] = 0
 
 
-def scheduler_of(args: Any) -> Scheduler:
+def scheduler_of(args: Any, schedule: str = "sync") -> Scheduler:
     """The one that a run's arguments ask for."""
     settings = read_arguments(_Settings, args)
+    if schedule in ("carry", "continuous"):
+        return PacedAdmission(settings.rollout_batch_size, settings.swe_max_staleness, settings.swe_version_lag)
     return DynamicSampling(settings.rollout_batch_size, settings.swe_max_over_sampling)
+
+
+async def driver_of(args: Any, player: Player) -> Driver:
+    """The driver of a run's training episodes, in the running loop."""
+    schedule = getattr(args, "swe_schedule", "sync")
+    scheduler = scheduler_of(args, schedule)
+    if schedule == "carry":
+        url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+        return Driver(player, scheduler, gate=await gate_of_loop(), abort=partial(abort_all, url))
+    return Driver(player, scheduler, goes_on=schedule == "continuous")
 
 
 class Driver:
     """One run's groups. Use in one event loop.
 
-    `goes_on`: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
-    unfinished are only played on as far as they need no model: it is for the caller to hold model calls back.
+    goes_on: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
+    unfinished wait at the `gate` with their sandboxes open; `abort` has the engines drop what they sample for them.
     """
 
     def __init__(
-        self, player: Player, scheduler: Scheduler, failures: Failures | None = None, *, goes_on: bool = False
+        self,
+        player: Player,
+        scheduler: Scheduler,
+        failures: Failures | None = None,
+        *,
+        goes_on: bool = False,
+        gate: Gate | None = None,
+        abort: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.player, self.scheduler, self.failures = player, scheduler, failures or Failures()
-        self.goes_on = goes_on
+        self.goes_on, self.gate, self.abort = goes_on, gate or Gate(), abort
         self._version = 0
         self._playing: asyncio.Task[None] | None = None
         self._changed, self._wanted = asyncio.Event(), asyncio.Event()
@@ -96,6 +131,7 @@ class Driver:
         Raises `FilterError` where the filter keeps nothing; then, or if it is cancelled, no episode is left running.
         """
         self._version = version
+        self.gate.open()
         self._wanted.set()
         if self._playing is None:
             self._playing = asyncio.create_task(self._play(data_source))
@@ -104,7 +140,10 @@ class Driver:
                 await self._change()
             if not self.goes_on:
                 await self._stop_playing()
-            return await self._rollout(batch, version, data_source)
+            rollout = await self._rollout(batch, version, data_source)
+            if self.abort is not None:
+                await self.gate.drain(self.abort)
+            return rollout
         except NothingInformative as error:
             await self.close()
             raise FilterError(

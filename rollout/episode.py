@@ -37,7 +37,7 @@ class Timings:
     """Where an episode's wall time went, in seconds."""
 
     total: float = 0.0
-    engine: float = 0.0
+    engine: float = 0.0  # model calls, with the time that they waited at the run's gate
     sandbox: float = 0.0
 
 

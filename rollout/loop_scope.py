@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, TypeVar
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import Agent, agent_class
+from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.sandbox.base import Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
 from slime_swe.rollout.settings import RolloutSettings
@@ -68,6 +69,11 @@ async def close_loop_scope() -> None:
         await scope.holder
 
 
+async def gate_of_loop() -> Gate:
+    """The gate that the model calls of all the running loop's agents pass."""
+    return await opened_once("gate", lambda: nullcontext(Gate()))
+
+
 async def agent_for(settings: RolloutSettings) -> Agent:
     """The running loop's agent for these settings."""
     return await opened_once(("agent", settings), lambda: agent_class(settings.agent).open(settings))
@@ -75,7 +81,7 @@ async def agent_for(settings: RolloutSettings) -> Agent:
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
     """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
-    key = (settings.sandbox, settings.sandbox_concurrency)
+    key = (settings.sandbox, settings.sandbox_concurrency, settings.evaluation)
     return await opened_once(("sandboxes", *key), lambda: SandboxPool(key[0], concurrency=key[1]))
 
 

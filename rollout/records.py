@@ -17,10 +17,12 @@ from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import UserError
 from slime_swe.files import append, writing
 from slime_swe.rollout.episode import Counters, Episode, Timings
+from slime_swe.rollout.version_spans import VersionSpan
 from slime_swe.sample import Sample
 
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"  # the journals of a run
-_EPISODE, _SCORE, _FAILURE = "episode", "score", "infrastructure"  # in a sample's metadata, and in a journal's line
+# In a sample's metadata, and in a journal's line.
+_EPISODE, _SCORE, _FAILURE, _SPANS = "episode", "score", "infrastructure", "version_spans"
 
 T = TypeVar("T")
 
@@ -62,7 +64,7 @@ class Record(msgspec.Struct, frozen=True):
     """One sample of an episode: its whole record. Journals hold one a line, under these names.
 
     `trajectory` names the episode: the siblings of one fan-out share it. `loss_mask` and `log_probs` have length
-    `response_length`. `reward` is None where none was given.
+    `response_length`, and `version_spans` cover as many tokens. `reward` is None where none was given.
     """
 
     index: int | None
@@ -77,6 +79,7 @@ class Record(msgspec.Struct, frozen=True):
     loss_mask: list[int] | None = None
     log_probs: list[float] | None = None
     weight_versions: list[str] = []
+    version_spans: list[VersionSpan] | None = None
     response: str = ""
     episode: EpisodeRecord | None = None
     score: Score | None = None
@@ -107,9 +110,18 @@ def failure_of(sample: Sample) -> Failure | None:
     return _part(sample, _FAILURE, Failure)
 
 
+def version_spans_of(sample: Sample) -> list[VersionSpan] | None:
+    """Which weights sampled which tokens of the response; None where nobody recorded it."""
+    return _part(sample, _SPANS, list[VersionSpan])
+
+
+def write_version_spans(sample: Sample, spans: Iterable[VersionSpan]) -> None:
+    sample.metadata = {**(sample.metadata or {}), _SPANS: [[version, count] for version, count in spans]}
+
+
 def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
     """Record a new episode in the sample's metadata, and remove what an earlier episode left there."""
-    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE)}
+    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE, _SPANS)}
     record = EpisodeRecord(
         episode.patch,
         episode.stop_reason.value,
@@ -153,6 +165,7 @@ def record_of(sample: Sample, reward_key: str | None = None) -> Record:
         episode=episode_of(sample),
         score=_part(sample, _SCORE, Score),
         infrastructure=failure_of(sample),
+        version_spans=version_spans_of(sample),
     )
 
 
@@ -241,7 +254,7 @@ def _columns(sample: Sample, reward_key: str | None) -> dict[str, Any]:
 def _parts(sample: Sample) -> dict[str, Any]:
     """As the hooks left them, with whatever else a hook of the user's own put there."""
     metadata = sample.metadata or {}
-    return {key: metadata.get(key) for key in (_EPISODE, _SCORE, _FAILURE)}
+    return {key: metadata.get(key) for key in (_EPISODE, _SCORE, _FAILURE, _SPANS)}
 
 
 def _part(sample: Sample, key: str, kind: type[T]) -> T | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from slime_swe.data_sources.task import Task
 from slime_swe.rollout.agents.base import Agent, AgentError
-from slime_swe.rollout.client import EngineAborted, EngineError, Sampling
+from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, EpisodeStatistics, StopReason, Timings
+from slime_swe.rollout.replies import EngineAborted, EngineError
 from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
 from slime_swe.rollout.session import Session
 

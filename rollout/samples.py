@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.records import trajectory_of, write_episode, write_failure
+from slime_swe.rollout.records import trajectory_of, write_episode, write_failure, write_version_spans
 from slime_swe.rollout.session import Segment
+from slime_swe.rollout.version_spans import part_of
 from slime_swe.sample import Sample
 
 MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet
@@ -56,10 +57,9 @@ def _nothing_sampled(args: Any, placeholder: int) -> Segment:
     """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must. Any experts
     will do except a table of zeros, which SLiME takes as a sign that the server returned none.
     """
-    routes: str | None = None
+    routes: tuple[bytes, ...] = ()
     if getattr(args, "use_rollout_routing_replay", False):
-        table = array("i", range(args.moe_router_topk)) * args.num_layers
-        routes = base64.b64encode(table.tobytes()).decode()
+        routes = ((array("i", range(args.moe_router_topk)) * args.num_layers).tobytes(),)
     return Segment([placeholder, placeholder], [0, 0], [0.0, 0.0], 1, routed_experts=routes)
 
 
@@ -70,10 +70,13 @@ def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequenc
     sample.response_length = len(segment.tokens) - start
     sample.loss_mask = segment.loss_mask[start:]
     sample.rollout_log_probs = segment.log_probs[start:]
-    sample.weight_versions = list(segment.weight_versions)
+    sample.weight_versions = segment.weight_versions
+    write_version_spans(sample, part_of(segment.version_spans, start, len(segment.tokens)))
     sample.rollout_routed_experts = None
-    if segment.routed_experts is not None:
-        sample.append_response_tokens(args, meta_info={"routed_experts": segment.routed_experts})
+    if segment.routed_experts:
+        size = 4 * args.num_layers * args.moe_router_topk * (len(segment.tokens) - 1)
+        table = b"".join(segment.routed_experts)[:size]
+        sample.append_response_tokens(args, meta_info={"routed_experts": base64.b64encode(table).decode()})
 
 
 def _judge(sample: Sample, episode: Episode) -> None:
@@ -94,4 +97,4 @@ def _without_tail(segment: Segment) -> Segment:
     """The segment up to its last sampled token: context after that teaches nothing and costs compute."""
     last = max((i for i, sampled in enumerate(segment.loss_mask) if sampled), default=len(segment.tokens) - 1)
     kept = {name: getattr(segment, name)[: last + 1] for name in ("tokens", "loss_mask", "log_probs")}
-    return replace(segment, **kept)
+    return replace(segment, **kept, version_spans=part_of(segment.version_spans, 0, last + 1))

@@ -5,6 +5,7 @@ For the agents' check, for tests and for benchmarks: everything but the policy i
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -58,19 +59,22 @@ class ScriptedEngine:
     """`say` gives the policy's next turn, as text or as token ids; it ends at its first stop token.
 
     Each sampled token has a unique log-probability, by which it is found again in the training data; with `log_prob`
-    all have that one. experts: base64 of the routed experts of a sequence of so many tokens. remember: whether requests
-    and samples are kept.
+    all have that one. experts: the routed experts of the tokens from one place up to another, int32 in bytes. remember:
+    whether requests and samples are kept. aborts: of each of the next requests, after how many tokens it is aborted; a
+    request that goes on from there gets the rest.
     """
 
     tokenizer: Any
     say: Say
     log_prob: float | None = None
     weight_version: str = "0"
-    experts: Callable[[int], str] | None = None
+    experts: Callable[[int, int], bytes] | None = None
+    aborts: list[int] = field(default_factory=list)
     remember: bool = True
     url: str = ""
     requests: list[Request] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
+    _rest: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # of aborted turns, by all tokens before it
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = orjson.loads(await request.read())
@@ -81,17 +85,19 @@ class ScriptedEngine:
     def answer(self, asked: Request) -> dict[str, Any]:
         """SGLang's reply."""
         prompt, params = asked["input_ids"], asked["sampling_params"]
-        said = self.say(self, asked)
-        ids = self.encode(said) if isinstance(said, str) else [*said]
-        stops = [at for at, token in enumerate(ids) if token in params["stop_token_ids"]]
-        ids = ids[: stops[0] + 1] if stops else ids
+        ids = self._rest.pop(tuple(prompt), None) or self._say(asked)
         tokens = ids[: params["max_new_tokens"]]
+        finish = {"type": "stop" if tokens == ids and ids[-1] in params["stop_token_ids"] else "length"}
+        if self.aborts:
+            tokens = ids[: self.aborts.pop(0)]
+            finish = {"type": "abort", "message": "Aborted"}
+            self._rest[*prompt, *tokens] = ids[len(tokens) :]
         log_probs = self._log_probs(len(tokens))
         if self.remember:
             self.sampled.append(Sampled(prompt, tokens, log_probs))
         meta = {
             "id": "scripted",
-            "finish_reason": {"type": "stop" if stops and tokens == ids else "length"},
+            "finish_reason": finish,
             "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
             "cached_tokens": 0,
@@ -99,8 +105,15 @@ class ScriptedEngine:
             "output_token_logprobs": [[value, token, None] for value, token in zip(log_probs, tokens, strict=True)],
         }
         if self.experts is not None and asked.get("return_routed_experts"):
-            meta["routed_experts"] = self.experts(len(prompt) + len(tokens))
+            start = asked.get("routed_experts_start_len", 0)
+            table = self.experts(start, len(prompt) + len(tokens) - 1)
+            meta["routed_experts"] = base64.b64encode(table).decode()
         return {"text": self.tokenizer.decode(tokens), "output_ids": tokens, "meta_info": meta}
+
+    def _say(self, asked: Request) -> list[int]:
+        said, stops = self.say(self, asked), asked["sampling_params"]["stop_token_ids"]
+        ids = self.encode(said) if isinstance(said, str) else [*said]
+        return ids[: next((at + 1 for at, token in enumerate(ids) if token in stops), len(ids))]
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

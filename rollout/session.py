@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.version_spans import VersionSpan, joined
 
 
 @dataclass(frozen=True)
@@ -21,32 +22,49 @@ class Segment:
     """One training sequence. All four lists have length T; `tokens[:prompt_length]` is the first prompt.
 
     `loss_mask[i]` is 1 where the policy sampled `tokens[i]` and this segment trains it; `log_probs[i]` is then the
-    server's log-probability at sampling time, else 0.0. `routed_experts` is what the server said of the last model call
-    on the path: one table for each token up to there but the last (base64 of int32), where it was asked for.
+    server's log-probability at sampling time, else 0.0. `routed_experts`, where they were asked for, are the parts of
+    one table (int32 in bytes): of all tokens from the first up to the last but one of the path's last model call.
+    `version_spans` cover all T tokens, with a version where `loss_mask` is 1.
     """
 
     tokens: list[int]
     loss_mask: list[int]
     log_probs: list[float]
     prompt_length: int
-    weight_versions: tuple[str, ...] = ()
-    routed_experts: str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    routed_experts: tuple[bytes, ...] = ()
+
+    @property
+    def weight_versions(self) -> list[str]:
+        """Those that sampled what is trained here, in order of their first token."""
+        return list(dict.fromkeys(version for version, _ in self.version_spans if version is not None))
 
 
 @dataclass(eq=False)  # nodes are compared by identity: they are places in a tree
 class Node:
-    """A run of tokens of one origin, after all tokens on the path from the root."""
+    """A run of tokens of one origin, after all tokens on the path from the root.
+
+    `routed_experts` are those of a model call's new tokens, as far as no node before this one has them.
+    """
 
     tokens: list[int]
     log_probs: list[float] | None  # None: context, not sampled
     parent: Node | None
-    weight_version: str | None = None
-    routed_experts: str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    routed_experts: bytes | None = None
     children: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._pieces: tuple[list[bytes], int] | None = None
         self.end: int = len(self.tokens) + (self.parent.end if self.parent else 0)  # tokens from the root to here
+
+    @property
+    def experts_end(self) -> int:
+        """How many tokens from the root on have their routed experts in a node of the path."""
+        node: Node | None = self
+        while node is not None and node.routed_experts is None:
+            node = node.parent
+        return node.end - 1 if node is not None else 0  # a turn's last token was never put into the model
 
     def encoded_path(self) -> list[bytes]:
         """The tokens of every node from the root to here which has some, as JSON has them in a list, with a comma after
@@ -100,7 +118,11 @@ class Session:
             raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
         if self.head is None:
             raise ValueError("sampled tokens need a prompt before them")
-        return self.add(Node(said.tokens, said.log_probs, self.head, said.weight_version, said.routed_experts))
+        if said.routed_experts is not None and said.experts_from != self.head.experts_end:
+            raise ValueError(
+                f"routed experts from {said.experts_from} on, and those before {self.head.experts_end} are known"
+            )
+        return self.add(Node(said.tokens, said.log_probs, self.head, said.version_spans, said.routed_experts))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
@@ -144,19 +166,19 @@ def _segment(path: list[Node], trained: set[int]) -> Segment:
     mask: list[int] = []
     log_probs: list[float] = []
     prompt_length: int | None = None
-    versions: dict[str, None] = {}
-    routed_experts: str | None = None
+    spans: list[VersionSpan] = []
+    routed_experts: list[bytes] = []
     for node in path:
         train = node.log_probs is not None and id(node) not in trained
         if node.log_probs is not None and prompt_length is None:
             prompt_length = len(tokens)
         tokens += node.tokens
-        routed_experts = node.routed_experts or routed_experts
+        if node.routed_experts is not None:
+            routed_experts.append(node.routed_experts)
         mask += [int(train)] * len(node.tokens)
         log_probs += node.log_probs if train and node.log_probs is not None else [0.0] * len(node.tokens)
         if train:
             trained.add(id(node))
-            if node.weight_version is not None:
-                versions[node.weight_version] = None
+        spans += node.version_spans if train and node.version_spans else [(None, len(node.tokens))]
     prompt_length = len(tokens) if prompt_length is None else prompt_length
-    return Segment(tokens, mask, log_probs, prompt_length, tuple(versions), routed_experts)
+    return Segment(tokens, mask, log_probs, prompt_length, joined(spans), tuple(routed_experts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +36,8 @@ class RolloutSettings:
     seed: Annotated[int, Argument("rollout_seed")]
     # Each model call names its own sampling seed.
     deterministic: Annotated[bool, Argument("sglang_enable_deterministic_inference")] = False
+    schedule: Annotated[str, Argument("swe_schedule")] = "sync"
+    evaluation: bool = False  # what an evaluation has of its own, as training may hold the rest meanwhile
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
     experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
@@ -51,6 +53,10 @@ class RolloutSettings:
                     "the whole distribution; evaluation may sample otherwise"
                 )
         return read_arguments(cls, args)
+
+    def of(self, *, evaluation: bool) -> RolloutSettings:
+        """Those of an evaluation's episodes, or of training's; the same where these take turns."""
+        return replace(self, evaluation=evaluation and self.schedule != "sync")
 
     @property
     def engine_url(self) -> str:

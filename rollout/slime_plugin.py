@@ -12,7 +12,7 @@ from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.dotted import is_part
 from slime_swe.errors import UserError
 from slime_swe.rollout.client import Sampling
-from slime_swe.rollout.driver import Driver, scheduler_of
+from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.loop_scope import agent_for, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
@@ -61,7 +61,7 @@ async def generate(
     Returns the sample, filled, or a list of siblings if the episode became several segments. An infrastructure failure
     is retried, up to `swe_max_attempts` attempts in all; then the sample comes back ABORTED.
     """
-    settings = RolloutSettings.from_args(args)
+    settings = RolloutSettings.from_args(args).of(evaluation=evaluation)
     task = task_of(sample)
     agent, sandboxes = await agent_for(settings), await sandboxes_for(settings)
     # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
@@ -93,8 +93,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     driver = await driver_for(args)
     rollout = await driver.collect(data_source, rollout_id)
-    dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
-    return RolloutFnTrainOutput(rollout.kept, {**dropped, "rollout/given_back": rollout.given_back})
+    return RolloutFnTrainOutput(rollout.kept, {**rollout.metrics(), "rollout/given_back": rollout.given_back})
 
 
 async def driver_for(args: Any) -> Driver:
@@ -102,7 +101,7 @@ async def driver_for(args: Any) -> Driver:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Driver]:
-        driver = Driver(Player(args, RolloutHooks.load(args)), scheduler_of(args))
+        driver = await driver_of(args, Player(args, RolloutHooks.load(args)))
         try:
             yield driver
         finally:

@@ -13,10 +13,10 @@ from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import Fixed, not_fixed, only
+from slime_swe.recipes.checks import Fixed, against, not_fixed, only
+from slime_swe.recipes.rules import schedules
 from slime_swe.recipes.violation import Violation
 
-_SYNC = "the embedded engine samples, then trains"
 _LOSS = "the embedded engine has no other"
 _METRICS = "the embedded engine logs to metrics.jsonl"
 _NO_SERVER_YET = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 1}
@@ -26,7 +26,6 @@ RULES: tuple[Fixed, ...] = (
     *only(True, "the embedded engine trains and serves on the same machine", "cluster.colocate"),
     *only("", "the embedded engine uses no Ray", "cluster.ray_address"),
     *only([], "a running server is named by serving.router_ip and serving.router_port", "serving.external_engines"),
-    *only("sync", _SYNC, "rollout.schedule"),
     *only("grpo", _LOSS, "algorithm.estimator"),
     *only("trajectory", _LOSS, "algorithm.reduction"),
     *only("loss", _LOSS, "algorithm.kl_in"),
@@ -51,7 +50,11 @@ class Embedded(Engine):
     fewer_checkpoints = "lower run.keep_checkpoints"
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return not_fixed(recipe, RULES)
+        yield from not_fixed(recipe, RULES)
+        yield from schedules(recipe)
+        if recipe.rollout.schedule == "async":
+            why = "samples a rollout while SLiME trains on another"
+            yield against(recipe)("rollout.schedule", why, "use sync, carry or continuous")
 
     def checkpoints(self, recipe: Recipe) -> int:
         """The newest, and the one that is written before the oldest of them goes."""

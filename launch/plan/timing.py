@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime_swe.launch.args import at_once
 from slime_swe.launch.plan import formulae, roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.memory import cache_tokens, layout_of, sglang_engine
@@ -44,7 +45,7 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
     return Timing(
         rollout=rollout,
         training=training,
-        overlap=recipe.rollout.schedule != "sync",
+        overlap=at_once(recipe),
         episodes=work.trained_episodes,
         tokens=tokens,
         train_rate=tokens / (training[0].seconds * layout_of(recipe).gpus),
@@ -95,14 +96,14 @@ def _rollout(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phas
         Phase("sample", waves * decode, f"{flying:.0f} episodes in flight: {reason}"),
         Phase("prefill", waves * prefill, f"{new:.0f} new tokens an episode"),
         Phase("sandboxes", waves * sandbox, turns),
-        Phase("longest episode", longest, "waits for it; 0 with fully_async"),
+        Phase("longest episode", longest, "waits for it; 0 with carry and continuous"),
     )
 
 
 def _longest(recipe: Recipe, work: Workload, assumed: Assumptions) -> float:
     """Seconds of an episode of `rollout.max_turns` turns and `rollout.max_context` tokens, alone on its engine."""
     rollout = recipe.rollout
-    if rollout.schedule == "fully_async":
+    if rollout.schedule in ("carry", "continuous"):
         return 0.0
     sampled = work.sampled * rollout.max_context / work.length
     step = _decode_step(recipe, 1, rollout.max_context / 2, assumed)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import slime_swe
-from slime_swe.launch.args import Attributes, ours
+from slime_swe.launch.args import Attributes, at_once, ours
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import to_argv
@@ -25,7 +25,7 @@ PYTHON = "python3"  # of the machine that the job runs on, where this one has no
 def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Checkouts | None = None) -> Job:
     """The job of a run in `folder`. Touches no file. Raises `UserError`."""
     run, found = folder.resolve(), checkouts or Checkouts.find()
-    script = "train.py" if recipe.rollout.schedule == "sync" else "train_async.py"
+    script = "train_async.py" if at_once(recipe) else "train.py"
     return Job(
         program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script)),
         flags=render_flags(sections(recipe, run, resume=resume)),

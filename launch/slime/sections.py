@@ -12,7 +12,6 @@ from slime_swe.recipes.architecture import Architecture
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import load_family
 
-FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
 SYNC = "slime.rollout.sglang_rollout.generate_rollout"
 LOGITS_CHUNK = 1024  # tokens whose log-probabilities are computed at once, each over the whole vocabulary
@@ -36,7 +35,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
     whole episodes up to the budget of tokens: not SLiME's FLOP-balanced ones, which exceed it.
     """
     common, run, ways, cluster = shared(recipe, folder), recipe.run, recipe.parallel, recipe.cluster
-    own_engines, fully_async = not recipe.serving.external_engines, recipe.rollout.schedule == "fully_async"
+    own_engines = not recipe.serving.external_engines
     evaluation = {  # before the first rollout, and after each one whose number the interval divides
         "eval_config": str(folder / EVALUATION),
         "eval_interval": run.eval_interval or max(1, run.num_rollouts),
@@ -58,7 +57,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
         },
         "run": {**common["run"], "custom_config_path": str(folder / SETTINGS)},
         "plug-ins": common["plug-ins"],
-        "rollout": {**common["rollout"], "rollout_function_path": FULLY_ASYNC if fully_async else OURS},
+        "rollout": {**common["rollout"], "rollout_function_path": OURS},
         "evaluation": {"eval_function_path": SYNC, **evaluation} if recipe.data.eval else {},
         "serving": {**common["serving"], **_serving(recipe, folder)},
         "loss": common["loss"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import ClassVar, Self
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
 from slime_swe.errors import InfrastructureError
-from slime_swe.rollout.chat.tokenizer import vocabulary_size
-from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.session import Session
@@ -29,7 +27,6 @@ AGENTS = {
     "opencode": "slime_swe.rollout.agents.opencode.Opencode",
     "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
-_ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
 
 class AgentError(InfrastructureError):
@@ -77,18 +74,3 @@ def agent_class(name: str) -> type[Agent]:
     """The agent of a name in `AGENTS`, or at a dotted path. Raises `UserError`."""
     found: type[Agent] = load_registered(name, AGENTS, "rollout.agent")
     return found
-
-
-async def engine_client(settings: RolloutSettings) -> EngineClient:
-    """The connections of a run's agent to its engine, to be entered.
-
-    One model call may take half as long as an episode's time budget; one that takes longer is the engine's failure.
-    """
-    vocabulary = await asyncio.to_thread(vocabulary_size, settings.checkpoint)
-    replay = {"max_body": _ROUTING_REPLAY_BODY, "experts_per_token": settings.layers * settings.experts_per_token}
-    return EngineClient(
-        settings.engine_url,
-        timeout=settings.time_budget / 2,
-        vocabulary=vocabulary,
-        **(replay if settings.routing_replay else {}),
-    )

@@ -15,15 +15,17 @@ from time import perf_counter
 from typing import ClassVar, Self
 
 from slime_swe.data_sources.task import Task
-from slime_swe.rollout.agents.base import Agent, AgentError, engine_client
+from slime_swe.rollout.agents.base import Agent, AgentError
 from slime_swe.rollout.agents.layer import folder_of, layer_of, python_version
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.conversation import Request
 from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
+from slime_swe.rollout.replies import EngineAborted
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox
 from slime_swe.rollout.session import Session
 from slime_swe.rollout.settings import RolloutSettings
@@ -178,8 +180,11 @@ class CliAgent(Agent):
             while not (await asyncio.wait({running}, timeout=_POLL_SECONDS))[0]:
                 if not calls.asked and perf_counter() - started > START_SECONDS:
                     raise AgentError(f"{self.name} did not call its model within {START_SECONDS:.0f} s")
+                if self.policy.client.gate.is_closed and not calls.ended:
+                    continue
                 unanswered = unanswered + _POLL_SECONDS if calls.ended or calls.failure else 0.0
-                if unanswered >= (END_SECONDS if calls.ended else FAILED_SECONDS):
+                is_over = calls.ended or isinstance(calls.failure, EngineAborted)  # no later call will be answered
+                if unanswered >= (END_SECONDS if is_over else FAILED_SECONDS):
                     return ExecResult(None, "", perf_counter() - started)
             return running.result()
         finally:

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Self
 
 from slime_swe.data_sources.task import Task
-from slime_swe.rollout.agents.base import Agent, engine_client
+from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import ChatTemplate, Message
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
+from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.session import Session
@@ -111,9 +112,10 @@ class _Run:
     async def _sample(self) -> Generation:
         statistics, settings = self.statistics, self.settings
         params = self.sampling.for_turn(statistics.turns, self.room, self.template.stop_token_ids)
+        experts_from = self.head.experts_end if settings.routing_replay else None
         with statistics.engine_time():
             generation = await self.agent.client.generate(
-                self.head.encoded_path(), params, routed_experts=settings.routing_replay, headers=self.sampling.headers
+                self.head.encoded_path(), params, experts_from=experts_from, headers=self.sampling.headers
             )
         self.head = self.session.add_sampled(generation)
         statistics.add(generation)

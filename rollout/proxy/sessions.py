@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import secrets
 import time
@@ -17,14 +18,15 @@ from typing import Any, Literal, TypeVar
 import orjson
 
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
-from slime_swe.rollout.client import MIN_REPLY, EngineClient, EngineError, Generation, Sampling
+from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply, Request, Wire
 from slime_swe.rollout.proxy.growing import Body, GrowingReader
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
-from slime_swe.rollout.session import Session
+from slime_swe.rollout.replies import EngineError
+from slime_swe.rollout.session import Segment, Session
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
@@ -234,7 +236,7 @@ class ProxySession:
             "turns": self.statistics.turns,
             "ended": self.ended and self.ended.value,
             "failure": str(self.failure) if self.failure else None,
-            "segments": self.session.segments(),
+            "segments": [_plain(segment) for segment in self.session.segments()],
             "tool_calls": dict(self.statistics.tool_calls),
             "tool_calls_executed": self.executed,
             "overridden": dict(self.overridden),
@@ -343,7 +345,8 @@ class ProxySession:
         said, finish = self._parse(request, generation, text)
         if self.tree is not tree:  # the record was cleared meanwhile
             placed = self.tree.place(request)
-        turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
+        known = generation.routed_experts is None or generation.experts_from == placed.prompt.node.experts_end
+        turn = self.tree.record(placed, said, generation, train=known and not self.side_call(request))
         if arrival.body is not None:
             self._reader(arrival.wire).keep(arrival.body, request)
         self._forget_answer(turn.at.after)
@@ -369,9 +372,10 @@ class ProxySession:
     async def _sample(self, request: Request, prompt: Prompt) -> tuple[Generation, str]:
         params = self._params(request, prompt)
         ids = prompt.node.encoded_path()
+        experts_from = prompt.node.experts_end if self.policy.routing_replay else None
         with self.statistics.engine_time():
             generation = await self.policy.client.generate(
-                ids, params, routed_experts=self.policy.routing_replay, headers=self.sampling.headers
+                ids, params, experts_from=experts_from, headers=self.sampling.headers
             )
         text = await self._decoded(generation.tokens)  # before the turn counts: until it is recorded, it is in flight
         self.failure, self.full = None, False
@@ -418,6 +422,11 @@ class _InFlight:
 
     task: asyncio.Task[Answer]
     waiters: int = 0
+
+
+def _plain(segment: Segment) -> dict[str, Any]:
+    table = base64.b64encode(b"".join(segment.routed_experts)).decode()
+    return {**vars(segment), "routed_experts": table or None}
 
 
 def _characters(request: Request, start: Start) -> int:

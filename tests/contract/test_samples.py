@@ -56,7 +56,7 @@ def make_manager(manager_class, *, dp_size=1, **changes):
 def segment(length, prompt=3):
     sampled = [0] * prompt + [(i + 1) % 2 for i in range(length - prompt)]
     log_probs = [-0.5 * mask for mask in sampled]
-    return Segment(list(range(1, length + 1)), sampled, log_probs, prompt, ("1",))
+    return Segment(list(range(1, length + 1)), sampled, log_probs, prompt, (("1", length),))
 
 
 def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0):
@@ -92,6 +92,22 @@ def test_the_samples_are_slimes_own(slime_home):
     from slime.utils.types import Sample
 
     assert all(type(sample) is Sample for sample in flat(a_rollout()))
+
+
+def test_the_parts_of_a_table_of_routed_experts_are_one_for_slime(slime_home):
+    import torch
+    from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
+
+    from slime_swe.sample import Sample
+
+    args = Namespace(num_layers=3, moe_router_topk=2, sglang_speculative_algorithm=None)
+    table = torch.arange(1, 1 + 4 * 6, dtype=torch.int32)
+    parts = tuple(part.numpy().tobytes() for part in (table[:12], table[12:18], table[18:]))
+    segment = Segment([1, 2, 3, 4, 5], [0, 1, 1, 0, 1], [0.0, -0.5, -0.5, 0.0, -0.5], 1, routed_experts=parts)
+    episode = Episode("task", (segment,), "", StopReason.SUBMITTED)
+    (sample,) = to_samples(args, Sample(index=0, metadata={}), episode, str, placeholder=0)
+    assert torch.equal(sample.rollout_routed_experts, table.reshape(4, 3, 2))
+    validate_rollout_routed_experts_for_replay([sample.rollout_routed_experts], args)
 
 
 def test_siblings_pass_slimes_check_and_are_filtered_as_a_group(slime_home):

@@ -293,9 +293,13 @@ async def test_pausing_aborts_by_default_and_holds_back_new_requests(client):
     await client.post("/pause_generation", {})
     assert (await task)["meta_info"]["finish_reason"]["type"] == "abort"
     task = asyncio.create_task(client.generate([7], max_new_tokens=2))
+    gone = asyncio.create_task(client.generate([7], max_new_tokens=2))
+    await client.until_running(2)
+    assert (await client.post("/abort_request", {"abort_all": True}))[1] == {"aborted": 0}  # they have not begun
+    gone.cancel()
     await client.until_running(1)
     await client.post("/continue_generation", {})
-    assert (await task)["meta_info"]["completion_tokens"] > 0
+    assert (await task)["meta_info"]["finish_reason"]["type"] == "length"
     assert (await client.post("/pause_generation", {"mode": "nap"}))[0] == 400
 
 

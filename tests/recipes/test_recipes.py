@@ -51,7 +51,7 @@ def test_a_value_of_another_type_is_refused():
         ("serving.external_engines", ["here"], "host:port"),
         ("rollout.batch_size", 0, "at least 1"),
         ("rollout.temperature", 0.0, "more than 0"),
-        ("rollout.schedule", "later", "sync, async, fully_async"),
+        ("rollout.schedule", "later", "sync, carry, async, continuous"),
         ("rollout.top_p", 0.9, "it must be 1: a trained token's log-probability"),
         ("rollout.top_k", 5, "it must be -1: a trained token's log-probability"),
         ("rollout.generate", "module:function", "dotted path"),

@@ -41,8 +41,9 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (MOE, {"rollout__schedule": "async"}, "rollout.schedule", "cluster.colocate=true can't"),
     (MOE, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "colocate to false"),
     (ASYNC, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "rollout_gpus to 0"),
-    (ASYNC, {"rollout__schedule": "fully_async"}, "algorithm.group_filter", "algorithm.group_filter=''"),
-    (ASYNC, {"rollout__schedule": "fully_async"}, "data.eval", "write ~data.eval.heldout, or use"),
+    (MOE, {"rollout__schedule": "continuous"}, "rollout.schedule", "cluster.colocate=true can't"),
+    (MOE, {"rollout__schedule": "carry", "rollout__generate": "my_module.generate"}, "rollout.schedule",
+     "is not known to hold its model calls back"),
     (DENSE, {"algorithm__routing_replay": "rollout"}, "algorithm.routing_replay", "no experts to route to"),
     (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__tis": False},
      "algorithm.routing_replay", "which algorithm.rollout_logprobs=true leaves out"),
@@ -71,7 +72,9 @@ LEGAL = [
     (MOE, {"serving__gpus_per_engine": 8, "serving__ep": 8, "serving__dp_attention": True}),
     (MOE, {"cluster__nodes": 2, "serving__gpus_per_engine": 16, "serving__ep": 16, "serving__dp_attention": True}),
     (MOE, {"cluster__colocate": False, "serving__external_engines": ["10.0.0.1:30000"], "serving__gpus_per_engine": 0}),
-    (ASYNC, {"rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}}),
+    (ASYNC, {"rollout__schedule": "continuous"}),
+    (ASYNC, {"rollout__schedule": "continuous", "rollout__generate": "my_module.generate"}),
+    (MOE, {"rollout__schedule": "carry"}),
 ]
 
 

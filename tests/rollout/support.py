@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -66,6 +67,6 @@ def of_agents(*names: str) -> list[ParameterSet]:
     ]
 
 
-def said(tokens: list[int], log_probs: list[float], **more: str) -> Generation:
-    """What an engine sampled."""
-    return Generation(tokens, log_probs, "stop", **more)
+def said(tokens: list[int], log_probs: list[float], version: str | None = None, **more: Any) -> Generation:
+    """What an engine sampled, with weights of one version."""
+    return Generation(tokens, log_probs, "stop", version_spans=((version, len(tokens)),), **more)

@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mutated_json import mutated
 
-from slime_swe.rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
+from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.replies import EngineAborted, EngineError, parse_reply
 from slime_swe.rollout.scripted import serve
 
-EXPERTS = base64.b64encode(bytes(range(64))).decode()  # four of each of four tokens
+TABLE = bytes(range(64))  # four int32 of each of four tokens
+EXPERTS = base64.b64encode(TABLE).decode()
 PARAMS = {"max_new_tokens": 8, "temperature": 1.0}
 
 
@@ -90,14 +92,13 @@ def client(url, **options) -> EngineClient:
 
 async def test_a_reply_is_read_and_the_request_is_sglang_s():
     handle = answers(body(reply(routed_experts=EXPERTS)))
-    async with serve(handle) as url, client(url) as engine:
-        generation = await engine.generate([1, 2, 3], PARAMS, routed_experts=True)
+    async with serve(handle) as url, client(url, experts_per_token=4) as engine:
+        generation = await engine.generate([1, 2, 3], PARAMS, experts_from=0)
     assert (generation.tokens, generation.log_probs) == ([5, 6], [-0.5, -1.5])
-    assert (generation.finish_reason, generation.weight_version) == ("stop", "4")
-    assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, EXPERTS)
-    assert handle.asked == [
-        {"input_ids": [1, 2, 3], "sampling_params": PARAMS, "return_logprob": True, "return_routed_experts": True}
-    ]
+    assert (generation.finish_reason, generation.version_spans) == ("stop", (("4", 2),))
+    assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, TABLE)
+    experts = {"return_routed_experts": True, "routed_experts_start_len": 0}
+    assert handle.asked == [{"input_ids": [1, 2, 3], "sampling_params": PARAMS, "return_logprob": True, **experts}]
 
 
 @pytest.mark.parametrize("trouble", [body(b"", 500), body(b"busy", 503), hang_up, half_a_body])
@@ -160,12 +161,94 @@ async def test_nobody_listens(unused_tcp_port):
             await engine.generate([1], PARAMS)
 
 
-async def test_an_aborted_request_is_not_tried_again():
-    handle = answers(body({"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": "weights change"}}}))
+def aborted(*tokens: int, **meta) -> dict:
+    return reply(tokens, [-token / 8 for token in tokens], "abort", **meta)
+
+
+QUEUED = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}}
+STOPS = {**PARAMS, "stop_token_ids": [9], "sampling_seed": 7}
+
+
+async def test_a_turn_goes_on_from_what_was_said_when_the_engine_aborted_it():
+    parts = [QUEUED, aborted(5, 6, weight_version="1"), QUEUED, aborted(weight_version="2"), aborted(7)]
+    handle = answers(*map(body, parts), body(b"", 503), body(reply([8, 9], [-1, -1.125], weight_version="3")))
+    async with serve(handle) as url, client(url, attempts=4) as engine:
+        said = await engine.generate([1, 2, 3], STOPS)
+    assert (said.tokens, said.log_probs) == ([5, 6, 7, 8, 9], [-token / 8 for token in (5, 6, 7, 8, 9)])
+    assert (said.finish_reason, said.prompt_tokens, said.cached_tokens) == ("stop", 3, 2)
+    assert said.version_spans == (("1", 2), ("4", 1), ("3", 2))
+    assert [asked["input_ids"] for asked in handle.asked] == [
+        *[[1, 2, 3]] * 2,
+        *[[1, 2, 3, 5, 6]] * 3,
+        *[[1, 2, 3, 5, 6, 7]] * 2,
+    ]
+    assert [asked["sampling_params"]["max_new_tokens"] for asked in handle.asked] == [8, 8, 6, 6, 6, 5, 5]
+    assert {asked["sampling_params"]["sampling_seed"] for asked in handle.asked} == {7}  # draws are by seed and place
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "finish"),
+    [
+        ([5, 9], [5, 9], "stop"),
+        ([5, 9, 6, 9, 1], [5, 9], "stop"),  # speculative decoding samples several tokens in one step
+        ([5] * 8, [5] * 8, "length"),
+        ([5] * 11, [5] * 8, "length"),
+        ([5] * 7 + [9], [5] * 7 + [9], "length"),  # SGLang looks at the length first
+        ([5] * 8 + [9], [5] * 8, "length"),
+    ],
+)
+async def test_a_turn_that_ends_just_as_it_is_aborted_has_ended(said, kept, finish):
+    handle = answers(body(aborted(5)), body(aborted(*said[1:])))
     async with serve(handle) as url, client(url) as engine:
-        with pytest.raises(EngineAborted, match="weights change"):
+        generation = await engine.generate([b"1,", b"2,"], STOPS)
+    assert (generation.tokens, generation.finish_reason, len(handle.asked)) == (kept, finish, 2)
+    assert generation.log_probs == [-token / 8 for token in kept]
+
+
+async def test_a_stop_token_that_does_not_stop_the_engine_does_not_end_an_aborted_turn():
+    handle = answers(body(aborted(5, 9)), body(reply([6], [-1.0], "length")))
+    async with serve(handle) as url, client(url) as engine:
+        generation = await engine.generate([1], {**STOPS, "ignore_eos": True})
+    assert generation.tokens == [5, 9, 6]
+
+
+async def test_aborts_before_a_new_token_are_bounded_in_a_row():
+    handle = answers(body(QUEUED), body(QUEUED), body(aborted(5)), body(QUEUED))
+    async with serve(handle) as url, client(url, attempts=3) as engine:
+        with pytest.raises(EngineAborted, match="Abort in waiting queue"):
             await engine.generate([1], PARAMS)
-    assert len(handle.asked) == 1
+    assert len(handle.asked) == 6
+
+
+async def test_what_was_said_of_an_aborted_turn_is_checked_as_any_other():
+    for wrong, message in ((aborted(5, completion_tokens=2), "completion_tokens"), (aborted(-1), "a log-probability")):
+        async with serve(answers(body(wrong))) as url, client(url) as engine:
+            with pytest.raises(EngineError, match=message) as caught:
+                await engine.generate([1], PARAMS)
+        assert not isinstance(caught.value, EngineAborted)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["from there on", "the whole table"])
+async def test_the_experts_of_an_aborted_turn_are_joined(knows):
+    def part(start: int, end: int, said: dict) -> dict:
+        table = bytes(range(4 * start * knows, 4 * end))
+        said["meta_info"]["routed_experts"] = base64.b64encode(table).decode()
+        return said
+
+    # The second was aborted in the queue, and has no table; the last was aborted too late.
+    parts = [part(1, 4, aborted(5, 6)), QUEUED, part(4, 5, aborted(7)), part(5, 9, aborted(8, 9, 1, 1))]
+    handle = answers(*map(body, parts))
+    async with serve(handle) as url, client(url, experts_per_token=1) as engine:
+        said = await engine.generate([1, 2, 3], STOPS, experts_from=1)
+    assert said.tokens == [5, 6, 7, 8, 9]
+    assert (said.experts_from, said.routed_experts) == (1, bytes(range(4, 28)))
+    assert [asked["routed_experts_start_len"] for asked in handle.asked] == [1, 4, 4, 5]
+
+
+async def test_a_turn_that_ended_as_it_was_aborted_needs_its_experts():
+    async with serve(answers(body(aborted(5, 9)))) as url, client(url, experts_per_token=1) as engine:
+        with pytest.raises(EngineError, match="which were asked for"):
+            await engine.generate([1], STOPS, experts_from=0)
 
 
 async def test_cancelling_drops_the_connection():
@@ -274,28 +357,36 @@ def test_no_more_tokens_are_cached_than_the_prompt_has():
     [
         (None, "which were asked for"),
         ("", "have 0 bytes"),
-        ("AAA", "not base64"),
-        ("AA AA", "not base64"),
-        ("ünï", "not base64"),
-        (base64.b64encode(bytes(60)).decode(), "have 60 bytes, no int32 of 4 tokens with as many"),
+        ("AAA", "Invalid base64"),
+        ("AA AA", "Invalid base64"),
+        ("ünï", "Invalid base64"),
+        (base64.b64encode(bytes(60)).decode(), "have 60 bytes: 4 int32 of each of 3 tokens are needed, or of all 4"),
         (base64.b64encode(bytes(20)).decode(), "have 20 bytes"),
     ],
 )
 async def test_routed_experts_of_another_shape_are_refused(routed, message):
-    async with serve(answers(body(reply(routed_experts=routed)))) as url, client(url) as engine:
+    async with serve(answers(body(reply(routed_experts=routed)))) as url, client(url, experts_per_token=4) as engine:
         for ids in ([1, 2, 3], [b"1,2,", b"3,"]):
             with pytest.raises(EngineError, match=message):
-                await engine.generate(ids, PARAMS, routed_experts=True)
+                await engine.generate(ids, PARAMS, experts_from=1)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@pytest.mark.parametrize("knows", [True, False], ids=["from there on", "the whole table"])
+async def test_routed_experts_are_those_from_where_they_were_asked_for(start, knows):
+    given = base64.b64encode(TABLE[16 * start * knows :]).decode()
+    handle = answers(body(reply(routed_experts=given)))
+    async with serve(handle) as url, client(url, experts_per_token=4) as engine:
+        said = await engine.generate([1, 2, 3], PARAMS, experts_from=start)
+    assert (said.routed_experts, said.experts_from) == (TABLE[16 * start :], start)
+    assert handle.asked[0]["routed_experts_start_len"] == start
+
+
+async def test_routed_experts_that_were_not_asked_for_are_not_kept_and_their_size_must_be_known():
+    async with serve(answers(body(reply(routed_experts=EXPERTS)))) as url, client(url) as engine:
         assert (await engine.generate([1, 2, 3], PARAMS)).routed_experts is None
-
-
-async def test_routed_experts_are_those_of_all_layers():
-    async with serve(answers(body(reply(routed_experts=EXPERTS)))) as url:
-        async with client(url, experts_per_token=4) as engine:
-            assert (await engine.generate([1, 2, 3], PARAMS, routed_experts=True)).routed_experts == EXPERTS
-        async with client(url, experts_per_token=2) as engine:
-            with pytest.raises(EngineError, match="have 64 bytes, no int32 of 4 tokens with 2 experts each"):
-                await engine.generate([1, 2, 3], PARAMS, routed_experts=True)
+        with pytest.raises(ValueError, match="experts_per_token is not given"):
+            await engine.generate([1, 2, 3], PARAMS, experts_from=0)
 
 
 def test_a_long_reply_is_read_soon():

@@ -101,7 +101,7 @@ async def test_what_the_engine_was_sent_is_what_is_trained(scripted, play):
     async with scripted(VIEW, FIX, SUBMIT) as engine:
         episode = await play(engine.url)
     (segment,) = episode.segments
-    assert segment.weight_versions == ("3",)
+    assert segment.weight_versions == ["3"]
     for asked, later in zip(engine.requests, [*engine.requests[1:], None], strict=True):
         whole = later["input_ids"] if later else segment.tokens
         assert whole[: len(asked["input_ids"])] == asked["input_ids"]
@@ -110,6 +110,27 @@ async def test_what_the_engine_was_sent_is_what_is_trained(scripted, play):
     assert {p for p, mask in zip(segment.log_probs, segment.loss_mask, strict=True) if mask} == {-0.5}
     rendered = engine.tokenizer.decode(segment.tokens)
     assert rendered.startswith("<|im_start|>system\nBe brief.") and rendered.endswith(SUBMIT)
+
+
+async def test_a_turn_that_the_engine_aborts_goes_on_with_the_new_weights(scripted, play):
+    async with scripted(VIEW, FIX, SUBMIT) as engine:
+        usual = engine.handle
+
+        async def updated(request: web.Request):
+            engine.weight_version = str(len(engine.requests))
+            return await usual(request)
+
+        engine.log_prob, engine.aborts = None, [2, 0, 5, 3]
+        async with serve(updated) as url:
+            episode = await play(url)
+    assert (episode.stop_reason, episode.turns) == (StopReason.SUBMITTED, 3)
+    (segment,) = episode.segments
+    sampled = [(t, p) for t, p, mask in zip(segment.tokens, segment.log_probs, segment.loss_mask, strict=True) if mask]
+    assert sampled == [pair for one in engine.sampled for pair in zip(one.tokens, one.log_probs, strict=True)]
+    assert engine.tokenizer.decode([token for token, _ in sampled]) == VIEW + FIX + SUBMIT
+    spans = [(version, count) for version, count in segment.version_spans if version is not None]
+    assert spans == [(str(at), len(one.tokens)) for at, one in enumerate(engine.sampled) if one.tokens]
+    assert len(engine.requests) == 7
 
 
 async def test_each_call_names_its_own_seed_and_leaves_the_parameters_alone(scripted, play):

@@ -13,7 +13,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import FileError
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.records import Failure, Record, Score, append_records, read_records
+from slime_swe.rollout.records import Failure, Record, Score, append_records, read_records, version_spans_of
 from slime_swe.sample import Sample
 
 
@@ -38,9 +38,13 @@ async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
     first = records[0]
     assert (first["rollout_id"], first["task"], first["tokens"]) == (4, "calc-1", samples[0].tokens)
     assert first["loss_mask"] == samples[0].loss_mask and first["log_probs"] == samples[0].rollout_log_probs
+    assert {version for version, _ in first["version_spans"]} == {"3", None}
+    assert sum(count for _, count in first["version_spans"]) == first["response_length"]
     assert first["score"]["evidence"] == {"t": 1} and first["episode"]["stop_reason"] == "submitted"
     slime_plugin.log_rollout(5, args, samples, None, 1.0)
     assert len((Path(args.swe_run_dir) / "episodes.jsonl").read_bytes().splitlines()) == 7
+    read = [*read_records(Path(args.swe_run_dir) / "episodes.jsonl")]
+    assert [read[0].version_spans, read[3].version_spans] == [version_spans_of(samples[0]), None]
     assert {record["attempt"] for record in records} == {None}, "not said where the engine gives none"
     args.swe_attempt = 3
     slime_plugin.log_rollout(6, args, samples, None, 1.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from itertools import count
 
 import pytest
@@ -7,22 +8,74 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rollout.support import said
 
+from slime_swe.rollout import scripted
+from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.scripted import Request, ScriptedEngine, scripted_engine
 from slime_swe.rollout.session import Node, Session
 
 
 def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
     session = Session()
     session.add_context([1, 2, 3])
-    session.add_sampled(said([4, 5], [-0.1, -0.2], weight_version="7", routed_experts="first"))
+    session.add_sampled(said([4, 5], [-0.1, -0.2], version="7", routed_experts=b"0123"))
     session.add_context([6])
-    session.add_sampled(said([7], [-0.3], weight_version="8", routed_experts="whole"))
+    session.add_sampled(said([7], [-0.3], version="8", routed_experts=b"45", experts_from=4))
     (segment,) = session.segments()
     assert segment.tokens == [1, 2, 3, 4, 5, 6, 7]
     assert segment.loss_mask == [0, 0, 0, 1, 1, 0, 1]
     assert segment.log_probs == [0, 0, 0, -0.1, -0.2, 0, -0.3]
     assert segment.prompt_length == 3
-    assert segment.weight_versions == ("7", "8")
-    assert segment.routed_experts == "whole"
+    assert segment.weight_versions == ["7", "8"]
+    assert segment.version_spans == ((None, 3), ("7", 2), (None, 1), ("8", 1))
+    assert b"".join(segment.routed_experts) == b"012345"
+
+
+def test_branches_share_the_routed_experts_of_what_they_have_in_common():
+    session = Session()
+    session.add_context([1, 2])
+    first = session.add_sampled(said([3, 4], [-0.1, -0.1], routed_experts=b"012"))
+    for tokens, table in (([5], b"345"), ([6, 7], b"3efg")):
+        session.fork(first)
+        context = session.add_context(tokens)
+        assert context.experts_end == first.experts_end == 3
+        session.add_sampled(said([8, 9], [-0.1, -0.1], routed_experts=table, experts_from=context.experts_end))
+    one, two = session.segments()
+    assert (one.routed_experts, two.routed_experts) == ((b"012", b"345"), (b"012", b"3efg"))
+    assert one.routed_experts[0] is two.routed_experts[0]
+
+
+async def test_fifty_turns_hold_no_more_than_their_table_of_routed_experts_needs(tokenizer):
+    turns, per_token, added = 50, 48 * 8, 160  # of Qwen3-30B-A3B; tokens that each prompt, and each turn, adds
+
+    def say(engine: ScriptedEngine, asked: Request) -> list[int]:
+        return [1] * added
+
+    async with (
+        scripted_engine(tokenizer, say, experts=lambda start, end: bytes(4 * per_token * (end - start))) as engine,
+        EngineClient(engine.url, max_body=1 << 30, experts_per_token=per_token) as client,
+    ):
+        engine.remember = False
+        tracemalloc.start()
+        session = Session()
+        for _ in range(turns):
+            node = session.add_context([2] * added)
+            params = {"max_new_tokens": added, "stop_token_ids": []}
+            session.add_sampled(await client.generate(node.encoded_path(), params, experts_from=node.experts_end))
+        (segment,) = session.segments()
+        taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, scripted.__file__)])
+        tracemalloc.stop()
+    held = sum(trace.size for trace in taken.traces)
+    needed = 4 * per_token * (len(segment.tokens) - 1)
+    assert len(segment.tokens) == 16_000
+    assert sum(map(len, segment.routed_experts)) == needed
+    assert held < 1.5 * needed
+
+
+def test_routed_experts_that_leave_a_gap_are_refused():
+    session = Session()
+    session.add_context([1, 2, 3])
+    with pytest.raises(ValueError, match="from 2 on, and those before 0 are known"):
+        session.add_sampled(said([4], [-0.1], routed_experts=b"2", experts_from=2))
 
 
 def test_a_rewritten_history_forks_and_trains_each_token_once():
@@ -72,12 +125,15 @@ def test_every_sampled_token_is_trained_exactly_once(steps):
         elif kind == "context":
             nodes.append(session.add_context(tokens))
         else:
-            nodes.append(session.add_sampled(said(tokens, [-float(token) for token in tokens])))
+            nodes.append(session.add_sampled(said(tokens, [-float(token) for token in tokens], str(tokens[0]))))
             sampled += tokens
     trained = []
     for segment in session.segments():
         lengths = {len(segment.tokens), len(segment.loss_mask), len(segment.log_probs)}
         assert len(lengths) == 1
+        by_token = [version for version, count in segment.version_spans for _ in range(count)]
+        assert [int(version is not None) for version in by_token] == segment.loss_mask
+        assert all(version is None or int(version) <= t for version, t in zip(by_token, segment.tokens, strict=True))
         assert not any(segment.loss_mask[: segment.prompt_length])
         for token, mask, log_prob in zip(segment.tokens, segment.loss_mask, segment.log_probs, strict=True):
             assert log_prob == (-token if mask else 0)

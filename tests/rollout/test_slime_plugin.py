@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
 import shutil
+from argparse import Namespace
 from array import array
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -18,8 +18,12 @@ from slime_swe.errors import UserError
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import TemplateError
-from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.records import version_spans_of
+from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scripted import serve
+from slime_swe.rollout.session import Segment
 from slime_swe.sample import Sample
 
 
@@ -145,7 +149,7 @@ async def test_a_token_outside_the_vocabulary_is_infrastructure(checkpoint, toke
     assert f"token id {rows} is outside the vocabulary" in sample.metadata["infrastructure"]["detail"]
 
 
-async def test_an_aborted_request_is_not_tried_again(checkpoint, tmp_path):
+async def test_an_episode_whose_request_is_aborted_again_and_again_is_not_tried_again(checkpoint, tmp_path):
     calls = []
 
     async def abort(request):
@@ -154,7 +158,7 @@ async def test_an_aborted_request_is_not_tried_again(checkpoint, tmp_path):
 
     async with serve(abort) as url:
         sample = await slime_plugin.generate(make_args(checkpoint, url, tmp_path), make_sample(), PARAMS)
-    assert len(calls) == 1
+    assert len(calls) == EngineClient.attempts
     assert sample.status is Sample.Status.ABORTED
 
 
@@ -201,11 +205,11 @@ class Forking(Agent):
 
     async def run(self, task, sandbox, session, sampling, statistics):
         session.add_context([1, 2])
-        session.add_sampled(said([3], [-0.5], weight_version="1"))
+        session.add_sampled(said([3], [-0.5], version="1"))
         session.add_context([9, 9])
         session.fork(None)
         session.add_context([1])
-        session.add_sampled(said([4, 5], [-0.25, -0.5], weight_version="2"))
+        session.add_sampled(said([4, 5], [-0.25, -0.5], version="2"))
         return StopReason.SUBMITTED
 
 
@@ -221,21 +225,36 @@ async def test_segments_of_one_episode_are_siblings(checkpoint, tmp_path):
     assert two.rollout_log_probs == [-0.25, -0.5]
     assert {s.rollout_id for s in (one, two)} == {7} and {s.group_index for s in (one, two)} == {2}
     assert len({s.index for s in (one, two, *other)}) == 4
-    assert one.metadata is not two.metadata and one.metadata == two.metadata
+    assert one.metadata is not two.metadata and one.metadata["episode"] == two.metadata["episode"]
+    assert [version_spans_of(sample) for sample in (one, two)] == [[("1", 1)], [("2", 2)]]
 
 
-async def test_routing_replay_is_asked_for_and_kept(run_with):
-    layers, top_k = 2, 1
-    async with run_with(VIEW, SUBMIT, use_rollout_routing_replay=True, num_layers=2, moe_router_topk=1) as (
-        args,
-        engine,
-    ):
-        engine.experts = lambda length: base64.b64encode(
-            array("i", range((length - 1) * layers * top_k)).tobytes()
-        ).decode()
+@pytest.mark.parametrize("knows", [True, False], ids=["from there on", "the whole table"])
+async def test_each_model_call_asks_for_the_experts_that_are_not_known_yet(run_with, knows):
+    replay = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 1}
+    async with run_with(VIEW, FIX, SUBMIT, **replay) as (args, engine):
+        engine.experts = lambda start, end: array("i", range(2 * start * knows, 2 * end)).tobytes()
         sample = await slime_plugin.generate(args, make_sample(), PARAMS)
-    assert all(asked["return_routed_experts"] for asked in engine.requests)
-    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+    table = sample.rollout_routed_experts
+    assert [expert for token in table for layer in token for expert in layer] == [*range(2 * len(sample.tokens) - 2)]
+    ends = [len(one.prompt) + len(one.tokens) - 1 for one in engine.sampled]
+    assert [asked["routed_experts_start_len"] for asked in engine.requests] == [0, *ends[:-1]]
+
+
+def test_a_tail_that_is_not_trained_takes_its_experts_with_it():
+    args = Namespace(num_layers=1, moe_router_topk=1)
+    parts = (array("i", [5, 6]).tobytes(), array("i", [7, 8]).tobytes())
+    segment = Segment([1, 2, 3, 4, 5], [0, 1, 1, 0, 0], [0.0, -0.5, -0.5, 0.0, 0.0], 1, routed_experts=parts)
+    episode = Episode("task", (segment,), "", StopReason.SUBMITTED)
+    (sample,) = to_samples(args, make_sample(), episode, str, placeholder=0)
+    assert sample.tokens == [1, 2, 3]
+    assert [[list(layer) for layer in token] for token in sample.rollout_routed_experts] == [[[5]], [[6]]]
+
+
+async def test_routing_replay_without_the_sizes_of_its_tables_is_refused(checkpoint, tmp_path):
+    args = make_args(checkpoint, "http://x:1", tmp_path, use_rollout_routing_replay=True)
+    with pytest.raises(UserError, match=r"args\.num_layers and args\.moe_router_topk"):
+        await slime_plugin.generate(args, make_sample(), PARAMS)
 
 
 async def test_with_routing_replay_a_broken_episode_has_experts_too(checkpoint, tmp_path):

@@ -188,9 +188,15 @@ APART = {"cluster__colocate": False, "cluster__rollout_gpus": 8}
         ({}, "train.py", "slime_swe.rollout.slime_plugin.generate_rollout"),
         ({**APART, "rollout__schedule": "async"}, "train_async.py", "slime_swe.rollout.slime_plugin.generate_rollout"),
         (
-            {**APART, "rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}},
+            {**APART, "rollout__schedule": "continuous"},
             "train_async.py",
-            "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+            "slime_swe.rollout.slime_plugin.generate_rollout",
+        ),
+        ({"rollout__schedule": "carry"}, "train.py", "slime_swe.rollout.slime_plugin.generate_rollout"),
+        (
+            {**APART, "rollout__schedule": "continuous", "rollout__max_staleness": 0},
+            "train.py",
+            "slime_swe.rollout.slime_plugin.generate_rollout",
         ),
     ],
 )
@@ -206,7 +212,6 @@ def test_schedules(changes, script, function):
     [
         {"algorithm__reduction": "constant", "algorithm__kl_coef": 0.1},
         {"algorithm__reduction": "constant", "algorithm__entropy_coef": 0.1},
-        {**APART, "rollout__schedule": "fully_async", "algorithm__group_filter": ""},
     ],
 )
 def test_what_slime_would_do_otherwise_is_refused(changes):

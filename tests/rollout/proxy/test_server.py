@@ -113,6 +113,30 @@ async def test_a_conversation_is_recorded_token_by_token(client):
         assert engine.tokenizer.decode(sampled) == LOOK + "Done." + END
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_sees_one_whole_reply_of_a_turn_that_the_engine_aborted(client, streamed):
+    async with client(LOOK) as (one, engine):
+        engine.aborts = [0, 3, 4]
+        if streamed:
+            events = [event["choices"][0] for event in await one.stream(chat(stream=True))]
+            text = "".join(event["delta"].get("content") or "" for event in events)
+            called = [call for event in events for call in event["delta"].get("tool_calls") or ()]
+            finish = events[-1]["finish_reason"]
+        else:
+            _, reply = await one.post(chat())
+            (choice,) = reply["choices"]
+            text, called, finish = (
+                choice["message"]["content"],
+                choice["message"]["tool_calls"],
+                choice["finish_reason"],
+            )
+        assert (text, called[0]["function"]["name"], finish) == ("I look.", "bash", "tool_calls")
+        assert (len(engine.requests), one.session.statistics.turns) == (4, 1)
+        (segment,) = (await one.record())["segments"]
+        sampled = [t for t, mask in zip(segment["tokens"], segment["loss_mask"], strict=True) if mask]
+        assert engine.tokenizer.decode(sampled) == LOOK
+
+
 async def test_a_session_is_nobody_s_without_its_key(client):
     async with client(LOOK) as (one, engine):
         for headers in (

@@ -435,3 +435,32 @@ async def test_a_turn_that_is_sampled_while_the_record_is_cleared_is_in_the_next
             go_on.set()
             await asking
             assert sampled(session) == first.completion_tokens
+
+
+async def test_with_routing_replay_such_a_turn_is_not_trained_since_the_experts_before_it_are_gone(templates, scripted):
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    async with scripted("Yes." + END) as engine:
+        engine.experts = lambda start, end: bytes(4 * (end - start))
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if len(engine.sampled) == 1:
+                asked.set()
+                await go_on.wait()
+            return await engine.handle(request)
+
+        async with serve(answer) as url, EngineClient(url, experts_per_token=1) as client:
+            policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8, routing_replay=True)
+            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+            first = await ask(session)
+            history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
+            asking = asyncio.ensure_future(ask(session, replace(ASKED, messages=history)))
+            await asked.wait()
+            session.forget()
+            go_on.set()
+            second = await asking
+            assert sampled(session) == 0
+            third = (*history, Message("assistant", second.text), Message("user", "And on."))
+            await ask(session, replace(ASKED, messages=third))
+            (segment,) = session.session.segments()
+            assert sum(map(len, segment.routed_experts)) == 4 * (len(segment.tokens) - 1)
+            assert session.history()["segments"][0]["routed_experts"]

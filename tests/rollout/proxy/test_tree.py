@@ -48,7 +48,7 @@ class Talk:
         numbers = [next(self.numbers) for _ in tokens]
         if train:
             self.sampled |= dict(zip(numbers, tokens, strict=True))
-        generation = Generation(tokens, [-float(n) for n in numbers], "length" if cut else "stop", weight_version="1")
+        generation = Generation(tokens, [-float(n) for n in numbers], "length" if cut else "stop")
         return self.tree.record(placed, said, generation, train=train)
 
     def whole(self, messages: list[Message], tools=TOOLS) -> list[int]:
@@ -391,15 +391,20 @@ def test_unclosed_thinking_is_read_once():
 
 
 def test_weight_versions_and_routed_experts_go_with_the_branch_that_they_were_sampled_in(talk):
-    def say(messages: list[Message], said: Message, version: str, routes: str) -> None:
+    def say(messages: list[Message], said: Message, version: str, routes: bytes) -> None:
         prompt = talk.tree.place(Request("m", tuple(messages), TOOLS))
         tokens = talk.templates.turn(said)
-        generation = Generation(tokens, [-1.0] * len(tokens), "stop", weight_version=version, routed_experts=routes)
+        more = {
+            "version_spans": ((version, len(tokens)),),
+            "routed_experts": routes,
+            "experts_from": prompt.prompt.node.experts_end,
+        }
+        generation = Generation(tokens, [-1.0] * len(tokens), "stop", **more)
         talk.tree.record(prompt, said, generation)
 
-    say(OPENING, LOOK, "1", "first")
-    say([*OPENING, LOOK, result("c1", "a b")], asks("Done."), "2", "main")
-    say([*OPENING, LOOK, result("c1", "a b, cut")], asks("Over."), "3", "branch")
+    say(OPENING, LOOK, "1", b"first")
+    say([*OPENING, LOOK, result("c1", "a b")], asks("Done."), "2", b"main")
+    say([*OPENING, LOOK, result("c1", "a b, cut")], asks("Over."), "3", b"branch")
     main, branch = talk.session.segments()
-    assert (main.weight_versions, main.routed_experts) == (("1", "2"), "main")
-    assert (branch.weight_versions, branch.routed_experts) == (("3",), "branch")
+    assert (main.weight_versions, main.routed_experts) == (["1", "2"], (b"first", b"main"))
+    assert (branch.weight_versions, branch.routed_experts) == (["3"], (b"first", b"branch"))

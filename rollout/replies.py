@@ -1,0 +1,134 @@
+"""What an engine says to one request: SGLang's reply of `POST /generate`, each field checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from slime_swe.errors import InfrastructureError
+
+_POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
+_LOWEST = -1000.0  # no token of such a probability is ever sampled
+_EXPERT_BYTES = 4
+TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
+
+
+class EngineError(InfrastructureError):
+    """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
+
+
+class EngineAborted(EngineError):
+    """Somebody does not want the request. A retry would work against them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one request has sampled of a turn: all of it, or what there was when it was aborted, maybe nothing.
+
+    `log_probs[i]` is that of `tokens[i]`. `routed_experts`: int32 in bytes. `message`: why it was aborted.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    finish_reason: Literal["stop", "length", "abort"]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    weight_version: str | None = None
+    routed_experts: bytes | None = None
+    message: str = ""
+
+
+class _Finish(msgspec.Struct):
+    type: Literal["stop", "length", "abort"]
+    message: str | None = None  # of an abort
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish
+    output_token_logprobs: list[tuple[float, int, str | None]] | UnsetType = UNSET
+    completion_tokens: int | UnsetType = UNSET
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    weight_version: str | int | None = None
+    routed_experts: bytes | None = None  # base64 in JSON
+
+
+class _Reply(msgspec.Struct):
+    """What is read of SGLang's reply; further fields are ignored."""
+
+    meta_info: _Meta
+    output_ids: list[int] | UnsetType = UNSET
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+
+
+def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = TOKEN_IDS) -> Part:
+    """The reply, each field checked: what comes out of here is trained on. Raises `EngineError` that says what is
+    wrong.
+    """
+    try:
+        reply = _REPLY.decode(body)
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error}: {body[:80]!r}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
+    meta = reply.meta_info
+    triples = meta.output_token_logprobs or []
+    tokens, log_probs = [triple[1] for triple in triples], [triple[0] for triple in triples]
+    wrong = _inconsistency(reply, tokens, log_probs, max_new_tokens, vocabulary)
+    if wrong:
+        raise EngineError(f"the engine's reply is inconsistent: {wrong}")
+    return Part(
+        tokens,
+        log_probs,
+        meta.finish_reason.type,
+        prompt_tokens=meta.prompt_tokens,
+        cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
+        weight_version=None if meta.weight_version is None else str(meta.weight_version),
+        routed_experts=meta.routed_experts,
+        message=meta.finish_reason.message or "",
+    )
+
+
+def _inconsistency(
+    reply: _Reply, tokens: list[int], log_probs: list[float], max_new_tokens: int, vocabulary: int
+) -> str | None:
+    is_whole = reply.meta_info.finish_reason.type != "abort"
+    if is_whole and not 0 < len(tokens) <= max_new_tokens:
+        return f"{len(tokens)} tokens where 1 to {max_new_tokens} were asked for"
+    if reply.output_ids is not UNSET and reply.output_ids != tokens:
+        return f"output_ids are not the {len(tokens)} tokens of output_token_logprobs"
+    if reply.meta_info.completion_tokens not in (UNSET, len(tokens)):
+        return f"completion_tokens is {reply.meta_info.completion_tokens} for {len(tokens)} tokens"
+    if not tokens:
+        return None
+    if not (min(log_probs) >= _LOWEST and max(log_probs) <= _POSITIVE_SLACK):
+        return f"a log-probability is not between {_LOWEST:g} and 0"
+    if min(tokens) < 0:
+        return "a token id is not a natural number"
+    if max(tokens) >= vocabulary:
+        return f"token id {max(tokens)} is outside the vocabulary of {vocabulary}"
+    return None
+
+
+def experts_between(table: bytes | None, start: int, end: int, per_token: int, kept: int) -> bytes:
+    """The rows of the tokens from `start` up to `kept`, of a reply's table that should go from `start` up to `end`.
+
+    An engine that does not know where to start gives the table from the first token on. Raises `EngineError` for one of
+    another size.
+    """
+    if table is None:
+        raise EngineError("the engine's reply has no routed_experts, which were asked for")
+    row = _EXPERT_BYTES * per_token
+    if len(table) == row * end:
+        return table[row * start : row * kept]
+    if len(table) != row * (end - start):
+        raise EngineError(
+            f"the engine's routed_experts have {len(table)} bytes: {per_token} int32 of each of {end - start} tokens "
+            f"are needed, or of all {end}"
+        )
+    return table[: row * (kept - start)]

@@ -1,0 +1,53 @@
+"""Runs whose episodes go on over training steps: nothing is lost, nothing too old, and kills change nothing of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import lines_of, timeless
+from tests.e2e.test_killed import play
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ROLLOUTS, EPISODES, STALENESS = 5, 4, 2
+
+
+@pytest.fixture(scope="module")
+def words(small: list[str]) -> list[str]:
+    return [*small, f"run.num_rollouts={ROLLOUTS}", "data.eval={}", "algorithm.steps_per_rollout=1"]
+
+
+def check(run: Path) -> None:
+    steps = [record for record in lines_of(run / "metrics.jsonl") if record["kind"] == "train"]
+    assert [step["rollout_id"] for step in steps] == list(range(ROLLOUTS))
+    assert all(step["rollout/staleness_max"] <= STALENESS and not step["infrastructure_failures"] for step in steps)
+    episodes = lines_of(run / "episodes.jsonl")
+    assert Counter(record["rollout_id"] for record in episodes) == dict.fromkeys(range(ROLLOUTS), EPISODES)
+    assert max(Counter(record["index"] for record in episodes).values()) == 1, "each is trained once"
+    assert not any(record["infrastructure"] for record in episodes)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kills"),
+    [("carry", 0), ("continuous", 2), pytest.param("continuous", 15, marks=pytest.mark.matrix("kills of one run"))],
+)
+def test_every_episode_is_trained_once_and_in_time(schedule, kills, words, tmp_path):
+    words = [*words, f"rollout.schedule={schedule}", f"rollout.max_staleness={STALENESS}"]
+    done = runs = 0
+    while not runs or done < kills:
+        runs += 1
+        folder = tmp_path / str(runs)
+        folder.mkdir()
+        done += play(folder, words, min(kills - done, 8), seed=runs).kills
+        check(folder / "runs" / "a")
+
+
+def test_without_staleness_a_run_is_the_synchronous_one(words, tmp_path):
+    runs = {}
+    for schedule in ("sync", "carry"):
+        (tmp_path / schedule).mkdir()
+        play(tmp_path / schedule, [*words, f"rollout.schedule={schedule}", "rollout.max_staleness=0"], kills=0, seed=0)
+        runs[schedule] = tmp_path / schedule / "runs" / "a"
+    assert timeless(runs["carry"] / "metrics.jsonl") == timeless(runs["sync"] / "metrics.jsonl")

@@ -247,9 +247,9 @@ class LocalBackend(Backend):
     Uses bubblewrap if it works. Else it warns, once, of what is then unprotected.
     """
 
-    isolates: ClassVar[Isolation] = "if possible"
+    isolates: Isolation = "if possible"
     unprotected = UNPROTECTED
-    requirements: ClassVar[tuple[Requirement, ...]] = BUBBLEWRAP
+    requirements: tuple[Requirement, ...] = BUBBLEWRAP
     contained: ClassVar[bool | None] = None  # True: bubblewrap or an error; False: plain processes
 
     def __init__(self) -> None:

@@ -1,0 +1,222 @@
+"""`Nodes`: which nodes of the Ray cluster have room, which have joined, which are lost. Imports Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.ray.actor import Facts
+from slime_swe.rollout.sandbox.ray.node import Node
+
+if TYPE_CHECKING:
+    from slime_swe.rollout.sandbox.ray.backend import RayBackend
+
+BEAT_SECONDS = 1.0
+START_SECONDS = 300.0  # until the first node is up, or one again after all were lost
+RETRY_SECONDS = 10.0  # before a node whose actor did not start, or was lost, is tried again
+SENT_FILES = 64 << 10  # bytes; a task's larger files go into the object store, and to each node once
+SENT_TASKS = 64  # of which the object store keeps the files
+
+_log = logging.getLogger(__name__)
+
+
+class Nodes:
+    """The nodes with an actor that is up. Belongs to one event loop."""
+
+    def __init__(self, settings: RayBackend) -> None:
+        self._settings = settings
+        self._nodes: dict[str, Node] = {}  # by Ray's id: starting or up
+        self._refused: dict[str, str] = {}  # why, by name
+        self._again: dict[str, float] = {}  # not before this time, by id
+        self._facts: Facts | None = None  # of the first node
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+        self._joined = False
+        self._sent: OrderedDict[bytes, Any] = OrderedDict()
+        self._packed: dict[Path, Any] = {}
+
+    async def start(self) -> None:
+        """Raises `UserError` where there is no cluster, or where no node can have sandboxes; `SandboxError` where none
+        is up in time."""
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+            except ConnectionError as error:
+                raise UserError(
+                    "ray sandboxes run on a Ray cluster, and none was found: start the run in a Ray job (engine=slime "
+                    "does), or `ray start --head` on this machine; RAY_ADDRESS names one elsewhere"
+                ) from error
+            self._joined = True
+        self._watch = asyncio.create_task(self._keep_watch(), name="ray nodes")
+        await self._until_some_is_up()
+
+    async def take(self) -> Node:
+        """The node with the most room, in order of arrival. Raises `SandboxError` where there is none for long."""
+        async with self._turn:
+            while True:
+                up = self._up()
+                if not up:
+                    await self._until_some_is_up()
+                    continue
+                node = min(up, key=lambda one: one.held / one.room)
+                if node.held < node.room:
+                    node.held += 1
+                    return node
+                await self._change()
+
+    def give_back(self, node: Node) -> None:
+        node.held -= 1
+        self._changed.set()
+
+    def sent(self, files: Mapping[str, bytes]) -> Any:
+        """The files, or the reference that the actor gets them by."""
+        if sum(map(len, files.values())) < SENT_FILES:
+            return files
+        digest = hashlib.sha256()
+        for path, content in files.items():
+            digest.update(f"{path}\0{len(content)}\0".encode("utf-8", "replace") + content)
+        key = digest.digest()
+        if key not in self._sent:
+            self._sent[key] = ray.put(dict(files))
+            if len(self._sent) > SENT_TASKS:
+                self._sent.popitem(last=False)
+        self._sent.move_to_end(key)
+        return self._sent[key]
+
+    async def layer(self, node: Node, folder: Path) -> Path:
+        """Where the node has this layer."""
+        return await node.layer(folder, self._packed)
+
+    async def close(self) -> None:
+        """Leave every sandbox, and end the actors. Raises `SandboxError`."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+        nodes, self._nodes = list(self._nodes.values()), {}
+        try:
+            for node in nodes:
+                if not node.is_up:
+                    node.lose("the pool is closed")
+            await asyncio.gather(*(node.close() for node in nodes))
+        finally:
+            self._sent.clear()
+            self._packed.clear()
+            if self._joined:
+                self._joined = False
+                ray.shutdown()
+
+    def _up(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.is_up]
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _until_some_is_up(self) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not self._up():
+                    if self._watch is not None and self._watch.done():
+                        self._watch.result()  # raises what ended it
+                    if self._facts is None and self._refused and not self._nodes:
+                        reasons = "; ".join(f"{name}: {why}" for name, why in self._refused.items())
+                        raise UserError(
+                            f"no node of the Ray cluster can have {self._settings.inner} sandboxes: {reasons}"
+                        )
+                    await self._change()
+        except TimeoutError as error:
+            waiting = ", ".join(node.name for node in self._nodes.values()) or "none"
+            raise SandboxError(
+                f"no node of the Ray cluster had sandboxes up within {START_SECONDS:g} s. Nodes that were asked and "
+                f"have not answered: {waiting}. Each needs {self._settings.cpus:g} CPUs that Ray counts as free"
+            ) from error
+
+    async def _keep_watch(self) -> None:
+        try:
+            while True:
+                await self._beat()
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            self._changed.set()
+
+    async def _beat(self) -> None:
+        """Take in what has joined, let go of what is lost, ask the others whether they live."""
+        states = {state["NodeID"]: state for state in await asyncio.to_thread(ray.nodes) if state["Alive"]}
+        now = asyncio.get_running_loop().time()
+        for identity, node in list(self._nodes.items()):
+            if identity not in states:
+                node.lose("Ray reports the node as dead")
+            elif node.is_up and now - node.answered > self._settings.silence:
+                node.lose(f"its actor has not answered for {self._settings.silence:g} s")
+            if node.lost.done():
+                self._drop(node, node.lost.result())
+        for identity, state in states.items():
+            if identity not in self._nodes and now >= self._again.get(identity, 0.0):
+                self._add(state)
+        for node in self._up():
+            if node.pinging is None or node.pinging.done():
+                node.pinging = asyncio.create_task(node.ping())
+
+    def _add(self, state: Mapping[str, Any]) -> None:
+        cpus = float(state["Resources"].get("CPU", 0.0))
+        if cpus < max(self._settings.cpus, 1.0):
+            return
+        room = max(1, int(cpus * self._settings.per_cpu))
+        node = Node(state, self._settings.inner, self._settings.cpus, room)
+        self._nodes[node.id] = node
+        node.starting = asyncio.create_task(self._start(node))
+        node.starting.add_done_callback(self._note_start)
+
+    async def _start(self, node: Node) -> Facts:
+        """Raises `InfrastructureError` or `UserError` where the node can't be used, which `_drop` remembers."""
+        try:
+            answer: tuple[Facts, list[str]] = await node.call("start")
+            found, said = answer
+            if self._facts is None:
+                self._facts = found
+            if found != self._facts:
+                raise UserError(_difference(self._facts, found))
+        except (InfrastructureError, UserError) as error:
+            node.lose(str(error))
+            self._drop(node, str(error))
+            raise
+        for text in said:
+            warnings.warn(f"node {node.name}: {text}", RuntimeWarning, stacklevel=1)
+        self._refused.pop(node.name, None)
+        node.answered = asyncio.get_running_loop().time()
+        return found
+
+    def _note_start(self, started: asyncio.Task[Facts]) -> None:
+        if not started.cancelled():
+            started.exception()  # `_drop` has said it
+        self._changed.set()
+
+    def _drop(self, node: Node, why: str) -> None:
+        if self._nodes.pop(node.id, None) is not None:
+            self._again[node.id] = asyncio.get_running_loop().time() + RETRY_SECONDS
+            if self._refused.get(node.name) != why:
+                _log.warning("no sandboxes on node %s: %s", node.name, why)
+            self._refused[node.name] = why
+            self._changed.set()
+
+
+def _difference(first: Facts, found: Facts) -> str:
+    if first.code != found.code:
+        return (
+            "it has other code of slime-swe than the first node: give all nodes one image, or one checkout on a file "
+            "system that they share"
+        )
+    if first.python != found.python:
+        return f"it has Python {found.python}, the first node {first.python}"
+    return f"its sandboxes differ from the first node's: {found.confinement} for {first.confinement}"

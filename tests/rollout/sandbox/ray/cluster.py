@@ -1,0 +1,67 @@
+"""A Ray cluster whose nodes are all on this machine: real raylets, on its loopback."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+CPUS = 2  # of each node, as Ray counts them
+_MEMORY = 100_000_000  # bytes of each node's object store
+_SETTINGS = {  # a node that is killed is found dead within seconds, not half a minute
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
+
+
+class RayNodes:
+    """`count` nodes, the head among them. This process joins the cluster if `join`."""
+
+    def __init__(self, count: int, *, cpus: int = CPUS, join: bool = True) -> None:
+        self._count, self._cpus, self._join = count, cpus, join
+        self._addresses = itertools.count(2)  # Ray takes 127.0.0.1 for the machine's own address on the network
+
+    def __enter__(self) -> Self:
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'slime-swe[cluster]'")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"include_dashboard": False, "_system_config": _SETTINGS, **self._arguments()}
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            self.added = [self.add() for _ in range(self._count - 1)]
+            self.cluster.wait_for_nodes()
+            if self._join:
+                ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
+        except BaseException:
+            self.cluster.shutdown()
+            raise
+        return self
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, **more: Any) -> Any:
+        return self.cluster.add_node(**self._arguments() | more)
+
+    def kill(self, node: Any) -> None:
+        """As a machine that goes: its raylet gets SIGKILL, and its workers end for want of it."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import ray
+
+        if self._join:
+            ray.shutdown()
+        self.cluster.shutdown()
+
+    def _arguments(self) -> dict[str, Any]:
+        address = f"127.0.0.{next(self._addresses)}"
+        return {"num_cpus": self._cpus, "num_gpus": 0, "object_store_memory": _MEMORY, "node_ip_address": address}

@@ -136,9 +136,12 @@ DEFAULT = ("bubblewrap", "overlay")
 
 
 def of(*names: str) -> list[ParameterSet]:
-    return [
-        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.matrix("sandbox backends")) for name in names
-    ]
+    return [pytest.param(name, marks=_marks(name)) for name in names]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    group = [pytest.mark.xdist_group("ray")] if name.startswith("ray:") else []  # one cluster a machine at a time
+    return group + ([] if name in DEFAULT else [pytest.mark.matrix("sandbox backends")])
 
 
 FORKING = of("bubblewrap", "subprocess")

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-CPUS = 2  # of each node, as Ray counts them
+CPUS = 8  # of each node, as Ray counts them
 _MEMORY = 100_000_000  # bytes of each node's object store
 _SETTINGS = {  # a node that is killed is found dead within seconds, not half a minute
     "health_check_initial_delay_ms": 0,
@@ -19,10 +19,10 @@ _SETTINGS = {  # a node that is killed is found dead within seconds, not half a 
 
 
 class RayNodes:
-    """`count` nodes, the head among them. This process joins the cluster if `join`."""
+    """`count` nodes, the head among them. This process has joined the cluster; it can join but one at a time."""
 
-    def __init__(self, count: int, *, cpus: int = CPUS, join: bool = True) -> None:
-        self._count, self._cpus, self._join = count, cpus, join
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._addresses = itertools.count(2)  # Ray takes 127.0.0.1 for the machine's own address on the network
 
     def __enter__(self) -> Self:
@@ -33,10 +33,10 @@ class RayNodes:
         head = {"include_dashboard": False, "_system_config": _SETTINGS, **self._arguments()}
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
-            self.added = [self.add() for _ in range(self._count - 1)]
+            for _ in range(self._count - 1):
+                self.add()
             self.cluster.wait_for_nodes()
-            if self._join:
-                ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         except BaseException:
             self.cluster.shutdown()
             raise
@@ -58,10 +58,9 @@ class RayNodes:
     ) -> None:
         import ray
 
-        if self._join:
-            ray.shutdown()
+        ray.shutdown()
         self.cluster.shutdown()
 
     def _arguments(self) -> dict[str, Any]:
         address = f"127.0.0.{next(self._addresses)}"
-        return {"num_cpus": self._cpus, "num_gpus": 0, "object_store_memory": _MEMORY, "node_ip_address": address}
+        return {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": _MEMORY, "node_ip_address": address}

@@ -11,13 +11,14 @@ import asyncio
 import importlib.util
 import itertools
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.base import MAX_PORT, Backend, ExecResult, SandboxError, SandboxSpec
+from slime_swe.rollout.sandbox.base import MAX_PORT, Backend, ExecResult, Requirement, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.common import BaseSandbox
 from slime_swe.rollout.sandbox.image.layers import find_layers
 from slime_swe.rollout.sandbox.pool import BACKENDS, make_backend
@@ -44,11 +45,12 @@ class RayBackend(Backend):
         backend = make_backend(inner)
         if backend.wraps or not backend.runs_here:
             raise UserError(f"sandbox ray:{inner}: {inner} runs nothing on the nodes; one of {', '.join(_INNER)} does")
-        self.inner, self.cpus, self.per_cpu, self.silence = inner, cpus, per_cpu, silence
+        self.inner, self._cpus, self._per_cpu, self._silence = inner, cpus, per_cpu, silence
         self.takes_images, self.takes_layers = backend.takes_images, backend.takes_layers
         # A node without isolation is refused where the backend would go on with a warning that nobody sees.
         self.isolates = "always" if backend.isolates == "if possible" else backend.isolates
-        self.unprotected, self.requirements = backend.unprotected, backend.requirements
+        self.unprotected = backend.unprotected
+        self.requirements = (_RAY, *backend.requirements)
         self._nodes: Nodes | None = None
         self._numbers = itertools.count()
 
@@ -56,10 +58,10 @@ class RayBackend(Backend):
         """Join the cluster, and wait for the first node."""
         if self._nodes is None:
             if importlib.util.find_spec("ray") is None:
-                raise UserError("ray sandboxes need Ray: pip install 'slime-swe[cluster]'")
+                raise UserError(f"ray sandboxes need Ray: {_INSTALL}")
             from slime_swe.rollout.sandbox.ray.nodes import Nodes  # imports Ray, which takes a second
 
-            nodes = Nodes(self)
+            nodes = Nodes(self.inner, self._cpus, self._per_cpu, self._silence)
             try:
                 await nodes.start()
             except BaseException:
@@ -86,6 +88,10 @@ class RayBackend(Backend):
         return None
 
 
+_INSTALL = "pip install 'slime-swe[cluster]'"
+_RAY = Requirement(
+    "Ray", (sys.executable, "-c", "import ray; print(ray.__version__)"), _INSTALL, fix=_INSTALL, fatal=True
+)
 _INNER = [name for name in BACKENDS if name not in ("ray", "remote")]
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -17,9 +17,6 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.ray.actor import Facts
 from slime_swe.rollout.sandbox.ray.node import Node
-
-if TYPE_CHECKING:
-    from slime_swe.rollout.sandbox.ray.backend import RayBackend
 
 BEAT_SECONDS = 1.0
 START_SECONDS = 300.0  # until the first node is up, or one again after all were lost
@@ -31,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class Nodes:
-    """The nodes with an actor that is up. Belongs to one event loop."""
+    """The nodes with an actor that is up. Belongs to one event loop. What it is made with: see `RayBackend`."""
 
-    def __init__(self, settings: RayBackend) -> None:
-        self._settings = settings
+    def __init__(self, inner: str, cpus: float, per_cpu: float, silence: float) -> None:
+        self._inner, self._cpus, self._per_cpu, self._silence = inner, cpus, per_cpu, silence
         self._nodes: dict[str, Node] = {}  # by Ray's id: starting or up
         self._refused: dict[str, str] = {}  # why, by name
         self._again: dict[str, float] = {}  # not before this time, by id
@@ -131,15 +128,13 @@ class Nodes:
                         self._watch.result()  # raises what ended it
                     if self._facts is None and self._refused and not self._nodes:
                         reasons = "; ".join(f"{name}: {why}" for name, why in self._refused.items())
-                        raise UserError(
-                            f"no node of the Ray cluster can have {self._settings.inner} sandboxes: {reasons}"
-                        )
+                        raise UserError(f"no node of the Ray cluster can have {self._inner} sandboxes: {reasons}")
                     await self._change()
         except TimeoutError as error:
             waiting = ", ".join(node.name for node in self._nodes.values()) or "none"
             raise SandboxError(
                 f"no node of the Ray cluster had sandboxes up within {START_SECONDS:g} s. Nodes that were asked and "
-                f"have not answered: {waiting}. Each needs {self._settings.cpus:g} CPUs that Ray counts as free"
+                f"have not answered: {waiting}. Each needs {self._cpus:g} CPUs that Ray counts as free"
             ) from error
 
     async def _keep_watch(self) -> None:
@@ -157,8 +152,8 @@ class Nodes:
         for identity, node in list(self._nodes.items()):
             if identity not in states:
                 node.lose("Ray reports the node as dead")
-            elif node.is_up and now - node.answered > self._settings.silence:
-                node.lose(f"its actor has not answered for {self._settings.silence:g} s")
+            elif node.is_up and now - node.answered > self._silence:
+                node.lose(f"its actor has not answered for {self._silence:g} s")
             if node.lost.done():
                 self._drop(node, node.lost.result())
         for identity, state in states.items():
@@ -170,10 +165,10 @@ class Nodes:
 
     def _add(self, state: Mapping[str, Any]) -> None:
         cpus = float(state["Resources"].get("CPU", 0.0))
-        if cpus < max(self._settings.cpus, 1.0):
+        if cpus < max(self._cpus, 1.0):
             return
-        room = max(1, int(cpus * self._settings.per_cpu))
-        node = Node(state, self._settings.inner, self._settings.cpus, room)
+        room = max(1, int(cpus * self._per_cpu))
+        node = Node(state, self._inner, self._cpus, room)
         self._nodes[node.id] = node
         node.starting = asyncio.create_task(self._start(node))
         node.starting.add_done_callback(self._note_start)

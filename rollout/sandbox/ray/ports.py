@@ -157,24 +157,25 @@ class DriverPorts:
         """Every connection, until the server closes the port, the sandbox is left, or its node goes."""
         loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(MAX_CONNECTIONS)
-        connections: set[asyncio.Task[None]] = set()
+        under_way: set[asyncio.Task[Any]] = set()
         closed = loop.create_task(loop.sock_recv(port.feed, 1))  # which nothing is ever written to
         try:
             while True:
                 accepting = loop.create_task(self._accept(room, port))
+                under_way.add(accepting)
                 await asyncio.wait({accepting, closed}, return_when=asyncio.FIRST_COMPLETED)
                 if closed.done():
-                    await _ended(accepting)
                     break
+                under_way.remove(accepting)
                 here, number = accepting.result()
-                task = loop.create_task(self._carry(here, number))
-                connections.add(task)
-                task.add_done_callback(connections.discard)
-                task.add_done_callback(lambda _: room.release())
+                carrying = loop.create_task(self._carry(here, number))
+                under_way.add(carrying)
+                carrying.add_done_callback(under_way.discard)
+                carrying.add_done_callback(lambda _: room.release())
         except (OSError, SandboxError):
             pass  # the server or the sandbox has gone
         finally:
-            await _ended(closed, *connections)
+            await _ended(closed, *under_way)
             port.feed.close()
             with contextlib.suppress(SandboxError, OSError):
                 await self._call("close_port", port.port)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import socket
 import warnings
@@ -45,7 +47,7 @@ def test_it_can_do_what_the_other_backend_can() -> None:
     for inner in ("local", "subprocess", "overlay", "docker:python:3.12"):
         ours, other = make_backend(f"ray:{inner}"), make_backend(inner)
         assert (ours.takes_images, ours.takes_layers) == (other.takes_images, other.takes_layers)
-        assert ours.requirements == other.requirements
+        assert [need.name for need in ours.requirements] == ["Ray", *(need.name for need in other.requirements)]
         assert list(ours.fingerprint()) == list(other.fingerprint())
         assert on_one_machine(f"ray:{inner}") == on_one_machine(inner) == inner
     assert "ray" not in names_that("takes_layers")
@@ -143,6 +145,7 @@ async def test_a_connection_that_the_server_drops_is_dropped_there() -> None:
 
 
 async def test_what_is_left_of_ports_is_nothing() -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     async with far_port() as (near, _, number):
         given = near.give(number)
@@ -150,8 +153,8 @@ async def test_what_is_left_of_ports_is_nothing() -> None:
         await asyncio.sleep(0.1)
     assert given.fileno() == -1
     for reader, writer in waiting:
-        with pytest.raises(ConnectionError):
-            await asyncio.wait_for(reader.readexactly(1), 5)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= before

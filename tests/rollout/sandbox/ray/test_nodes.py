@@ -97,7 +97,7 @@ async def test_sandboxes_are_spread_and_large_files_are_sent_once(pool: SandboxP
         async with pool.open(files) as sandbox:
             seen[place(sandbox)] += 1
             await twelve.wait()
-            assert (await sandbox.exec("wc -c large.txt")).output == "300000 large.txt\n"
+            assert (await sandbox.exec("wc -c large.txt; nice")).output == "300000 large.txt\n15\n"
 
     await asyncio.gather(*(episode() for _ in range(12)))
     assert sorted(seen.values()) == [6, 6]
@@ -245,12 +245,14 @@ async def test_a_node_that_is_not_as_the_first_is_not_used(
 ) -> None:
     async with SandboxPool(f"ray:{__name__}.Kind", concurrency=64) as pool:
         await until_up(pool, 2)
-        added = ray_nodes.add(env_vars={"KIND_OF_NODE": "other"})
+        added = [ray_nodes.add(num_cpus=0), ray_nodes.add(env_vars={"KIND_OF_NODE": "other"})]
         while "its sandboxes differ from the first node's: ('other',)" not in caplog.text:
             await asyncio.sleep(0.05)
         async with pool.open({}) as sandbox:
             assert (await sandbox.exec("echo ok")).output == "ok\n"
-    ray_nodes.kill(added)
+        assert len(pool._backend._nodes._nodes) == 2  # type: ignore[attr-defined]
+    for node in added:
+        ray_nodes.kill(node)
 
 
 @NODES

@@ -34,26 +34,21 @@ _SUFFIXES = (".py", ".sh")
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be the same on all nodes. code: a digest. confinement: see `Backend.fingerprint`."""
+    """What must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
 
     code: str
-    python: str
     confinement: tuple[str, ...]
 
 
-def facts(backend: str) -> Facts:
-    """Of this machine."""
-    return Facts(_digest_of_code(), platform.python_version(), tuple(make_backend(backend).fingerprint()))
-
-
-def _digest_of_code() -> str:
+def code() -> str:
+    """A digest of the code that a sandbox runs with, and the version of Python, of this process."""
     root, digest = Path(slime_swe.__file__).parent, hashlib.sha256()
     for name in _CODE:
         place = root / name
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix in _SUFFIXES:
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return f"{digest.hexdigest()[:12]}, Python {platform.python_version()}"
 
 
 def _answered(
@@ -91,8 +86,9 @@ class NodeSandboxes:
                     f"{warning} On other machines nobody would see it: mend it there, or set "
                     "rollout.sandbox=ray:subprocess to go without isolation"
                 ) from None
-        found = await asyncio.to_thread(facts, self._backend)
-        return found, [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]
+        return await asyncio.to_thread(self._facts), [
+            str(one.message) for one in said if issubclass(one.category, RuntimeWarning)
+        ]
 
     async def ping(self) -> None:
         """Return: whoever is stuck does not."""
@@ -157,6 +153,9 @@ class NodeSandboxes:
             await asyncio.gather(*(one.leave() for one in held))
         finally:
             await self._pool.close()
+
+    def _facts(self) -> Facts:
+        return Facts(code(), tuple(make_backend(self._backend).fingerprint()))
 
     def _find(self, number: int) -> _Held:
         if number not in self._held:

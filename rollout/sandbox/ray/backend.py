@@ -8,6 +8,7 @@ those that have other code are not used.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import itertools
 import socket
@@ -106,26 +107,32 @@ class RaySandbox(BaseSandbox):
         self._spec = spec
         self._node: Node | None = None
         self._ports: DriverPorts | None = None
-        self._is_open = False
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_asked = self._is_open = False  # the node, to open it
 
     async def _enter(self) -> None:
         spec = self._spec
         await asyncio.to_thread(find_layers, spec.layers, spec.image or Image(""))
         node = self._node = await self._nodes.take()
         files, layers = self._nodes.sent(spec.files), [await self._nodes.layer(node, one) for one in spec.layers]
+        self._is_asked = True
         await node.call("open", self._number, files, spec.limits, spec.image, layers)
-        self._ports = DriverPorts(self._call_ports)
+        self._ports = DriverPorts(functools.partial(node.call, "port", self._number))
         self._is_open = True
 
     async def _leave(self) -> None:
+        """Goes on where it is cancelled."""
         self._is_open = False
-        node, self._node = self._node, None
-        if node is None:
-            return
+        if self._node is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._left(self._node))
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
+
+    async def _left(self, node: Node) -> None:
         try:
             if self._ports is not None:
                 await self._ports.close()
-            if not node.lost.done():
+            if self._is_asked and not node.lost.done():
                 await node.call("leave", self._number, cancels=False)
         except SandboxError:
             if not node.lost.done():  # of a lost one, nothing is left
@@ -157,10 +164,6 @@ class RaySandbox(BaseSandbox):
         await self._ports.closed()
         await node.call("listen", self._number, port)
         return self._ports.give(port)
-
-    async def _call_ports(self, method: str, *args: object) -> object:
-        assert self._node is not None
-        return await self._node.call("port", self._number, method, *args)
 
     def _open_node(self) -> Node:
         if not self._is_open or self._node is None:

@@ -14,9 +14,8 @@ from slime_swe.rollout.sandbox.cache import cache_folder, made_once
 
 
 def identity(folder: Path) -> str:
-    """Of a layer's names, modes, sizes, times and links; two folders with the same one hold the same files.
-
-    Times to the microsecond: not every file system that nodes share has finer ones. Raises `OSError`.
+    """Of a layer's names, modes, sizes, times (to the microsecond) and links: the same on every node that sees the
+    folder, and another when a file is written anew. Raises `OSError`.
     """
     digest = hashlib.sha256()
     for path in _below(folder):

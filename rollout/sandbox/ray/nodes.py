@@ -7,15 +7,16 @@ import hashlib
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.ray.actor import Facts
+from slime_swe.rollout.sandbox.ray.actor import Facts, code
 from slime_swe.rollout.sandbox.ray.node import Node
 
 BEAT_SECONDS = 1.0
@@ -35,10 +36,12 @@ class Nodes:
         self._nodes: dict[str, Node] = {}  # by Ray's id: starting or up
         self._refused: dict[str, str] = {}  # why, by name
         self._again: dict[str, float] = {}  # not before this time, by id
-        self._facts: Facts | None = None  # of the first node
+        self._code = ""
+        self._confinement: tuple[str, ...] | None = None  # of the first node
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: set[asyncio.Task[None]] = set()
+        self._asked = 0.0  # when `_ask` last did
         self._joined = False
         self._sent: OrderedDict[bytes, Any] = OrderedDict()
         self._packed: dict[Path, Any] = {}
@@ -55,7 +58,8 @@ class Nodes:
                     "does), or `ray start --head` on this machine; RAY_ADDRESS names one elsewhere"
                 ) from error
             self._joined = True
-        self._watch = asyncio.create_task(self._keep_watch(), name="ray nodes")
+        self._code, self._asked = await asyncio.to_thread(code), asyncio.get_running_loop().time()
+        self._watches = {asyncio.create_task(self._every_beat(step)) for step in (self._look, self._ask)}
         await self._until_some_is_up()
 
     async def take(self) -> Node:
@@ -97,9 +101,9 @@ class Nodes:
 
     async def close(self) -> None:
         """Leave every sandbox, and end the actors. Raises `SandboxError`."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait({self._watch})
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         nodes, self._nodes = list(self._nodes.values()), {}
         try:
             for node in nodes:
@@ -124,9 +128,10 @@ class Nodes:
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not self._up():
-                    if self._watch is not None and self._watch.done():
-                        self._watch.result()  # raises what ended it
-                    if self._facts is None and self._refused and not self._nodes:
+                    for watch in self._watches:
+                        if watch.done():
+                            watch.result()  # raises what ended it
+                    if self._confinement is None and self._refused and not self._nodes:
                         reasons = "; ".join(f"{name}: {why}" for name, why in self._refused.items())
                         raise UserError(f"no node of the Ray cluster can have {self._inner} sandboxes: {reasons}")
                     await self._change()
@@ -137,30 +142,47 @@ class Nodes:
                 f"have not answered: {waiting}. Each needs {self._cpus:g} CPUs that Ray counts as free"
             ) from error
 
-    async def _keep_watch(self) -> None:
+    async def _every_beat(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
             while True:
-                await self._beat()
+                await step()
                 await asyncio.sleep(BEAT_SECONDS)
-        finally:
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # or calls would wait for a node that nobody watches
+            for node in self._nodes.values():
+                node.lose("the watch over it has failed")
             self._changed.set()
+            raise
 
-    async def _beat(self) -> None:
-        """Take in what has joined, let go of what is lost, ask the others whether they live."""
-        states = {state["NodeID"]: state for state in await asyncio.to_thread(ray.nodes) if state["Alive"]}
+    async def _look(self) -> None:
+        """Take in what has joined, and let go of what Ray reports as dead."""
+        try:
+            states = {state["NodeID"]: state for state in await asyncio.to_thread(ray.nodes) if state["Alive"]}
+        except ray.exceptions.RayError as error:  # the head does not answer; the nodes may
+            _log.warning("the Ray cluster's nodes are not known: %s", error)
+            return
         now = asyncio.get_running_loop().time()
         for identity, node in list(self._nodes.items()):
             if identity not in states:
                 node.lose("Ray reports the node as dead")
-            elif node.is_up and now - node.answered > self._silence:
-                node.lose(f"its actor has not answered for {self._silence:g} s")
-            if node.lost.done():
                 self._drop(node, node.lost.result())
         for identity, state in states.items():
             if identity not in self._nodes and now >= self._again.get(identity, 0.0):
                 self._add(state)
-        for node in self._up():
-            if node.pinging is None or node.pinging.done():
+
+    async def _ask(self) -> None:
+        """Ask the nodes whether they live. Time in which this process itself was busy is no silence of theirs."""
+        now = asyncio.get_running_loop().time()
+        late = max(0.0, now - self._asked - BEAT_SECONDS)
+        self._asked = now
+        for node in list(self._nodes.values()):
+            node.answered += late
+            if node.is_up and now - node.answered > self._silence:
+                node.lose(f"its actor has not answered for {self._silence:g} s")
+            if node.lost.done():
+                self._drop(node, node.lost.result())
+            elif node.is_up and (node.pinging is None or node.pinging.done()):
                 node.pinging = asyncio.create_task(node.ping())
 
     def _add(self, state: Mapping[str, Any]) -> None:
@@ -178,10 +200,17 @@ class Nodes:
         try:
             answer: tuple[Facts, list[str]] = await node.call("start")
             found, said = answer
-            if self._facts is None:
-                self._facts = found
-            if found != self._facts:
-                raise UserError(_difference(self._facts, found))
+            if found.code != self._code:
+                raise UserError(
+                    f"it has other code than this process ({found.code}, and here {self._code}): give all nodes one "
+                    "image, or one checkout on a file system that they share"
+                )
+            if self._confinement is None:
+                self._confinement = found.confinement
+            if found.confinement != self._confinement:
+                raise UserError(
+                    f"its sandboxes differ from the first node's: {found.confinement} for {self._confinement}"
+                )
         except (InfrastructureError, UserError) as error:
             node.lose(str(error))
             self._drop(node, str(error))
@@ -204,14 +233,3 @@ class Nodes:
                 _log.warning("no sandboxes on node %s: %s", node.name, why)
             self._refused[node.name] = why
             self._changed.set()
-
-
-def _difference(first: Facts, found: Facts) -> str:
-    if first.code != found.code:
-        return (
-            "it has other code of slime-swe than the first node: give all nodes one image, or one checkout on a file "
-            "system that they share"
-        )
-    if first.python != found.python:
-        return f"it has Python {found.python}, the first node {first.python}"
-    return f"its sandboxes differ from the first node's: {found.confinement} for {first.confinement}"

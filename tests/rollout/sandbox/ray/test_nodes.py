@@ -18,18 +18,24 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from tests.rollout.agents.tiny_agent import TinyAgent
 from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes
-from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
+from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 
 from slime_swe.errors import UserError
+from slime_swe.patches import apply_patch
 from slime_swe.rollout import slime_plugin
+from slime_swe.rollout.agents.toy_task import toy_task
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
+from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.local import BubblewrapBackend
 from slime_swe.rollout.sandbox.ray import layers
 from slime_swe.rollout.sandbox.ray.backend import RayBackend, RaySandbox
-from slime_swe.rollout.scripted import serve
+from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 
@@ -178,6 +184,23 @@ async def test_one_of_three_nodes_is_killed_under_64_episodes(
 
 
 @NODES
+async def test_an_agent_that_is_a_program_there_calls_its_model_here(
+    overlay_pool: SandboxPool, ray_nodes: RayNodes, tokenizer: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    task, turns = toy_task(), [turn + END for turn in TinyAgent.check_script]
+    async with scripted_engine(tokenizer, by_content(*turns)) as engine, SandboxPool("ray:overlay") as pool:
+        args = make_args(checkpoint, engine.url, tmp_path, swe_system_prompt="", rollout_max_context_len=400_000)
+        settings = RolloutSettings.from_args(args)
+        async with TinyAgent.open(settings) as agent:
+            sampling = Sampling({**PARAMS, "max_new_tokens": 2000})
+            played = (run_episode(agent, task, pool, sampling, time_budget=300) for _ in range(8))
+            episodes = await asyncio.gather(*played)
+    for episode in episodes:
+        assert episode.stop_reason is StopReason.SUBMITTED, episode.detail
+        assert b"a + b" in apply_patch(task.workspace.files, episode.patch)["calc.py"]
+
+
+@NODES
 async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
     contained_pool: SandboxPool, ray_nodes: RayNodes
 ) -> None:
@@ -218,6 +241,10 @@ async def test_an_actor_that_falls_silent_or_dies_is_replaced(
 ) -> None:
     async with SandboxPool(f"{__name__}.tight", concurrency=64) as pool:
         await until_up(pool, 2)
+        async with pool.open({}) as sandbox:
+            time.sleep(4)  # this process is silent, not the node
+            await asyncio.sleep(1.5)
+            assert (await sandbox.exec("echo ok")).output == "ok\n"
         with pytest.raises(SandboxError, match="has not answered for 3 s"):
             async with pool.open({}) as sandbox:
                 running = asyncio.create_task(sandbox.exec("sleep 1000", timeout=2000))

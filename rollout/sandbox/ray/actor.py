@@ -86,9 +86,8 @@ class NodeSandboxes:
                     f"{warning} On other machines nobody would see it: mend it there, or set "
                     "rollout.sandbox=ray:subprocess to go without isolation"
                 ) from None
-        return await asyncio.to_thread(self._facts), [
-            str(one.message) for one in said if issubclass(one.category, RuntimeWarning)
-        ]
+        warned = [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]
+        return await asyncio.to_thread(self._facts), warned
 
     async def ping(self) -> None:
         """Return: whoever is stuck does not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -337,6 +338,46 @@ def test_nothing_outlives_a_killed_driver(
     while count_processes(f"sleep\0{nap}") or new_actors():
         assert time.monotonic() < deadline, new_actors()
         time.sleep(0.1)
+
+
+UPDATED = """
+import asyncio, sys
+from pathlib import Path
+import ray
+from slime_swe.rollout.sandbox import SandboxPool
+
+async def main():
+    async with SandboxPool("ray:bubblewrap") as pool:
+        await pool.start()
+        Path(sys.argv[2]).write_text("# newer")
+        print("updated", flush=True)
+        while True:
+            await asyncio.sleep(1)
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+asyncio.run(main())
+"""
+
+
+@NODES
+def test_a_node_with_other_code_is_not_used(contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path) -> None:
+    """One that joins when the checkout has been updated under the run."""
+    shutil.copytree(REPOSITORY / "src" / "slime_swe", tmp_path / "slime_swe")
+    updated = tmp_path / "slime_swe" / "rollout" / "sandbox" / "newer.py"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", UPDATED, ray_nodes.address, str(updated)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    with driver:
+        assert driver.stdout is not None and driver.stderr is not None
+        assert driver.stdout.readline() == "updated\n"
+        added = ray_nodes.add()
+        assert any("it has other code than this process" in line for line in driver.stderr)
+        driver.kill()
+    ray_nodes.kill(added)
 
 
 ROLLOUT_MANAGER = """

@@ -13,7 +13,9 @@ import asyncio
 import importlib.util
 import itertools
 import logging
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +65,9 @@ def _cluster() -> Iterator[None]:
         where = f"127.0.0.{next(addresses)}"
         return {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": where}
 
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **node()})
+    folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
+    head = {"include_dashboard": False, "temp_dir": folder, **node()}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(NODES - 1):
             cluster.add_node(**node())
@@ -72,6 +76,7 @@ def _cluster() -> Iterator[None]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _all_up(pool: Any) -> None:

@@ -52,7 +52,7 @@ class Nodes:
         if not ray.is_initialized():
             try:
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
-            except ConnectionError as error:
+            except (ConnectionError, ray.exceptions.RayError) as error:
                 raise UserError(
                     "ray sandboxes run on a Ray cluster, and none was found: start the run in a Ray job (engine=slime "
                     "does), or `ray start --head` on this machine; RAY_ADDRESS names one elsewhere"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
+import tempfile
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,7 +32,9 @@ class RayNodes:
         import ray
         from ray.cluster_utils import Cluster
 
-        head = {"include_dashboard": False, "_system_config": _SETTINGS, **self._arguments()}
+        self._folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
+        settings = {"include_dashboard": False, "_system_config": _SETTINGS, "temp_dir": self._folder}
+        head = settings | self._arguments()
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(self._count - 1):
@@ -60,6 +64,7 @@ class RayNodes:
 
         ray.shutdown()
         self.cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _arguments(self) -> dict[str, Any]:
         address = f"127.0.0.{next(self._addresses)}"

@@ -24,6 +24,7 @@ from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes
 from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 
 from slime_swe.errors import UserError
+from slime_swe.launch.ray.processes import running_ray
 from slime_swe.patches import apply_patch
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.agents.toy_task import toy_task
@@ -92,6 +93,23 @@ async def until_up(pool: Any, count: int) -> None:
     await pool.start()
     while len(pool._backend._nodes._up()) < count:
         await asyncio.sleep(0.05)
+
+
+ALONE = """
+import asyncio
+from slime_swe.rollout.sandbox import SandboxPool
+asyncio.run(SandboxPool("ray:local").start())
+"""
+
+
+def test_without_a_cluster_there_are_none() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'slime-swe[cluster]'")
+    if running_ray():
+        pytest.skip("another Ray runs on this machine")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment["PYTHONPATH"] = f"{REPOSITORY}/src"
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=60)
+    assert "UserError: ray sandboxes run on a Ray cluster, and none was found" in done.stderr
 
 
 async def test_sandboxes_are_spread_and_large_files_are_sent_once(pool: SandboxPool) -> None:
@@ -296,20 +314,18 @@ class Nothing(BubblewrapBackend):
 
 
 DRIVER = """
-import asyncio, sys, threading
-import ray
+import asyncio, sys
 from slime_swe.rollout.sandbox import SandboxPool
 
 async def main():
     async with SandboxPool("ray:bubblewrap") as pool:
         async with pool.open({}) as first, pool.open({}) as second:
-            command = f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}"
+            command = f"setsid sleep {sys.argv[1]} & sleep {sys.argv[1]}"
             runs = [asyncio.create_task(one.exec(command, timeout=2000)) for one in (first, second)]
             await asyncio.sleep(1.0)
             print("running", flush=True)
             await asyncio.gather(*runs)
 
-ray.init(address=sys.argv[1], log_to_driver=False)
 asyncio.run(main())
 """
 
@@ -324,10 +340,10 @@ def test_nothing_outlives_a_killed_driver(
     end: signal.Signals,
 ) -> None:
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, ray_nodes.address, nap],
+        [sys.executable, "-c", DRIVER, nap],  # no job of Ray's
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src"},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src", "RAY_ADDRESS": ray_nodes.address},
     )
     with driver:
         assert driver.stdout is not None

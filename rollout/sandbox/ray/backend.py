@@ -13,8 +13,7 @@ import importlib.util
 import itertools
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slime_swe.data_sources.task import Image
@@ -84,10 +83,6 @@ class RayBackend(Backend):
     def fingerprint(self) -> Iterator[str]:
         return make_backend(self.inner).fingerprint()
 
-    def make_image(self, name: str, add: Callable[[Path], None]) -> Image | None:
-        """None: it would be on this machine, and not on the nodes."""
-        return None
-
 
 _INSTALL = "pip install 'slime-swe[cluster]'"
 _RAY = Requirement(
@@ -112,7 +107,8 @@ class RaySandbox(BaseSandbox):
 
     async def _enter(self) -> None:
         spec = self._spec
-        await asyncio.to_thread(find_layers, spec.layers, spec.image or Image(""))
+        if spec.layers:  # said here, by the names that they have here
+            await asyncio.to_thread(find_layers, spec.layers, spec.image or Image(""))
         node = self._node = await self._nodes.take()
         files, layers = self._nodes.sent(spec.files), [await self._nodes.layer(node, one) for one in spec.layers]
         self._is_asked = True

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from aiohttp import web
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.proxy.server import open_proxy
+from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import ScriptedEngine, by_turn
@@ -66,17 +66,27 @@ def rendered(tokenizer: Any, body: bytes) -> bytes:
 
 
 async def ours(engine_url: str, tokenizer: Any, sessions: int) -> None:
+    async with open_sessions(engine_url, tokenizer, sessions, PARAMS) as (_, opened):
+        chat = [session | {"url": f"{session['url']}/v1/chat/completions"} for session in opened]
+        print(json.dumps({"sessions": chat}), flush=True)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def open_sessions(
+    engine_url: str, tokenizer: Any, count: int, params: dict[str, Any], *, max_context: int = UNBOUNDED
+) -> AsyncIterator[tuple[Proxy, list[dict[str, str]]]]:
+    """A proxy, and the address and key of each of its sessions."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(EngineClient(engine_url))
-        policy = Policy(client, Templates(tokenizer, "hermes"), "hermes", max_context=UNBOUNDED, max_turns=UNBOUNDED)
+        policy = Policy(client, Templates(tokenizer, "hermes"), "hermes", max_context=max_context, max_turns=UNBOUNDED)
         proxy = await stack.enter_async_context(open_proxy())
         opened = []
-        for _ in range(sessions):
-            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        for _ in range(count):
+            session = ProxySession(policy, Session(), Sampling(params), EpisodeStatistics())
             path = await stack.enter_async_context(proxy.serve(session))
-            opened.append({"url": f"{proxy.url}{path}/v1/chat/completions", "key": session.key})
-        print(json.dumps({"sessions": opened}), flush=True)
-        await asyncio.Event().wait()
+            opened.append({"url": f"{proxy.url}{path}", "key": session.key})
+        yield proxy, opened
 
 
 async def _serve(handler: Handler) -> None:

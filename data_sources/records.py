@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from slime_swe.errors import UserError
+from slime_swe.files import read_given
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 FAULTS = 10  # records with mistakes that a message names
@@ -29,13 +30,11 @@ def file_records(path: Path, *, lines: bool = False) -> Iterator[tuple[str, Any]
 
     Raises `UserError`.
     """
-    try:
-        if path.suffix == ".parquet":
-            yield from _parquet(path)
-            return
-        content = _utf8(path, path.read_bytes())
-    except OSError as error:
-        raise UserError(f"can't read the task file {path}: {error.strerror or error}") from error
+    content = read_given(path, "the task file")
+    if path.suffix == ".parquet":
+        yield from _parquet(path, content)
+        return
+    content = _utf8(path, content)
     yield from _json(path, content) if path.suffix == ".json" and not lines else _json_lines(path, content)
 
 
@@ -86,14 +85,14 @@ def _loads(content: bytes, where: str) -> Any:
         raise UserError(f"{where}: not a JSON object: {error}") from error
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
     if find_spec("pyarrow") is None:
         raise UserError(f"{path} needs pyarrow: pip install 'slime-swe[corpora]', or convert the file to .jsonl")
     import pyarrow
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path} is not a Parquet file: {error}") from error
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))

@@ -15,6 +15,7 @@ import orjson
 
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
+from slime_swe.files import read_given
 
 
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
@@ -48,11 +49,9 @@ def _ids(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
 def read_ids(path: Path) -> list[str]:
     """Instance ids: one a line (`#` begins a comment), or a JSON list. Raises `UserError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given(path, "the list of ids").decode()
         ids = orjson.loads(text) if text.lstrip().startswith("[") else _lines(text)
-    except OSError as error:
-        raise UserError(f"can't read the list of ids {path}: {error.strerror}") from error
-    except ValueError as error:  # bytes that are no text, or no JSON
+    except (UnicodeDecodeError, orjson.JSONDecodeError) as error:  # bytes that are no text, or no JSON
         raise UserError(f"the list of ids {path} is neither lines of text nor a JSON list: {error}") from error
     if not ids or not all(isinstance(item, str) for item in ids):
         raise UserError(f"the list of ids {path} holds no ids, or something else than ids")

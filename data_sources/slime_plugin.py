@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,13 +33,13 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _State:
-    """What a checkpoint keeps. position: tasks handed out since the first epoch began. buffer: groups given back."""
+    """What a checkpoint keeps. following: the number of the next new group. waiting: groups to be handed out before it.
+    set_aside: tasks that are handed out no more."""
 
     fingerprint: str
-    position: int
-    sample_index: int
-    group_index: int
-    buffer: list[list[dict[str, Any]]]
+    following: int
+    waiting: list[int]
+    set_aside: list[str]
 
 
 def sample_of(task: Task, *, index: int, group_index: int) -> Sample:
@@ -76,8 +77,8 @@ def task_id_of(sample: Sample) -> str | None:
 class TaskDataSource:
     """Hands out groups of `n_samples_per_prompt` samples of one task each.
 
-    Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. Group indices, sample
-    indices and rollout ids only increase, also after a resume. Groups that were given back come first.
+    Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. A group's number
+    (`group_index`) is its place in this order, and says which samples it holds. Groups that were given back come first.
     """
 
     def __init__(self, args: Any) -> None:
@@ -88,36 +89,51 @@ class TaskDataSource:
         self._group_size = settings.n_samples_per_prompt
         self._seed = settings.rollout_seed
         self._shuffle = settings.rollout_shuffle
-        self._position = 0  # tasks handed out since the first epoch began
-        self._sample_index = 0
-        self._group_index = 0
-        self._buffer: list[list[Sample]] = []
+        self._following = 0
+        self._waiting: list[int] = []
+        self._set_aside: set[str] = set()
+        self._states: dict[int, _State] = {}  # by rollout
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """The next `num_samples` groups."""
-        groups = self._buffer[:num_samples]
-        del self._buffer[:num_samples]
-        groups += [self._next_group() for _ in range(num_samples - len(groups))]
-        return groups
+        """The next `num_samples` groups. Raises `UserError` where every task is set aside."""
+        return [self._group(self._next()) for _ in range(num_samples)]
 
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Take back groups that were handed out but not used; they are the next to be handed out again."""
+    def add_samples(self, samples: list[Any]) -> None:
+        """Take back groups that were handed out but not used; they are the next to be handed out, as they first were.
+
+        What has been written into their samples is forgotten. An episode of several samples may stand as a list.
+        """
         for group in samples:
-            if len(group) != self._group_size:
-                raise UserError(f"a group holds {self._group_size} samples, got one of {len(group)}")
-        self._buffer += samples
+            first = group[0] if group else None
+            number = getattr(first[0] if isinstance(first, list) and first else first, "group_index", None)
+            if not isinstance(number, int) or not 0 <= number < self._following:
+                raise UserError(f"a group was given back that was never handed out: its group_index is {number}")
+            self._waiting.append(number)
+
+    def set_aside(self, task_id: str) -> None:
+        """Hand this task out no more."""
+        self._set_aside.add(task_id)
+
+    def end_rollout(self, rollout_id: int, unfinished: Sequence[int] = ()) -> None:
+        """A checkpoint of this rollout goes on from here, whatever has been handed out until it is written.
+
+        unfinished: groups that are still played. A resumed run must play them anew.
+        """
+        self._states[rollout_id] = self._state(unfinished)
 
     def save(self, rollout_id: int) -> None:
         """Write the state beside the checkpoint `rollout_id`, atomically."""
         if self.args.save is None:
             return
+        state = self._states.get(rollout_id) or self._state()
+        self._states = {known: state for known, state in self._states.items() if known > rollout_id}
         path = _state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, orjson.dumps(self._state(), default=_plain))
+        replace_file(path, orjson.dumps(state))
 
     def load(self, rollout_id: int | None = None) -> None:
         """Continue after checkpoint `rollout_id`; None or -1 means that there is none yet.
@@ -131,31 +147,37 @@ class TaskDataSource:
         state = _read_state(path)
         if state.fingerprint != self._fingerprint():
             raise UserError(f"{path} was saved with other tasks, seed or shuffling: resume with the same ones")
-        self._position, self._sample_index, self._group_index = state.position, state.sample_index, state.group_index
-        self._buffer = [[Sample.from_dict(sample) for sample in group] for group in state.buffer]
+        self._following, self._waiting, self._set_aside = state.following, [*state.waiting], {*state.set_aside}
 
-    def _next_group(self) -> list[Sample]:
-        task = self._tasks[self._task_number(self._position)]
-        indices = range(self._sample_index, self._sample_index + self._group_size)
-        group = [sample_of(task, index=index, group_index=self._group_index) for index in indices]
-        self._position += 1
-        self._group_index += 1
-        self._sample_index += self._group_size
-        return group
+    def _next(self) -> int:
+        if self._waiting:
+            return self._waiting.pop(0)
+        for _ in range(len(self._tasks) + 1):
+            number, self._following = self._following, self._following + 1
+            if self._task(number).id not in self._set_aside:
+                return number
+        raise UserError(
+            f"infrastructure failed on all {len(self._tasks)} tasks again and again: see the run's episodes"
+        )
 
-    def _task_number(self, position: int) -> int:
-        epoch, offset = divmod(position, len(self._tasks))
+    def _group(self, number: int) -> list[Sample]:
+        indices = range(number * self._group_size, (number + 1) * self._group_size)
+        task = self._task(number)
+        return [sample_of(task, index=index, group_index=number) for index in indices]
+
+    def _task(self, number: int) -> Task:
+        epoch, offset = divmod(number, len(self._tasks))
         if not self._shuffle:
-            return offset
+            return self._tasks[offset]
         if self._order[0] != epoch:
             order = list(range(len(self._tasks)))
             random.Random(f"{self._seed}:{epoch}").shuffle(order)
             self._order = (epoch, order)
-        return self._order[1][offset]
+        return self._tasks[self._order[1][offset]]
 
-    def _state(self) -> _State:
-        buffer = [[sample.to_dict() for sample in group] for group in self._buffer]
-        return _State(self._fingerprint(), self._position, self._sample_index, self._group_index, buffer)
+    def _state(self, unfinished: Sequence[int] = ()) -> _State:
+        waiting = [*unfinished, *self._waiting]
+        return _State(self._fingerprint(), self._following, waiting, sorted(self._set_aside))
 
     def _fingerprint(self) -> str:
         order = [self._seed, self._shuffle, self._group_size, [task.id for task in self._tasks]]
@@ -173,9 +195,3 @@ def _read_state(path: Path) -> _State:
         raise UserError(f"no data source state at {path}: resume from a checkpoint that has one") from error
     except orjson.JSONDecodeError as error:
         raise UserError(f"the data source state at {path} is damaged: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a sample given back holds {type(value).__name__}, which can't be saved")

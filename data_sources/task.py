@@ -198,7 +198,7 @@ class Task:
     def from_dict(cls, record: Any) -> Self:
         """Build a task from untrusted JSON. Raises `UserError` that names the task and all its faults."""
         name = record.get("id", "<no id>") if isinstance(record, dict) else "<no id>"
-        return read(cls, record, f"task {name!r}")
+        return read(cls, record, f"task {name!r:.80}")
 
     def faults(self) -> Iterator[str]:
         yield from self.oracle.faults_in(self.workspace)

@@ -7,21 +7,32 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-_PIECE = 1 << 20  # characters
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR) (\S.*)$", re.MULTILINE)
+_PIECE = 1 << 20  # characters that are searched at once: no other thread runs meanwhile
+_LINE_CHARACTERS = 1 << 16  # of a line; one that is longer names no test
+_LINE = re.compile(rf"^(PASSED|FAILED|ERROR) (\S.{{,{_LINE_CHARACTERS}}})$", re.MULTILINE)
 _DASHES = 8  # of a line, at which its name may end
+# pytest reports `PASSED` too for a `unittest` test whose subtests fail. `[why] (n=1) SUBFAIL id` is by pytest-subtests.
+_SUBTEST = re.compile(
+    rf"^(?:[\[(].{{,{_LINE_CHARACTERS}}}[\])] )?SUBFAIL(?:ED)?(.{{,{_LINE_CHARACTERS}}})$", re.MULTILINE
+)
+_SUBTEST_END = re.compile(r"(?<=[\])]) ")  # what a subtest is of stands before its test's id: `[why] (n=1) file::test`
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
-    """Test id → whether it passed. A test named twice passed only if it passed both times.
+    """Test id → whether it passed. A test named twice passed only if it passed both times, and one with subtests
+    only if none of them failed.
 
     File and test may hold blanks and dashes (`my tests/test_a.py::test_join[a - b]`). So a line is taken to name all of
     it, what comes before each ` - `, and the test's first word, since some programs print more behind it.
     """
     results: dict[str, bool] = {}
-    for match in (match for piece in _pieces(log) for match in _LINE.finditer(piece)):
+    for match in _lines(_LINE, log):
         for test in set(_names(match[2])):
             results[test] = results.get(test, True) and match[1] == "PASSED"
+    for match in _lines(_SUBTEST, log):
+        parts = _SUBTEST_END.split(match[1], _DASHES)
+        for start in range(len(parts)):
+            results |= dict.fromkeys(_names(" ".join(parts[start:]).lstrip()), False)
     return results
 
 
@@ -34,13 +45,13 @@ def _names(text: str) -> Iterator[str]:
         yield from (f"{file}::{word}" for word in name.split(maxsplit=1)[:1])
 
 
-def _pieces(log: str) -> Iterator[str]:
-    """Whole lines, some at a time: other threads wait while one of them is searched."""
-    start = 0
-    while start < len(log):
-        end = log.find("\n", start + _PIECE) + 1 or len(log)
-        yield log[start:end]
-        start = end
+def _lines(pattern: re.Pattern[str], log: str) -> Iterator[re.Match[str]]:
+    """Those that begin in a piece, one piece after the other; `^` is the beginning of a line, never that of a piece."""
+    for start in range(0, len(log), _PIECE):
+        for match in pattern.finditer(log, start, start + _PIECE + 2 * _LINE_CHARACTERS):
+            if match.start() >= start + _PIECE:
+                break
+            yield match
 
 
 # JUnit's XML, as Maven's Surefire and Gradle write it: a line for each test case. POSIX awk: an image needs no Python

@@ -4,7 +4,7 @@
     checkpoints/rollout_<k>/optimizer.pt   optimizer moments, step count
     checkpoints/rollout_<k>/random.pt      global random-number generators, for plug-ins that use them
     checkpoints/rollout_<k>/state.json     configuration, sizes of the run's journals and of these files, seconds so far
-    checkpoints/rollout/…                  the data source's own state, one file per rollout
+    checkpoints/rollout/…_<k>.json         the data source's own state, dropped with the checkpoint
 
 A checkpoint is written under a temporary name, flushed to disk and renamed: it is there whole or not at all. One that
 was damaged afterwards is passed over for the one before. Journals are cut back to the recorded sizes on resumption, so
@@ -36,6 +36,7 @@ from slime_swe.fields import read
 from slime_swe.files import sync_folder, write_file, writing
 
 STATE_FILE = "state.json"
+_DATA_SOURCE_STATE = re.compile(r".*_(\d+)\.\w+")
 # May differ on resume. A longer run is the same run, where the learning rate does not depend on its length.
 VOLATILE = frozenset(
     {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_run_dir", "swe_attempt"}
@@ -121,7 +122,8 @@ def configuration(args: Namespace) -> dict[str, Any]:
 
 
 def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep: int) -> Path:
-    """Write checkpoint `state.rollout_id` and drop all but the newest `keep`; 0 drops none.
+    """Write checkpoint `state.rollout_id` and drop all but the newest `keep`; 0 drops none. With them go a
+    data source's states of rollouts before the oldest that stays.
 
     `model_dir`'s files are linked, not copied: they must be replaced, never changed in place. Raises
     `FileError` where the disk is full; earlier checkpoints are then untouched.
@@ -146,8 +148,8 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    for old in _numbers(folder)[:-keep] if keep else ():
-        shutil.rmtree(folder / f"rollout_{old}")
+    if keep:
+        _keep_newest(folder, keep)
     return final
 
 
@@ -204,6 +206,17 @@ def _sizes(path: Path) -> dict[str, int]:
     """Bytes of every file but the state itself, by its path in the checkpoint."""
     files = (file for file in path.rglob("*") if file.is_file() and file.name != STATE_FILE)
     return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
+
+
+def _keep_newest(folder: Path, keep: int) -> None:
+    numbers = _numbers(folder)
+    for number in numbers[:-keep]:
+        shutil.rmtree(folder / f"rollout_{number}")
+    oldest = numbers[-keep:][0]
+    for file in folder.glob("rollout/*"):
+        found = _DATA_SOURCE_STATE.fullmatch(file.name)
+        if found and int(found[1]) < oldest:
+            file.unlink()
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -21,19 +21,20 @@ import torch
 from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
-from slime_swe.embedded.evaluate import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.embedded.hooks import Hooks
 from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.phases import Clock, sandbox_share
-from slime_swe.embedded.rollouts import Player, Rollout, flatten
 from slime_swe.embedded.server_process import ServerProcess, update_weights
 from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
+from slime_swe.rollout.driver import Driver, Rollout, scheduler_of
+from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, is_broken, trajectories
+from slime_swe.rollout.player import Player
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, flatten, is_broken, trajectories
 from slime_swe.sample import Sample
 
 JOURNALS = ("metrics.jsonl", EPISODES, EVALUATIONS)  # the last two are written by the logging hooks
@@ -109,6 +110,7 @@ class _Loop:
         self.data_source: Any = self.hooks.data_source(args)
         self.trainer = Trainer(args, found.model_dir if found else None)
         self.player = Player(args, self.hooks)
+        self.driver = Driver(self.player, scheduler_of(args))
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
         self.recorded = clock.snapshot()
@@ -162,10 +164,9 @@ class _Loop:
     async def _generate(self, rollout_id: int) -> tuple[Rollout, dict[str, Any]]:
         earlier = self.clock.seconds["generation"]
         with self.clock.phase("generation"):
-            rollout = await self.player.collect(self.data_source)
+            rollout = await self._collect(rollout_id)
         seconds = self.clock.seconds["generation"] - earlier
         samples = flatten(rollout.played)
-        self._require_sound(samples, f"rollout {rollout_id}")
         self.attempt.require_last()
         self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
         dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
@@ -174,6 +175,14 @@ class _Loop:
             self.hooks.log(rollout_id, self.args, samples, logged, seconds)
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
         return rollout, episode_metrics(samples) | metrics  # a logging hook of another kind adds none of them
+
+    async def _collect(self, rollout_id: int) -> Rollout:
+        try:
+            return await self.driver.collect(self.data_source, rollout_id)
+        except InfrastructureError:
+            if self.server is not None:
+                self.server.require_alive()
+            raise
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""

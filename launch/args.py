@@ -65,7 +65,7 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
         "rollout": {
             "rollout_batch_size": rollout.batch_size,
             "n_samples_per_prompt": rollout.samples_per_task,
-            "over_sampling_batch_size": rollout.over_sampling or rollout.batch_size,
+            "over_sampling_batch_size": rollout.batch_size,
             "n_samples_per_eval_prompt": data.eval_samples_per_task,
             "rollout_max_response_len": rollout.max_response,
             "rollout_max_context_len": rollout.max_context,
@@ -79,7 +79,6 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
             "rollout_shuffle": data.shuffle,
             "reward_key": None,
             "group_rm": False,
-            "partial_rollout": rollout.partial,
         },
         "serving": {
             "sglang_router_ip": serving.router_ip or None,
@@ -162,6 +161,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_tool_format": tool_format_of(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
+        "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_time_budget": rollout.time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": rollout.sandbox_concurrency,

@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from slime_swe.errors import UserError
+from slime_swe.files import read_given
 from slime_swe.launch.engines import violations
 from slime_swe.launch.model import mismatches, with_model
 from slime_swe.recipes.base import Recipe
@@ -74,9 +75,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def read_recipe(path: Path) -> Recipe:
     """Read what `save_recipe` wrote. Raises `UserError` where the file is missing, garbled or holds unknown keys."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"can't read recipe {path}: {error.strerror}") from error
+        content = yaml.safe_load(read_given(path, "recipe").decode())
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

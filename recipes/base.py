@@ -148,14 +148,14 @@ class Rollout:
 
     batch_size: tasks of one rollout.
     samples_per_task: episodes of each task (GRPO's group).
-    over_sampling: tasks sampled for one rollout before the group filter; 0 means `batch_size`.
+    max_over_sampling: groups sampled at once for one that a batch lacks, at most. As many are sampled as it takes at
+        the rate at which groups passed the filter so far. What is not needed then is sampled anew in the next rollout.
     max_turns: model calls of one episode.
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
     schedule: `sync` (sample, then train), `async` (sample the next rollout while training on this one) or
         `fully_async` (never stop sampling).
-    partial: at the end of a rollout, keep what unfinished episodes have sampled and continue them in the next.
     max_attempts: attempts at an episode that infrastructure breaks.
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
@@ -175,10 +175,9 @@ class Rollout:
     max_turns: Size
     max_response: Size
     max_context: Size
-    over_sampling: Count = 0
+    max_over_sampling: Annotated[float, Meta(ge=1)] = 2.0
     time_budget: Positive = 120.0
     schedule: Annotated[str, one_of("sync", "async", "fully_async")] = "sync"
-    partial: bool = False
     max_attempts: Size = 3
     temperature: Positive = 1.0
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0

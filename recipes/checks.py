@@ -152,9 +152,6 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
 
 def amounts(recipe: Recipe) -> Iterator[Violation]:
     no, rollout, algorithm = against(recipe), recipe.rollout, recipe.algorithm
-    if 0 < rollout.over_sampling < rollout.batch_size:
-        why = f"is less than rollout.batch_size={rollout.batch_size}"
-        yield no("rollout.over_sampling", why, "set it to 0 (the same) or to more")
     episodes = rollout.batch_size * rollout.samples_per_task
     if episodes % algorithm.steps_per_rollout:
         why = f"does not divide the {episodes} episodes of a rollout (rollout.batch_size x rollout.samples_per_task)"

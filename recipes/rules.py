@@ -180,8 +180,7 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
 
 
 def _schedules(recipe: Recipe) -> Iterator[Violation]:
-    """`fully_async_rollout.py` takes groups as they come: it neither filters nor samples more than it returns. SLiME
-    hands an unfinished sample to `generate` again, and asks that it isn't a list of siblings."""
+    """`fully_async_rollout.py` takes groups as they come: it neither filters nor evaluates."""
     no, rollout = against(recipe), recipe.rollout
     fully = rollout.schedule == "fully_async"
     if fully and recipe.algorithm.group_filter:
@@ -190,11 +189,3 @@ def _schedules(recipe: Recipe) -> Iterator[Violation]:
     if fully and recipe.data.eval:
         fix = f"write {' '.join(f'~data.eval.{name}' for name in recipe.data.eval)}, or use rollout.schedule=async"
         yield no("data.eval", "can't be played: SLiME's rollout.schedule=fully_async does not evaluate", fix)
-    if fully and (rollout.over_sampling or rollout.partial):
-        key = "rollout.over_sampling" if rollout.over_sampling else "rollout.partial"
-        why = "has no meaning with rollout.schedule=fully_async, which never ends a rollout early"
-        yield no(key, why, f"leave {key} out")
-    if rollout.partial and rollout.generate == "slime_swe.rollout.slime_plugin.generate":
-        why = f"but rollout.generate={rollout.generate} can't go on with an unfinished episode: its sandbox is gone"
-        fix = "set partial to false, or use rollout.schedule=fully_async, which cuts no episode short"
-        yield no("rollout.partial", why, fix)

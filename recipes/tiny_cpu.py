@@ -77,7 +77,12 @@ def recipe() -> Recipe:
             eval_samples_per_task=1,
         ),
         algorithm=Algorithm(
-            clip_low=0.2, clip_high=0.28, std_normalization=False, steps_per_rollout=2, rollout_logprobs=True
+            group_filter="",  # every group is trained, so that each rollout takes as long
+            clip_low=0.2,
+            clip_high=0.28,
+            std_normalization=False,
+            steps_per_rollout=2,
+            rollout_logprobs=True,
         ),
         optimizer=Optimizer(lr=1.2e-3, schedule="linear", beta1=0.9, beta2=0.95, weight_decay=0.0, clip_grad=1.0),
         run=Run(num_rollouts=48, seed=0),

@@ -14,10 +14,10 @@ Not covered: a table where the bug shows on no call but those of the tests. Such
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
@@ -26,10 +26,12 @@ from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 
 MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others
+MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are remembered, each in less than 2 KiB
 _RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
 _COMMAND = f"python3 -I -S -B {_RUNNER}"
 _VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
@@ -81,8 +83,9 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
         return held_out.read((await _run(task, files, sandboxes)).output)[1]
 
     assert isinstance(task.oracle, CallsOracle), task.oracle
-    key = (frozenset(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
-    return await remembered("answers of unpatched code", key, run)
+    decides = (sorted(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
+    key = hashlib.sha256(repr(decides).encode()).digest()  # the files themselves would be kept for as long
+    return await remembered("answers of unpatched code", key, run, most=MOST_ANSWERS)
 
 
 def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:
@@ -139,9 +142,7 @@ class Calls:
         """What is added to the graded files."""
         payload = "".join(file.payload(answers=True) for file in self.files)
         held_out = "".join(file.payload(answers=False) for file in self.held_out)
-        folder = resources.files("slime_swe.rewards")
-        runner = "".join((folder / name).read_text(encoding="utf-8") for name in ("canonical.py", "call_runner.py"))
-        return {_RUNNER: runner, _CALLS: f"([{payload}], [{held_out}])"}
+        return {_RUNNER: sandbox_source("call_runner.py"), _CALLS: f"([{payload}], [{held_out}])"}
 
     def read(self, output: str) -> tuple[dict[str, bool], list[bool]]:
         """Each test → whether all its calls gave the right answer; and of each held-out call whether it did.

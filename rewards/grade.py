@@ -114,7 +114,7 @@ def image_limits(seconds: float) -> Limits:
         file_bytes=2 << 30,
         disk_bytes=8 << 30,
         processes=2048,
-        output_bytes=32 << 20,
+        output_bytes=16 << 20,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import random
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -14,12 +16,14 @@ from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import UnwrittenError
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
+MOST_CONTROLS = 2048  # that are remembered, two of a task, of what its tests are reported as and what they give
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -83,7 +87,7 @@ async def records_in(sandbox: Sandbox, path: str) -> Records:
     if not path:
         return {}
     result = await sandbox.exec(f"head -c {_RECORD_BYTES} {shlex.quote(path)} 2>/dev/null", timeout=_READ_SECONDS)
-    return read_records(result.output)
+    return await asyncio.to_thread(read_records, result.output)
 
 
 async def known_control(
@@ -91,13 +95,17 @@ async def known_control(
 ) -> ControlRun:
     """The control of the gold patch or of none, made once for all patches of a task. That of the gold patch is made
     again if nothing came of it."""
-    workspace = frozenset(task.workspace.files.items()), task.workspace.image
+    decides = (task.id, task.oracle, sorted(task.workspace.files.items()), task.workspace.image, patch, tuple(tests))
+    key = hashlib.sha256(
+        repr(decides).encode(errors="backslashreplace")
+    ).digest()  # the files would be kept for as long
     try:
         return await remembered(
             "control",
-            (sandboxes, task.id, task.oracle, workspace, patch, tuple(tests)),
+            (sandboxes, key),
             lambda: control(tests),
             keep=lambda run: run.reports or not patch,
+            most=MOST_CONTROLS,
         )
-    except PatchError as error:
+    except (PatchError, UnwrittenError) as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error

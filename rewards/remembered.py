@@ -10,22 +10,26 @@ from typing import TypeVar
 
 from slime_swe.rollout.loop_scope import opened_once
 
-KEPT = 128  # of each kind
+KEPT = 128  # of a kind whose results may be whole files
 
 T = TypeVar("T")
 
 
 async def remembered(
-    kind: str, key: Hashable, make: Callable[[], Awaitable[T]], keep: Callable[[T], bool] = lambda _: True
+    kind: str,
+    key: Hashable,
+    make: Callable[[], Awaitable[T]],
+    keep: Callable[[T], bool] = lambda _: True,
+    most: int = KEPT,
 ) -> T:
     """What `make` gives. The first caller with this key makes it for all. A failure is not remembered, nor what is not
-    worth to `keep`."""
+    worth to `keep`. most: results of this kind that are kept, those that were asked for last."""
     known: OrderedDict[Hashable, asyncio.Future[T]] = await opened_once(
         ("remembered", kind), lambda: contextlib.nullcontext(OrderedDict())
     )
     if key not in known:
         known[key] = asyncio.ensure_future(make())
-        while len(known) > KEPT:
+        while len(known) > most:
             known.popitem(last=False)
     known.move_to_end(key)
     future, kept = known[key], False

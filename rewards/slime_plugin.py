@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +12,11 @@ import msgspec
 
 from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.dotted import is_part
-from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
+from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.records import (
     EpisodeRecord,
@@ -90,8 +89,7 @@ def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple
 def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **kwargs: Any) -> DynamicFilterOutput:
     """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`).
 
-    Infrastructure failures do not count as an outcome. A dropped group may still fill a batch that would otherwise need
-    another round of sampling. Its advantages are then zero, or come from shaped rewards alone.
+    Infrastructure failures do not count as an outcome.
     """
     outcomes = {
         trajectory_of(s): record_of(s, args.reward_key).solved for s in flatten(list(samples)) if not _excluded(s)
@@ -100,7 +98,7 @@ def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **
     if len(values) > 1:
         return DynamicFilterOutput(keep=True)
     reason = f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
-    return DynamicFilterOutput(keep=False, reason=reason, keep_when_insufficient=True)
+    return DynamicFilterOutput(keep=False, reason=reason)
 
 
 async def _reward_episode(args: Any, segments: list[Sample]) -> None:
@@ -155,37 +153,5 @@ def _value(args: Any, sample: Sample) -> float:
         return 0.0
     value = reward_of(sample, args.reward_key)
     if value is None or not math.isfinite(value):
-        raise UserError(f"reward.function gave {_shown(sample.reward)} for sample {sample.index}: {_WANTED}")
+        raise UserError(f"reward.function gave {shown(sample.reward)} for sample {sample.index}: {A_REWARD}")
     return value
-
-
-_WANTED = "a reward is a finite number; its parts are the components of metadata['score']"
-
-
-def checked_reward(function: Any, path: str) -> Any:
-    """A user's reward function, whose failures and wrong results are `UserError`s that name it."""
-
-    async def call(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
-        try:
-            found = function(args, sample, **kwargs)
-            found = await found if inspect.isawaitable(found) else found
-        except (UserError, InfrastructureError):
-            raise
-        except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-            raise UserError(f"reward.function={path} failed: {what}") from error
-        if isinstance(sample, list) and not (isinstance(found, list | tuple) and len(found) == len(sample)):
-            raise UserError(
-                f"reward.function={path} gave {_shown(found)} for {len(sample)} samples: give a list of as many"
-            )
-        for value in found if isinstance(sample, list) else [found]:
-            if not isinstance(value, int | float) and not (args.reward_key and isinstance(value, Mapping)):
-                raise UserError(f"reward.function={path} gave {_shown(value)}: {_WANTED}")
-        return found
-
-    return call
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.80} ({type(value).__name__})"

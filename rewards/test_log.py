@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from slime_swe.data_sources.task import Oracle, Task
@@ -28,6 +29,7 @@ from slime_swe.rewards.mutated_files import (
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.patched_image import patch_image
+from slime_swe.rewards.room import cause_found, put
 from slime_swe.rewards.withheld import Records
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 
@@ -70,6 +72,12 @@ class _Runs:
     async def mixed(self, tests: Sequence[str]) -> ControlRun:
         return await asyncio.to_thread(_reported, await self._run(tests))
 
+    def pristine(self) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox without a patch."""
+        workspace = self.task.workspace
+        limits = LIMITS if workspace.image is None else image_limits(self.task.oracle.timeout_seconds)
+        return self.sandboxes.open(workspace.files, limits, workspace.image)
+
     async def _run(self, tests: Sequence[str] = (), record_to: str = "") -> _Done:
         """With these tests mutated. record_to: withhold values, and record to this file what is given instead."""
         task, patch = self.task, self.patch
@@ -77,8 +85,7 @@ class _Runs:
             files, ignored = await graded_files(task, patch)
             async with self.sandboxes.open(files, LIMITS) as sandbox:
                 return await _run(sandbox, task, ignored, tests, record_to)
-        limits = image_limits(task.oracle.timeout_seconds)
-        async with self.sandboxes.open(task.workspace.files, limits, task.workspace.image) as sandbox:
+        async with self.pristine() as sandbox:
             ignored = await patch_image(sandbox, task, patch)
             return await _run(sandbox, task, ignored, tests, record_to)
 
@@ -87,9 +94,10 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
     runs = _Runs(task, patch, sandboxes)
     try:
-        if patch and settings.negative_control:
-            return await with_negative_control(task.oracle, runs)
-        return uncontrolled(await runs.first())
+        async with cause_found(patch, runs.pristine):
+            if patch and settings.negative_control:
+                return await with_negative_control(task.oracle, runs)
+            return uncontrolled(await runs.first())
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
 
@@ -102,7 +110,7 @@ async def _run(sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence
 
 
 async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], record_to: str = "") -> MutatedFiles:
-    """Write the test files once more, some of the tests mutated. Raises `GraderError` where a file can't be written.
+    """Write the test files once more, some of the tests mutated. Raises `UnwrittenError`.
 
     This is done before every run, even if nothing is mutated. Otherwise a file that is newer in one of the runs would
     show the code under test which run it is in.
@@ -113,10 +121,7 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], re
     if record_to and not mutated.functions:
         mutated = rewrite_files(await read_files(sandbox, oracle.protected), tests)
     for path, content in {**files, **mutated.files}.items():
-        try:
-            await sandbox.write_file(path, content)
-        except OSError as error:
-            raise GraderError(f"the test file {path} can't be written: {error}") from error
+        await put(sandbox, path, content)
     return mutated
 
 

@@ -20,6 +20,7 @@ import orjson
 
 from slime_swe import files
 from slime_swe.data_sources.task import Task
+from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, Trial, try_patch
 from slime_swe.rollout.sandbox.base import Sandboxes
@@ -162,17 +163,23 @@ class Record:
     """Findings in a file, one a line, so that an interrupted validation continues where it stopped.
 
     A finding counts for the same task, validated in the same way. A finding of a failed grader does not count: the task
-    is tried again.
+    is tried again. Raises `UserError` where the file holds something else or can't be read.
     """
 
     def __init__(self, path: Path, settings: ValidationSettings) -> None:
         self.path = path
         self._settings = settings
-        text = self.path.read_bytes() if self.path.exists() else b""
+        text = files.read_given(self.path, "the record") if self.path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:  # a killed run left a part of a line
+        rest = text[len(whole) :]
+        if rest and not rest.startswith(b"{"):
+            raise UserError(f"{path} is no record of a validation: give another file")
+        try:
+            lines = msgspec.json.Decoder(_Line).decode_lines(whole)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is no record of a validation ({error}): give another file") from error
+        if rest:  # a killed run left a part of a line
             self.path.write_bytes(whole)
-        lines = msgspec.json.Decoder(_Line).decode_lines(whole)
         self._known = {line.digest: line for line in lines if line.status is not Status.BROKEN}
 
     def known(self, task: Task) -> Finding | None:

@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 
 from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.parameters import Tables
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.source_edits import (
     NO_LITERAL,
     Edit,
@@ -106,8 +106,7 @@ def record_values(module: ast.Module, functions: Sequence[Function], lines: list
 
 def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
     """What `record_values` calls, as one line of a module. path: of the file that the records are written to."""
-    folder = resources.files("slime_swe.rewards")
-    source = "".join((folder / name).read_text(encoding="utf-8") for name in ("canonical.py", "value_recorder.py"))
+    source = sandbox_source("value_recorder.py")
     made = f"(lambda names: (exec({source!r}, names), (names['recorder']({path!r}), names['failure']))[1])({{}})"
     statement = next(statement for statement in module.body if not _comes_first(statement, module))
     return before(statement, lines, f"{_RECORD}, {_FAILURE} = {made}".encode())

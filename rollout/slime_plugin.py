@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_swe.data_sources.slime_plugin import task_of
+from slime_swe.dotted import is_part
+from slime_swe.errors import UserError
 from slime_swe.rollout.client import Sampling
-from slime_swe.rollout.loop_scope import agent_for, sandboxes_for
+from slime_swe.rollout.driver import Driver, scheduler_of
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.loop_scope import agent_for, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
+from slime_swe.rollout.player import Group, Player
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
+
+T = TypeVar("T")
+
+
+@dataclass
+class _TrainOutput:
+    """What a rollout function returns: groups of samples, and metrics."""
+
+    samples: list[Group]
+    metrics: dict[str, Any] | None = None
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+if TYPE_CHECKING:
+    RolloutFnTrainOutput = _TrainOutput
+    run = _run
+else:
+    try:  # SLiME's own type, and the loop that lives as long as the run
+        from slime.rollout.base_types import RolloutFnTrainOutput
+        from slime.utils.async_utils import run
+    except ModuleNotFoundError as error:
+        if not is_part(error.name, "slime.rollout.base_types"):
+            raise
+        RolloutFnTrainOutput, run = _TrainOutput, _run
 
 _PAUSE = 0.2  # seconds before an episode that infrastructure broke is tried again; doubles each time
 
@@ -44,6 +78,37 @@ async def generate(
         args, sample, episode, agent.decode, placeholder=agent.placeholder_token, evaluation=evaluation
     )
     return samples[0] if len(samples) == 1 else samples
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
+    """The groups of one training step (`--rollout-function-path`), as many as `--rollout-batch-size` says.
+
+    Groups that the filter drops are replaced. Raises `UserError` for an evaluation, which SLiME's own function plays.
+    """
+    if evaluation:
+        raise UserError("this function plays no evaluations: set --eval-function-path to SLiME's generate_rollout")
+    return run(_collect(args, rollout_id, data_source))
+
+
+async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
+    driver = await driver_for(args)
+    rollout = await driver.collect(data_source, rollout_id)
+    dropped = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in rollout.dropped.items()}
+    return RolloutFnTrainOutput(rollout.kept, {**dropped, "rollout/given_back": rollout.given_back})
+
+
+async def driver_for(args: Any) -> Driver:
+    """The running loop's driver of this run."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Driver]:
+        driver = Driver(Player(args, RolloutHooks.load(args)), scheduler_of(args))
+        try:
+            yield driver
+        finally:
+            await driver.close()
+
+    return await opened_once(("driver", args.swe_run_dir), opened)
 
 
 def log_rollout(

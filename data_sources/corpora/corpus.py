@@ -23,7 +23,7 @@ T = TypeVar("T")
 def read_record(kind: type[T], record: Any, key: str = "instance_id") -> T:
     """What a loader needs of a record, which has more. Raises `UserError` that names the task by `key`."""
     name = record.get(key) if isinstance(record, dict) else None
-    return read(kind, record, f"task {name!r}", partial=True)
+    return read(kind, record, f"task {name!r:.80}", partial=True)
 
 
 def tests_of(names: str | list[str]) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ class _Record:
     image_assets: str | dict[str, Any] = ""
 
     def faults(self) -> Iterator[str]:
+        yield from (f"{name} must not be empty" for name in ("image", "log_parser") if not getattr(self, name))
         yield from test_faults(self.FAIL_TO_PASS, self.PASS_TO_PASS)
         yield from patch_faults("test_patch", self.test_patch)
         if START not in self.eval_script or END not in self.eval_script:
@@ -94,7 +95,7 @@ def task_of(record: Any, *, source: str, split: str) -> Task:
     missing = [field for field in NEW_FIELDS if isinstance(record, dict) and record.get(field) is None]
     if missing:
         raise UserError(
-            f"task {name!r} has no {', '.join(missing)}: it is of SWE-bench's format from before swebench 5, "
+            f"task {name!r:.80} has no {', '.join(missing)}: it is of SWE-bench's format from before swebench 5, "
             "which left these to the harness; download the data set anew"
         )
     found = read_record(_Record, record)

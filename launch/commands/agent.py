@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_swe.errors import UserError
+from slime_swe.files import read_given
 from slime_swe.launch.agent_check import Report, check_agent
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_path
 from slime_swe.launch.output import print_json
@@ -60,7 +61,7 @@ async def _check(options: argparse.Namespace) -> Report:
     if options.script:
         try:
             script = msgspec.json.decode(
-                options.script.read_bytes(), type=Annotated[list[str], msgspec.Meta(min_length=1)]
+                read_given(options.script, "the script"), type=Annotated[list[str], msgspec.Meta(min_length=1)]
             )
         except msgspec.DecodeError as error:
             raise UserError(f"{options.script} must hold a JSON list of turns, each a text: {error}") from error

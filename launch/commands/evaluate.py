@@ -142,11 +142,11 @@ async def evaluate_checkpoint(args: Namespace) -> dict[str, dict[str, Any]]:
 
     Raises `InfrastructureError` where infrastructure broke every episode of a set.
     """
-    from slime_swe.embedded.evaluate import as_slime, evaluate, load_evaluation_tasks  # torch takes seconds to import
     from slime_swe.embedded.hooks import Hooks
-    from slime_swe.embedded.rollouts import Player
     from slime_swe.embedded.server_process import ServerProcess
+    from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks  # torch takes seconds to import
     from slime_swe.rollout.metrics import evaluation_metrics
+    from slime_swe.rollout.player import Player
     from slime_swe.rollout.records import failure_of
 
     hooks, sets, results = Hooks.load(args), load_evaluation_tasks(args), {}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slime_swe.attempts import ATTEMPTS, attempting, require_ended
 from slime_swe.errors import UserError
+from slime_swe.files import writing
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
@@ -114,7 +115,8 @@ def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
 def _show(engine: Engine, recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
     job = engine.job(recipe, folder, resume=options.resume)
     if options.script:
-        Path(options.script).write_text(script(job), encoding="utf-8")
+        with writing(Path(options.script)):
+            Path(options.script).write_text(script(job), encoding="utf-8")
     if options.json:
         print_json(document(job))
     elif not options.script:

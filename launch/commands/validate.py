@@ -22,6 +22,7 @@ from rich.table import Table
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import UserError
+from slime_swe.files import writing
 from slime_swe.launch.output import print_json
 from slime_swe.launch.progress import Bar
 from slime_swe.rewards.grade import GradingSettings
@@ -69,9 +70,10 @@ def run(options: argparse.Namespace) -> int:
 
         findings = asyncio.run(validate_all(tasks, settings, record, on_finding))
     if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
         lines = [orjson.dumps(task.to_dict()) + b"\n" for task in usable(tasks, findings)]
-        options.write.write_bytes(b"".join(lines))
+        with writing(options.write):
+            options.write.parent.mkdir(parents=True, exist_ok=True)
+            options.write.write_bytes(b"".join(lines))
     seconds = round(time.monotonic() - started, 3)
     wrong = [finding for finding in findings if finding.status is not Status.SOUND]
     if options.json:

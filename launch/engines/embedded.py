@@ -27,7 +27,6 @@ RULES: tuple[Fixed, ...] = (
     *only("", "the embedded engine uses no Ray", "cluster.ray_address"),
     *only([], "a running server is named by serving.router_ip and serving.router_port", "serving.external_engines"),
     *only("sync", _SYNC, "rollout.schedule"),
-    *only(False, _SYNC, "rollout.partial"),
     *only("grpo", _LOSS, "algorithm.estimator"),
     *only("trajectory", _LOSS, "algorithm.reduction"),
     *only("loss", _LOSS, "algorithm.kl_in"),
@@ -76,10 +75,10 @@ class Embedded(Engine):
 
 def check_args(args: Namespace) -> None:
     """Load every part that needs no server. Raises the `UserError` of the first that can't be used."""
-    from slime_swe.embedded.evaluate import load_evaluation_tasks
     from slime_swe.embedded.hooks import Hooks
     from slime_swe.embedded.loss import LossConfig
     from slime_swe.rewards.grade import GradingSettings
+    from slime_swe.rollout.evaluation import load_evaluation_tasks
     from slime_swe.rollout.loop_scope import require_room_for
     from slime_swe.rollout.sandbox.pool import make_backend
     from slime_swe.rollout.settings import RolloutSettings

@@ -156,7 +156,7 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
     """One node's disk, if all lies there: images of one rollout's tasks, the model twice, one checkpoint."""
     model = recipe.model.architecture
-    tasks = sampled_tasks(recipe) if holds_images(recipe) else 0
+    tasks = recipe.rollout.batch_size if holds_images(recipe) else 0
     parts = (
         Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
         Component("model", 2 * formulae.WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
@@ -174,11 +174,6 @@ def holds_images(recipe: Recipe) -> bool:
     """Whether the tasks' images lie on a node's disk."""
     backend = make_backend(recipe.rollout.sandbox)
     return backend.takes_images and backend.runs_here
-
-
-def sampled_tasks(recipe: Recipe) -> int:
-    """Tasks that a rollout samples, at least."""
-    return max(recipe.rollout.over_sampling, recipe.rollout.batch_size)
 
 
 def gpus(count: int) -> str:

@@ -10,7 +10,7 @@ from slime_swe.launch.model import mismatches
 from slime_swe.launch.plan import formulae
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images, sampled_tasks
+from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.result import Budget, Component, Plan, Timing
 from slime_swe.launch.plan.timing import time_step, workload_of
@@ -110,7 +110,7 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
         f"{run.num_rollouts // run.save_interval} checkpoints of {size:.0f} GiB where run.dir lies"
     )
     if holds_images(recipe):
-        images = sampled_tasks(recipe) * run.num_rollouts
+        images = recipe.rollout.batch_size * run.num_rollouts
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
     if not recipe.serving.external_engines:
         yield from _queue(recipe, work.length)

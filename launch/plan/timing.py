@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime_swe.launch.plan import formulae, roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.memory import cache_tokens, layout_of, sampled_tasks, sandbox_nodes, sglang_engine
+from slime_swe.launch.plan.memory import cache_tokens, layout_of, sandbox_nodes, sglang_engine
 from slime_swe.launch.plan.result import Phase, Timing
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS, Gpu
@@ -30,7 +30,7 @@ def workload_of(recipe: Recipe, assumed: Assumptions) -> Workload:
         length=length,
         sampled=min(assumed.sampled * length, turns * rollout.max_response),
         turns=turns,
-        sampled_episodes=sampled_tasks(recipe) * rollout.samples_per_task,
+        sampled_episodes=rollout.batch_size * rollout.samples_per_task,
         trained_episodes=rollout.batch_size * rollout.samples_per_task,
     )
 
@@ -96,14 +96,14 @@ def _rollout(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phas
         Phase("sample", waves * decode, f"{flying:.0f} episodes in flight: {reason}"),
         Phase("prefill", waves * prefill, f"{new:.0f} new tokens an episode"),
         Phase("sandboxes", waves * sandbox, turns),
-        Phase("longest episode", longest, "waits for it; 0 with partial rollouts"),
+        Phase("longest episode", longest, "waits for it; 0 with fully_async"),
     )
 
 
 def _longest(recipe: Recipe, work: Workload, assumed: Assumptions) -> float:
     """Seconds of an episode of `rollout.max_turns` turns and `rollout.max_context` tokens, alone on its engine."""
     rollout = recipe.rollout
-    if rollout.partial or rollout.schedule == "fully_async":
+    if rollout.schedule == "fully_async":
         return 0.0
     sampled = work.sampled * rollout.max_context / work.length
     step = _decode_step(recipe, 1, rollout.max_context / 2, assumed)

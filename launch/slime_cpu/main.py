@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ray
 
-from slime_swe.attempts import attempting
+from slime_swe.attempts import HeldError, attempting
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.slime_cpu.shims import install
 
@@ -41,4 +41,7 @@ def train(script: Path, processes: int, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    try:
+        main(sys.argv[1], sys.argv[2:])
+    except HeldError as error:
+        sys.exit(f"slime-swe: {error}")

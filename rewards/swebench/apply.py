@@ -20,6 +20,7 @@ from slime_swe.data_sources.task import HarnessOracle
 from slime_swe.patches import PatchError, header_paths, require_few_folders
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.guard import Guard, folders_of
+from slime_swe.rewards.room import put, speaks_of_a_full_disk
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
 
 PATCH = "/tmp/patch.diff"
@@ -47,18 +48,19 @@ class Applied:
 
 async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Applied:
     """Raises `PatchError` where no command takes the patch, or what it did can't be undone where it has to be;
-    `GraderError` where the repository can't be read."""
+    `GraderError` where the repository can't be read; `UnwrittenError`."""
     try:
-        await sandbox.write_file(PATCH, patch.encode("utf-8", "surrogateescape"))
+        content = patch.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise PatchError(f"the patch is no text: {error}") from error
+    await put(sandbox, PATCH, content)
     listed = await sandbox.exec(_LIST)
     if listed.exit_code != 0 or listed.truncated:
         raise GraderError(f"the image's repository can't be listed: {listed.output[-500:]!r}")
     commands, guarded = await asyncio.to_thread(_plan, oracle, patch, listed.output)
     if not guarded:
         return Applied(await _first_that_takes_it(sandbox, commands), [])
-    await sandbox.write_file(_GUARDED, "".join(f"{path}\0" for path in guarded).encode("utf-8", "surrogateescape"))
+    await put(sandbox, _GUARDED, "".join(f"{path}\0" for path in guarded).encode("utf-8", "surrogateescape"))
     kept = await _put_back(sandbox, "keep")
     if kept.exit_code != 0:
         raise GraderError(f"the image's files can't be kept: {_tail(kept)}")
@@ -94,20 +96,21 @@ def _commands(patch: str, paths: Collection[str], *, by_git_alone: bool = False)
 
 
 async def _first_that_takes_it(sandbox: Sandbox, commands: Collection[str]) -> str:
-    result = None
+    said: list[str] = []
     for command in commands:
-        if result is not None:
+        if said:
             await sandbox.exec(_RESET)  # a failed attempt leaves what it had done by then
         result = await sandbox.exec(f"{command} {PATCH}")
         if result.exit_code == 0:
             return command
+        said.append(_tail(result))
     if (await sandbox.exec(f"{_GIT} apply --check --reverse {PATCH}")).exit_code == 0:
         return "all of them together"  # the last one's leavings are the whole patch, as the harness checks too
-    raise PatchError(_tail(result))
+    raise PatchError(next(filter(speaks_of_a_full_disk, said), said[-1]))
 
 
-def _tail(result: ExecResult | None) -> str:
-    return "" if result is None else result.output[-2_000:].strip()
+def _tail(result: ExecResult) -> str:
+    return result.output[-2_000:].strip()
 
 
 async def _put_back(sandbox: Sandbox, what: str) -> ExecResult:

@@ -23,12 +23,13 @@ from slime_swe.patches import header_paths, make_patch, paths_of
 from slime_swe.rewards.grade import image_limits
 from slime_swe.rewards.mutated_files import Files, read_files, records_in
 from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import cause_found, put
 from slime_swe.rewards.swebench.apply import Applied, apply_in
 from slime_swe.rewards.swebench.harness import image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
-from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, Sandboxes
 
-_LOG_BYTES = 32 << 20
+_LOG_BYTES = 16 << 20
 _CONTROL_LOG_BYTES = 4 << 20  # what failing tests print may be anything, and a parser takes a second for each 2 MiB
 _SCRIPT, _TESTS = "/tmp/eval.sh", "/tmp/tests"
 _HERE_DOCUMENT = re.compile(r"<<\s*(['\"])(?P<end>\w+)\1[^\n]*\n(?P<body>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
@@ -89,10 +90,10 @@ class Evaluation:
         """Run the script with a patch (an empty one is not applied).
 
         tests: as `restored_tests` gives them; without them the script is run as it is. mutated: what some test files
-        hold instead. record_to: the file in which these record values. Raises `PatchError`, `GraderError`,
-        `SandboxError`.
+        hold instead. record_to: the file in which these record values. Raises `PatchError`, `UnwrittenError`,
+        `GraderError`, `SandboxError`.
         """
-        async with self._sandbox(_CONTROL_LOG_BYTES if mutated else _LOG_BYTES) as sandbox:
+        async with self.pristine(_CONTROL_LOG_BYTES if mutated else _LOG_BYTES) as sandbox:
             applied = await apply_in(sandbox, self.oracle, patch) if patch else None
             result = await self.run_in(sandbox, tests, mutated)
             return Done(applied, result, await records_in(sandbox, record_to))
@@ -104,7 +105,7 @@ class Evaluation:
             return await self._run(sandbox, script)
         files = {**tests.restored, **mutated}
         for path, content in files.items():
-            await _write(sandbox, f"{_TESTS}/{path}", content)
+            await put(sandbox, f"{_TESTS}/{path}", content)
         return await self._run(
             sandbox, with_copied_tests(self.script, _TESTS, self.image.folder) if files else self.script
         )
@@ -114,17 +115,18 @@ class Evaluation:
         before = before_the_tests(self.script)
         if before == self.script or not self.test_files:
             return NO_TESTS
-        async with self._sandbox() as sandbox:
+        async with cause_found("", self.pristine), self.pristine() as sandbox:
             shown = await read_files(sandbox, self.test_files)
             await self._run(sandbox, before)
             return RestoredTests(shown, await read_files(sandbox, self.test_files))
 
-    def _sandbox(self, log_bytes: int = _LOG_BYTES) -> AbstractAsyncContextManager[Sandbox]:
+    def pristine(self, log_bytes: int = _LOG_BYTES) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox without a patch."""
         limits = replace(image_limits(self.oracle.timeout_seconds), output_bytes=log_bytes)
         return self.sandboxes.open(self.task.workspace.files, limits, self.image)
 
     async def _run(self, sandbox: Sandbox, script: str) -> ExecResult:
-        await _write(sandbox, _SCRIPT, script.encode())
+        await put(sandbox, _SCRIPT, script.encode())
         return await sandbox.exec(f"/bin/bash {_SCRIPT}", timeout=self.oracle.timeout_seconds)
 
 
@@ -169,10 +171,3 @@ def _patch_in(script: str) -> re.Match[str] | None:
 def _sections(patch: str) -> list[str]:
     """One of each file."""
     return [section for section in _SECTION.split(patch) if section.startswith("diff --git ")]
-
-
-async def _write(sandbox: Sandbox, path: str, content: bytes) -> None:
-    try:
-        await sandbox.write_file(path, content)
-    except OSError as error:
-        raise SandboxError(f"{path} can't be written: {error}") from error

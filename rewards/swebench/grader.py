@@ -26,6 +26,7 @@ from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, rewrite_files
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
+from slime_swe.rewards.room import cause_found
 from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests, embeds_test_patch, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
@@ -67,7 +68,8 @@ async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
     """`control`: believe a log that would be rewarded only with a witness. Raises `SandboxError` besides."""
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
     runs = _Runs(evaluation, patch, harness, control)
-    return await with_negative_control(evaluation.oracle, runs) if control else uncontrolled(await runs.first())
+    async with cause_found(patch, evaluation.pristine):
+        return await with_negative_control(evaluation.oracle, runs) if control else uncontrolled(await runs.first())
 
 
 @dataclass(frozen=True)

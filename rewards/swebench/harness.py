@@ -24,7 +24,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rollout.loop_scope import opened_once
 
-ANSWER_SECONDS = 120.0  # for a log to be parsed; a log that takes longer is an attack on a regular expression
+ANSWER_SECONDS = 300.0  # for the process to answer; it gives up a log after a tenth of it, of processor time
 RUN_SECONDS = 600.0  # for the official harness, beyond the time that the tests may take
 CLOSE_SECONDS = 30.0  # for the process to remove the containers that it has started
 _WORKER = Path(__file__).with_name("worker.py")
@@ -88,8 +88,16 @@ class Harness:
 
     async def report(self, instance: dict[str, Any], log: str) -> dict[str, Any]:
         """The harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
-        log could be read."""
-        return dict((await self._ask("report", instance=instance, log=log))["report"])
+        log could be read; `unreadable`, why, where the harness fails at it.
+
+        A log goes by a file: as JSON one of 32 MiB would keep the event loop for 0.2 s.
+        """
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="slime-swe-log-", encoding="utf-8", errors="replace") as file:
+                await asyncio.to_thread(_write, file, log)
+                return dict((await self._ask("report", instance=instance, log=file.name))["report"])
+        except OSError as error:
+            raise GraderError(f"the log can't be written to a file: {error}") from error
 
     async def run(self, instance: dict[str, Any], patch: str, seconds: float) -> dict[str, Any]:
         """The harness's own run on Docker, under an id that was never used; an empty patch is not applied.
@@ -139,7 +147,7 @@ class Harness:
 
     async def _start(self, *arguments: str) -> _Process:
         python = self._python or sys.executable
-        inherited = dict(os.environ)
+        inherited = {**os.environ, "PYTHONUTF8": "1"}  # the harness opens logs as the locale says
         if self._python:
             inherited = {name: value for name, value in inherited.items() if name not in _OF_THIS_INTERPRETER}
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_Process.close`)
@@ -166,6 +174,11 @@ class Harness:
                 "'slime-swe[swebench]', or install it elsewhere and set reward.harness_python to that interpreter"
             )
         return process
+
+
+def _write(file: Any, text: str) -> None:
+    file.write(text)
+    file.flush()
 
 
 def _checked(answer: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,16 @@ Requests have an `id`, which the answer repeats, and an `op`:
 | op | fields | answer |
 | --- | --- | --- |
 | `script` | instance | `script`: the eval script as the harness runs it |
-| `report` | instance, log | `report`: what `get_eval_report` says of the log |
+| `report` | instance, log: the path of a file | `report`: what `get_eval_report` says of the log |
 | `run` | instance, patch, seconds, run_id | `report`, `log` and `seconds`, or `unappliable`, or `timed_out` and `log` |
 
 An answer with `refused` says what is wrong with the request, one with `error` that grading failed. The first line,
 before any request, is `ready` (the version), or `missing` (what can't be imported). The process ends with its input.
+
+A policy can print what a parser raises at, or takes hours or all memory for. That is its own failure: the report of
+such a log solves nothing, and its field `unreadable` says why. If the harness fails at a log without results too, the
+failure is not the log's, and the answer is an `error`.
+
 `worker.py run` takes one request, a `run`: the harness names its loggers by the instance and writes into the current
 folder. If its input ends before the run does, it removes the run's container and ends.
 """
@@ -21,35 +26,87 @@ import importlib
 import json
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 MODEL = "slime-swe"  # the harness files its logs under a model's name
 NEAREST = 5  # of the names that are shown for an unknown one
 LOG_CHARACTERS = 20_000  # of a run's log, sent back from its end
 DOCKER_SECONDS = 120  # for an answer of the daemon, beyond the time that the tests may be silent
+READ_SECONDS = 30.0  # of processor time, for a log to be read
+MEMORY_BYTES = 4 << 30  # of this process, of which swebench's libraries reserve 1.2 GiB
+SHOWN = 1_000  # characters of what a parser raised
+NO_RESULTS = ">>>>> Start Test Output\n>>>>> End Test Output\n"
+# In the traceback of a run: that the harness failed at what a patch or its tests have written.
+BY_THE_PATCH = re.compile(
+    r"^(UnicodeDecodeError|MemoryError|(\w+\.)*TooSlow)\b"
+    r"|^  File \".*/swebench/harness/(grading|log_parsers/\w+)\.py\"",
+    re.MULTILINE,
+)
 UNAPPLIABLE = re.compile(r"^[\d-]+ [\d:,]+ - INFO - >>>>> Patch Apply Failed:\n(.*)", re.MULTILINE | re.DOTALL)
 TIMED_OUT = re.compile(r"\n\nTimeout error: \d+ seconds exceeded\.\Z")
 
 Message = dict[str, Any]
 
 
-def report(instance: Message, log: str) -> Message:
+class TooSlow(Exception):
+    """A log takes more processor time than it may."""
+
+
+@contextmanager
+def processor_time(seconds: float) -> Iterator[None]:
+    """Raise `TooSlow` in the main thread after so much of this process's time, also within a regular expression."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooSlow(f"more than {seconds:g} s of processor time")
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def unreadable(instance: Message, why: str) -> Message:
+    """The report of a log that the harness fails at. Raises where it fails at one without results too."""
+    empty = Path("no_results.txt")
+    empty.write_text(NO_RESULTS)
+    report(instance, empty)
+    return {"resolved": False, "patch_successfully_applied": False, "unreadable": why[-SHOWN:]}
+
+
+def read(instance: Message, log: Path) -> Message:
+    """The harness's report of any log."""
+    try:
+        with processor_time(READ_SECONDS):
+            return report(instance, log)
+    except OSError:  # the machine's
+        raise
+    except Exception:  # whatever a parser raises
+        why = traceback.format_exc()
+    return unreadable(instance, why)
+
+
+def report(instance: Message, log: Path) -> Message:
     """The harness's report of a log."""
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
-    path = Path("test_output.txt")
-    path.write_text(log, errors="replace")
     prediction = {"instance_id": instance["instance_id"], "model_name_or_path": MODEL, "model_patch": ""}
-    reports = get_eval_report(make_test_spec(instance), prediction, str(path), include_tests_status=True)
+    reports = get_eval_report(make_test_spec(instance), prediction, str(log), include_tests_status=True)
     return dict(reports[instance["instance_id"]])
 
 
@@ -87,14 +144,15 @@ def run(request: Message) -> Message:
     }
     client = importlib.import_module("docker").from_env(timeout=request["seconds"] + DOCKER_SECONDS)
     started = time.monotonic()
-    result = run_instance(
-        make_test_spec(instance),
-        prediction,
-        client,
-        request["run_id"],
-        request["seconds"],
-        skip_patch=not request["patch"],
-    )
+    with processor_time(READ_SECONDS):  # the harness reports what is raised here, as it does all exceptions
+        result = run_instance(
+            make_test_spec(instance),
+            prediction,
+            client,
+            request["run_id"],
+            request["seconds"],
+            skip_patch=not request["patch"],
+        )
     took = time.monotonic() - started
     logs = Path("logs/run_evaluation", request["run_id"], MODEL, instance["instance_id"])
     log = _text(logs / "test_output.txt")
@@ -105,6 +163,9 @@ def run(request: Message) -> Message:
         return {"unappliable": unappliable[1][:LOG_CHARACTERS]}
     if TIMED_OUT.search(log):
         return {"timed_out": True, "log": log[-LOG_CHARACTERS:]}
+    raised = run_log.rpartition("Error in evaluating model")[2]
+    if BY_THE_PATCH.search(raised):
+        return {"report": unreadable(instance, raised), "log": log[-LOG_CHARACTERS:], "seconds": took}
     return {"error": run_log[-LOG_CHARACTERS:]}
 
 
@@ -113,13 +174,13 @@ def _text(path: Path) -> str:
 
 
 def answer(request: Message) -> Message:
-    """The answer to a request. Catches whatever a parser raises, since all gradings share this process."""
+    """The answer to a request. Catches whatever the harness raises, since all gradings share this process."""
     try:
         if refused := refusal(request):
             return {"refused": refused}
         if request["op"] == "script":
             return {"script": script(request["instance"])}
-        return run(request) if request["op"] == "run" else {"report": report(request["instance"], request["log"])}
+        return run(request) if request["op"] == "run" else {"report": read(request["instance"], Path(request["log"]))}
     except Exception:
         return {"error": traceback.format_exc()}
 
@@ -159,6 +220,7 @@ def main(only_a_run: bool) -> None:
     from swebench import __version__
 
     say({"ready": __version__})
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     with tempfile.TemporaryDirectory(prefix="slime-swe-harness-") as folder:
         os.chdir(folder)
         for line in iter(sys.stdin.buffer.readline, b""):

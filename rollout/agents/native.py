@@ -63,7 +63,8 @@ class NativeAgent(Agent):
 
 @dataclass
 class _Run:
-    """One episode's state."""
+    """One episode's state. Other threads read what the policy wrote and tokenise what it is shown: a turn of many calls
+    takes seconds, which the loop that runs all episodes must not wait for."""
 
     agent: NativeAgent
     task: Task
@@ -87,7 +88,7 @@ class _Run:
             return StopReason.CONTEXT_FULL
         while True:
             generation = await self._sample()
-            turn = parse(self.template.decode(generation.tokens), self.settings.tool_format)
+            turn = await asyncio.to_thread(self._parsed, generation)
             if not turn.calls and turn.error is None:
                 return StopReason.CONTEXT_FULL if self.room < MIN_REPLY else StopReason.NO_TOOL_CALL
             results = await self._answer(turn)
@@ -96,7 +97,8 @@ class _Run:
             if self.statistics.turns >= self.settings.max_turns:
                 return StopReason.MAX_TURNS
             closed = generation.tokens[-1] in self.template.stop_token_ids
-            added = fit(results, partial(self._delta, closed), self.room - self._reserve())
+            room = self.room - self._reserve()
+            added = await asyncio.to_thread(fit, results, partial(self._delta, closed), room)
             if added is None:
                 return StopReason.CONTEXT_FULL
             self.head = self.session.add_context(added)
@@ -157,6 +159,9 @@ class _Run:
         statistics = self.statistics
         if statistics.edits and statistics.first_edit_patch is None and tool in _CHANGES_FILES:
             statistics.first_edit_patch = await self.sandbox.diff()
+
+    def _parsed(self, generation: Generation) -> ParsedTurn:
+        return parse(self.template.decode(generation.tokens), self.settings.tool_format)
 
     def _delta(self, closed: bool, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]

@@ -14,7 +14,7 @@ from slime_swe.errors import UserError
 
 _REMEMBERED = 256  # texts, of at most so many characters: 6 MB, and as agents show files
 _REMEMBERED_LENGTH = 8192
-_LONG = 16_384  # characters, of which other threads should not have to wait for the end
+_LONG = 16_384  # characters or tokens, of which other threads should not have to wait for the end
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
 Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
@@ -62,7 +62,10 @@ class Encoder:
         return _encode(self._backend, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._backend.decode(tokens, skip_special_tokens=False)
+        if len(tokens) <= _LONG:
+            text: str = self._backend.decode(tokens, skip_special_tokens=False)
+        else:  # as in `_encode`
+            text = self._backend.decode_batch([tokens], skip_special_tokens=False)[0]
         return text
 
     def ids(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:

@@ -15,8 +15,10 @@ TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
 }
-MAX_TURN = 1 << 19  # characters: parsing a turn is not to hold up the others for longer than 50 ms
-MOST_CALLS = 128  # of one turn: the work on a turn must not grow with the square of its length
+# Parsing a turn is not to hold up the others for longer than 50 ms. Neither limit is enough alone: each call may be
+# looked for up to the turn's end (12,000 calls in 128 KiB: 0.2 s), and one call of 8 MiB is much JSON (0.5 s).
+MAX_TURN = 1 << 19  # characters
+MOST_CALLS = 128  # of one turn
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

@@ -49,6 +49,9 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cac
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+_OPEN: set[Proxy] = set()  # of this process
+
+
 class Proxy:
     """Serves the sessions that were added to it. Made by `open_proxy`; belongs to one event loop."""
 
@@ -170,12 +173,15 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     app = web.Application()
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     log = OneLine(logging.getLogger(__name__), None)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=log)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=log, auto_decompress=False
+    )
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
+    _OPEN.add(proxy)
     # A full collection of garbage looks at every object of the process, and takes a quarter of a second where a model's
-    # libraries are loaded. Large requests cause it, so that what is there already is left out of it meanwhile.
+    # libraries are loaded. Large requests cause it, so what is there already is left out of it while a proxy is open.
     gc.freeze()
     try:
         listening = await proxy.listen(None, host=host, port=port)
@@ -186,7 +192,9 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
         finally:
             listening.close()
     finally:
-        gc.unfreeze()
+        _OPEN.discard(proxy)
+        if not _OPEN:
+            gc.unfreeze()
         await runner.cleanup()
 
 
@@ -218,12 +226,18 @@ async def _nowhere(http: web.Request) -> web.StreamResponse:
 
 
 async def _body(http: web.Request, session: ProxySession, arrival: Arrival) -> bytes:
+    """Compressed bodies are refused: 64 KiB can hold 64 MiB, which aiohttp would unpack in the event loop."""
+    encoding = http.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ProxyError(
+            "invalid_request", f"Content-Encoding: {encoding[:40]!r} was given, only 'identity' is allowed"
+        )
     session.hold(arrival, http.content_length or 0)
     body = bytearray()
     try:
         async for chunk in http.content.iter_any():
             body += chunk
-            if len(body) > arrival.bytes_held:  # the client did not say how long it is, or has packed it
+            if len(body) > arrival.bytes_held:  # the client did not say how long it is
                 session.hold(arrival, len(body) - arrival.bytes_held)
     except web.RequestPayloadError as error:
         raise ProxyError("invalid_request", f"the body can't be read: {' '.join(str(error).split())}") from error

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +39,7 @@ MOST_COUNTS = 4096  # requests to count tokens
 # What is larger, or comes beside more others, is parsed and tokenised in a thread, one request of a session at a time.
 INLINE_BYTES = 16 << 10
 INLINE_AT_ONCE = 4
+INLINE_TOKENS = 16 << 10  # of a sampled turn, whose text is made on the spot: 6 ms where all are of the longest kind
 MOST_CHARACTERS = 1_000_000  # that are new in one request: a quarter of a million tokens
 MOST_TOOL_BYTES = 512 << 10  # agents have a tenth of it; a template is rendered with them many times to prove it
 _CHARACTERS_OF_TOKEN = 16  # a text of more than these does not fit a context, and need not be tokenised to know
@@ -225,21 +226,20 @@ class ProxySession:
                     del self._in_flight[key]
 
     def history(self) -> dict[str, Any]:
-        """The record as plain JSON types: the training sequences so far, the calls and their outcomes."""
+        """The record, for orjson, which writes dataclasses as objects: the training sequences so far, the calls and
+        their outcomes. A copy by `asdict` would take seconds of the event loop for the tokens of a long session.
+        """
         return {
             "id": self.id,
             "turns": self.statistics.turns,
             "ended": self.ended and self.ended.value,
             "failure": str(self.failure) if self.failure else None,
-            "segments": [asdict(segment) for segment in self.session.segments()],
+            "segments": self.session.segments(),
             "tool_calls": dict(self.statistics.tool_calls),
             "tool_calls_executed": self.executed,
             "overridden": dict(self.overridden),
-            "edited": [{"said": asdict(said), "echo": asdict(echo)} for said, echo in self.tree.edited],
-            "unmatched": [
-                {"message": asdict(message), "nearest": nearest and asdict(nearest)}
-                for message, nearest in self.tree.unmatched
-            ],
+            "edited": [{"said": said, "echo": echo} for said, echo in self.tree.edited],
+            "unmatched": [{"message": message, "nearest": nearest} for message, nearest in self.tree.unmatched],
         }
 
     def forget(self) -> None:
@@ -339,8 +339,8 @@ class ProxySession:
 
     async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
         request, prompt, tree = placed.request, placed.prompt, self.tree
-        generation = await self._sample(request, prompt)
-        said, finish = self._parse(request, generation)
+        generation, text = await self._sample(request, prompt)
+        said, finish = self._parse(request, generation, text)
         if self.tree is not tree:  # the record was cleared meanwhile
             placed = self.tree.place(request)
         turn = self.tree.record(placed, said, generation, train=not self.side_call(request))
@@ -366,16 +366,21 @@ class ProxySession:
         if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
             del self._answers[turn.at.key]
 
-    async def _sample(self, request: Request, prompt: Prompt) -> Generation:
+    async def _sample(self, request: Request, prompt: Prompt) -> tuple[Generation, str]:
         params = self._params(request, prompt)
         ids = prompt.node.encoded_path()
         with self.statistics.engine_time():
             generation = await self.policy.client.generate(
                 ids, params, routed_experts=self.policy.routing_replay, headers=self.sampling.headers
             )
+        text = await self._decoded(generation.tokens)  # before the turn counts: until it is recorded, it is in flight
         self.failure, self.full = None, False
         self.statistics.add(generation)
-        return generation
+        return generation, text
+
+    async def _decoded(self, tokens: list[int]) -> str:
+        decode = self.policy.templates.decode
+        return decode(tokens) if len(tokens) <= INLINE_TOKENS else await self._in_thread(decode, tokens)
 
     def _params(self, request: Request, prompt: Prompt) -> Mapping[str, Any]:
         room = self.policy.max_context - prompt.node.end
@@ -388,12 +393,11 @@ class ProxySession:
         return params
 
     def _parse(
-        self, request: Request, generation: Generation
+        self, request: Request, generation: Generation, text: str
     ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
         """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
         gets plain text.
         """
-        text = self.policy.templates.decode(generation.tokens)
         cut = generation.finish_reason == "length"
         parsed = parse(text, self.policy.tool_format)
         if not parsed.written or not request.tools:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import codecs
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Self
 
 from slime_swe.errors import UserError
@@ -15,6 +16,7 @@ from slime_swe.rollout.sandbox.pool import names_that
 
 GONE = "[the sandbox's shell was killed and does not start again]\n"
 KILLED = 137
+_PIECE = 1 << 20  # bytes that are decoded at once: no other thread runs meanwhile
 _UNKNOWN = b"\0"  # stands for a content that is not known: a patch only names what is not text
 
 
@@ -45,17 +47,25 @@ class BaseSandbox(abc.ABC):
         raise UserError(f"this sandbox gives out no port (asked for {port}): set rollout.sandbox to one of {allowed}")
 
 
-def result(code: int | None, seconds: float, head: bytes, tail: bytes, missing: int) -> ExecResult:
-    """`missing` bytes of output were dropped between head and tail."""
-    return ExecResult(code, render(head, tail, missing), seconds, timed_out=code is None, truncated=missing > 0)
+async def result(code: int | None, seconds: float, head: bytes, tail: bytes, missing: int) -> ExecResult:
+    """`missing` bytes of output were dropped between head and tail. A long text is decoded in a thread."""
+    short = len(head) + len(tail) <= _PIECE
+    output = render(head, tail, missing) if short else await asyncio.to_thread(render, head, tail, missing)
+    return ExecResult(code, output, seconds, timed_out=code is None, truncated=missing > 0)
 
 
 def render(head: bytes, tail: bytes, missing: int) -> str:
     """The text; where `missing` bytes were dropped between head and tail, with a marker that says how many."""
     if not missing:
-        return (head + tail).decode("utf-8", "replace")
+        return "".join(_decoded(head + tail, "replace"))
     marker = f"\n[truncated: {missing} bytes missing here]\n"
-    return head.decode("utf-8", "ignore") + marker + tail.decode("utf-8", "ignore")
+    return "".join((*_decoded(head, "ignore"), marker, *_decoded(tail, "ignore")))
+
+
+def _decoded(data: bytes, errors: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for start in range(0, len(data), _PIECE):
+        yield decoder.decode(data[start : start + _PIECE], final=start + _PIECE >= len(data))
 
 
 async def patch(

@@ -182,7 +182,7 @@ class LocalSandbox(common.BaseSandbox):
         except OSError as error:  # the first process has been kept from forking
             return ExecResult(common.KILLED, f"[the command was not started: {error}]\n", time.monotonic() - started)
         head, tail = blob[: answer.head], blob[answer.head :]
-        return common.result(answer.exit_code, answer.seconds, head, tail, answer.missing)
+        return await common.result(answer.exit_code, answer.seconds, head, tail, answer.missing)
 
     async def read_file(self, path: str) -> bytes:
         return (await self._file_operation({"op": "read", "path": path}, path))[1]

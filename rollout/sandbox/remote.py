@@ -241,13 +241,12 @@ class RemoteSandbox(ShellSandbox):
             answer = (await self._execute("bash", "-c", script, "bash", *what, *caps, text)).strip()
             looks, pause = 10, min(1.0, 1.1 * pause + 0.02)
         try:
-            status, head, tail, *_ = f"{answer}\n\n".split("\n")
-            code, missing = map(int, status.split())
-            output.add(base64.b64decode(head) + base64.b64decode(tail))
-            output.total += missing
+            code, missing, printed = await asyncio.to_thread(_outcome, answer)
         except ValueError as error:  # nothing runs there any more, or a command has written the answer
             output.add(f"[it is not known how the command has ended: {error}]\n".encode())
             return common.KILLED
+        output.add(printed)
+        output.total += missing
         return None if late else code
 
     async def _upload(self, name: str, content: bytes) -> None:
@@ -281,6 +280,13 @@ class RemoteSandbox(ShellSandbox):
         if hasattr(problem, "extra_info"):
             return None
         raise SandboxError(f"the remote sandbox does not answer: {problem!r}") from problem
+
+
+def _outcome(answer: str) -> tuple[int, int, bytes]:
+    """The exit status of a command, the bytes that are missing, and the others. Raises `ValueError`."""
+    status, head, tail, *_ = f"{answer}\n\n".split("\n")
+    code, missing = map(int, status.split())
+    return code, missing, base64.b64decode(head) + base64.b64decode(tail)
 
 
 def _as_text(change: bytes) -> str:

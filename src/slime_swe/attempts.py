@@ -163,7 +163,8 @@ def _who(path: Path) -> str:
         return f"another process writes {path.parent}: wait until it ends (`fuser {path}` names it)"
     here = holder.host == socket.gethostname()
     where = "on this machine" if here else f"on {holder.host}"
-    command = holder.command if len(holder.command) <= _SHOWN else f"{holder.command[:_SHOWN]}…"
+    command = " ".join(holder.command.split())  # on one line
+    command = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}…"
     said = f"{path.parent} is written by process {holder.pid} {where} since {holder.since} UTC ({command})"
     if here and not Path(f"/proc/{holder.pid}").exists():
         return f"{said}. That process is gone, and another one holds the lock: `fuser {path}` names it; end that one"

@@ -23,4 +23,4 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{what}: unknown name {given!r}.{hint} Available: {', '.join(names)}"
+    return f"{what}: unknown name {given!r:.80}.{hint} Available: {', '.join(names)}"

@@ -27,6 +27,7 @@ from slime_swe.errors import UserError, unknown
 __all__ = ["Argument", "Choice", "Meta", "read", "read_arguments"]
 T = TypeVar("T")
 _SHOWN = 80  # characters of a value in a message
+_FAULTS, _FAULT = 20, 500  # that a message names, and characters of each
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read(kind: type[T], record: Any, what: str, *, partial: bool = False) -> T:
         record = {name: record[name] for name in _hints(typing.cast(Any, kind)) if record.get(name) is not None}
     found = _read(kind, record, "", faults)
     if faults:
-        raise UserError(f"{what}: {'; '.join(faults)}")
+        raise UserError(f"{what}: {_message(faults)}")
     return typing.cast(T, found)
 
 
@@ -65,7 +66,7 @@ def read_arguments(kind: type[T], args: Any) -> T:
     faults: list[str] = []
     found = _built(kind, given, faults, lambda name: f"args.{names[name]}", lambda name: _where_to_set(names[name]))
     if faults:
-        raise UserError("; ".join(faults))
+        raise UserError(_message(faults))
     return typing.cast(T, found)
 
 
@@ -82,7 +83,8 @@ def _read(kind: Any, record: Any, where: str, faults: list[str]) -> Any:
         return None
     before = f"{where}." if where else ""
     known = [field.name for field in fields(kind)]
-    faults += [_unknown_key(f"{before}{key}", key, known) for key in record if key not in known]
+    others = [key for key in record if key not in known][: _FAULTS + 1]
+    faults += [_unknown_key(f"{before}{key}", key, known) for key in others]
     return _built(kind, record, faults, lambda name: f"{before}{name}")
 
 
@@ -156,9 +158,17 @@ def _where_to_set(name: str) -> str:
     return f": set it in the recipe, or by SLiME's --{name.replace('_', '-')}"
 
 
+def _message(faults: list[str]) -> str:
+    more = ["and more"] if len(faults) > _FAULTS else []
+    return "; ".join([*(_cut(fault, _FAULT) for fault in faults[:_FAULTS]), *more])
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return _cut(repr(value), _SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Files that survive a crash: written whole or not at all, appended line by line, locked between processes."""
+"""Files that survive a crash: written whole or not at all, appended line by line, locked between processes; and files
+that people name."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +40,18 @@ def cache_folder(name: str) -> Path:
     if base.startswith("~"):
         raise UserError("this user has no home folder, and caches need one: set HOME or XDG_CACHE_HOME")
     return Path(base, "slime-swe", name)
+
+
+def read_given(path: Path, what: str) -> bytes:
+    """A file that a person names; what: it is, such as "the task file". Raises `UserError`, also for devices and pipes:
+    their end may never come."""
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+            return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"can't read {what} {path}: {error.strerror or error}") from error
+    raise UserError(f"can't read {what} {path}: it is a device, a pipe or a socket, and must be a regular file")
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -47,7 +47,11 @@ def test_slimes_rollout_function_plays_our_episodes(args, server):
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     requests.post(f"{router}/workers", json={"url": f"http://{server}"}, timeout=10).raise_for_status()
     init_http_client(args)
-    groups = generate_rollout(args, 0, TaskDataSource(args)).samples
+    samples = played(generate_rollout(args, 0, TaskDataSource(args)).samples)
+    assert {sample.group_index for sample in samples} == {0, 1}
+
+
+def played(groups):
     assert [len(group) for group in groups] == [4, 4]
     samples = [sample for group in groups for sample in group]
     assert {sample.metadata["episode"]["stop_reason"] for sample in samples} <= {
@@ -58,4 +62,30 @@ def test_slimes_rollout_function_plays_our_episodes(args, server):
     }
     assert all(sample.reward in (-1.0, 1.0) for sample in samples)
     assert all(any(sample.loss_mask) for sample in samples)
-    assert {sample.group_index for sample in samples} == {0, 1}
+    return samples
+
+
+@pytest.mark.slow
+def test_our_rollout_function_is_called_as_slimes(args, server):
+    """Groups that the filter drops are replaced; what comes back is of SLiME's own type."""
+    from slime.ray.rollout import _start_router
+    from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
+    from slime.utils.http_utils import init_http_client
+    from slime.utils.misc import load_function
+
+    from slime_swe.data_sources.slime_plugin import TaskDataSource
+
+    args.sglang_router_ip, args.sglang_router_port = _start_router(args)
+    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    requests.post(f"{router}/workers", json={"url": f"http://{server}"}, timeout=10).raise_for_status()
+    init_http_client(args)
+    args.dynamic_sampling_filter_path = "slime_swe.rewards.slime_plugin.keep_group"
+    source = TaskDataSource(args)
+    rollout = load_function("slime_swe.rollout.slime_plugin.generate_rollout")
+    outputs = [call_rollout_fn(rollout, args, number, source, evaluation=False) for number in range(2)]
+    assert all(isinstance(output, RolloutFnTrainOutput) for output in outputs)
+    for output in outputs:
+        samples = played(output.samples)
+        for group in output.samples:
+            assert {sample.reward for sample in group} == {-1.0, 1.0}, "every group has something to learn"
+        assert len({sample.group_index for sample in samples}) == 2

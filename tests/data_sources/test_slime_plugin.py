@@ -80,8 +80,49 @@ def test_groups_given_back_come_first(tmp_path):
     again = source.get_samples(3)
     assert again[:2] == groups[1:]
     assert again[2][0].index == 6
-    with pytest.raises(UserError, match="a group holds 2 samples, got one of 1"):
-        source.add_samples([[Sample()]])
+    for unknown in (Sample(), Sample(group_index=9)):
+        with pytest.raises(UserError, match="a group was given back that was never handed out"):
+            source.add_samples([[unknown]])
+
+
+def test_groups_come_back_as_they_first_were(tmp_path):
+    """Whatever has been written into their samples, and if an episode has become several of them."""
+    source = TaskDataSource(make_args(tmp_path))
+    (group,) = source.get_samples(1)
+    played = [[sample, Sample(index=-9, group_index=0)] for sample in group]
+    group[0].metadata["episode"], group[0].tokens = {"patch": ""}, [1]
+    source.add_samples([played])
+    (again,) = source.get_samples(1)
+    assert [(sample.index, sample.tokens, [*sample.metadata]) for sample in again] == [
+        (index, [], ["task"]) for index in (0, 1)
+    ]
+
+
+def test_tasks_that_are_set_aside_are_handed_out_no_more(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    source.set_aside("task-3")
+    assert "task-3" not in ids(source.get_samples(12))
+    source.save(0)
+    resumed = TaskDataSource(make_args(tmp_path))
+    resumed.load(0)
+    assert "task-3" not in ids(resumed.get_samples(12))
+    for number in range(7):
+        resumed.set_aside(f"task-{number}")
+    with pytest.raises(UserError, match="infrastructure failed on all 7 tasks"):
+        resumed.get_samples(1)
+
+
+def test_a_checkpoint_holds_what_its_rollout_had_left(tmp_path):
+    source = TaskDataSource(make_args(tmp_path))
+    source.get_samples(3)
+    source.end_rollout(0, unfinished=[1])
+    following = source.get_samples(2)
+    source.end_rollout(1)
+    source.save(0)
+    resumed = TaskDataSource(make_args(tmp_path))
+    resumed.load(0)
+    assert [group[0].group_index for group in resumed.get_samples(3)] == [1, 3, 4]
+    assert following[0][0].group_index == 3
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

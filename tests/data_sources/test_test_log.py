@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.rollout.watch import HELD, longest_wait
 
 from slime_swe.data_sources import test_log
 from slime_swe.data_sources.corpora.gitbug_java import test_command as command_of
@@ -166,6 +167,17 @@ def test_names_may_hold_blanks_and_dashes(test: str, line: str):
     assert parse_test_log(f"x\n{line.format(test)}\n{test}\n")[test] is line.startswith("PASSED")
 
 
+@pytest.mark.parametrize("test", ["t.py::T::t", "t.py::t[a b]", "my tests/t.py::T::t[(1) 2]"])
+@pytest.mark.parametrize("subtest", ["(<subtest>)", "[1]", "[why not] (n=1, m='a b')", "[a::b [c] d] (n=(1, 2))"])
+@pytest.mark.parametrize("line", ["SUBFAILED{} {}", "{} SUBFAIL {}"], ids=["pytest 9", "pytest-subtests"])
+def test_a_test_fails_with_its_subtests(line: str, subtest: str, test: str):
+    failed = line.format(subtest, test)
+    for log in (f"PASSED {test}\n{failed} - assert 1 == 2\n", f"{failed}\nPASSED {test}\n"):
+        assert parse_test_log(log)[test] is False
+    passed = line.replace("FAILED", "PASSED").replace("FAIL", "PASS").format(subtest, test)
+    assert parse_test_log(f"PASSED {test}\n{passed}\n") == parse_test_log(f"PASSED {test}\n")
+
+
 def test_any_log_is_read_in_time_that_grows_with_it():
     rng = random.Random(0)
     words = [
@@ -187,8 +199,26 @@ def test_any_log_is_read_in_time_that_grows_with_it():
     ]
     for _ in range(3_000):
         parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
-    for line in ("PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99):
+    lines = ["PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99]
+    for line in [*lines, "SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]:
         log = line * ((2 << 20) // len(line))
         started = time.thread_time()
         parse_test_log(log)
         assert time.thread_time() - started < 3, line
+
+
+@pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])
+def test_a_long_log_keeps_no_other_thread_waiting(line: str):
+    log = "PASSED a::" + line * ((64 << 20) // len(line))
+    assert longest_wait(lambda: parse_test_log(log)) < HELD
+
+
+def test_a_test_is_found_wherever_it_stands():
+    """Beside lines of any length, and at the end of any piece."""
+    for before in ((1 << 20) - 60, (1 << 20) + 5, (1 << 21) - 9):
+        for shift in range(0, 70, 4):
+            log = f"{'x' * (before + shift)}\nPASSED a::b[c]\nFAILED a::d - no\nyPASSED a::e"
+            assert parse_test_log(log) == {"a::b[c]": True, "a::d": False, "a::d - no": False}
+    for length in (60_000, 70_000, 3 << 20):
+        found = parse_test_log(f"PASSED a::{'b' * length}\nPASSED a::c\n")
+        assert found.pop("a::c") and len(found) == (length < 65_536)

@@ -57,10 +57,10 @@ def make_args(checkpoint: Path, run_dir: Path, **changes: Any) -> Namespace:
         data_source_path="slime_swe.data_sources.slime_plugin.TaskDataSource",
         custom_rollout_log_function_path="slime_swe.rollout.slime_plugin.log_rollout",
         custom_eval_rollout_log_function_path="slime_swe.rollout.slime_plugin.log_evaluation",
-        rollout_batch_size=4, n_samples_per_prompt=4, over_sampling_batch_size=4, n_samples_per_eval_prompt=2,
+        rollout_batch_size=4, n_samples_per_prompt=4, n_samples_per_eval_prompt=2,
         rollout_max_response_len=6, rollout_max_context_len=64, rollout_temperature=1.0, rollout_top_p=1.0,
         rollout_top_k=-1, rollout_stop=None, rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
-        rollout_seed=0, rollout_shuffle=True, reward_key=None, group_rm=False, partial_rollout=False,
+        rollout_seed=0, rollout_shuffle=True, reward_key=None, group_rm=False,
         use_rollout_routing_replay=False, sglang_router_ip=None, sglang_router_port=None,
         sglang_server_concurrency=8, sglang_enable_deterministic_inference=True, advantage_estimator="grpo",
         eps_clip=0.2, eps_clip_high=0.28, use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="low_var_kl",
@@ -71,6 +71,7 @@ def make_args(checkpoint: Path, run_dir: Path, **changes: Any) -> Namespace:
         swe_tasks=[tasks["train"]], swe_eval_tasks={name: tasks[name] for name in ("heldout", "unseen")},
         swe_agent="native", swe_tool_format="hermes", swe_system_prompt="", swe_max_turns=TURNS, swe_time_budget=30.0,
         swe_sandbox="local", swe_sandbox_concurrency=1, swe_reward_mode="plus_minus", swe_max_attempts=1,
+        swe_max_over_sampling=2.0,
         swe_run_dir=str(run_dir), swe_threads=1, swe_keep_checkpoints=2,
     )  # fmt: skip
     return Namespace(**(values | changes))

@@ -63,8 +63,15 @@ def test_a_later_sync_leaves_the_checkpoint_alone(tmp_path, weights):
 @pytest.mark.parametrize(("keep", "there"), [(1, [10]), (2, [9, 10]), (5, [8, 9, 10]), (0, [8, 9, 10])])
 def test_the_newest_stay_and_the_newest_is_found(tmp_path, weights, keep, there):
     for rollout_id in (8, 9, 10):
+        states = tmp_path / "c" / "rollout"
+        states.mkdir(parents=True, exist_ok=True)
+        (states / f"task_data_source_{rollout_id}.json").touch()
+        (states / "notes_on_9").touch()
         checkpoint.save(tmp_path / "c", state(rollout_id), weights, b"", keep=keep)
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {f"rollout_{number}" for number in there}
+    left = {"rollout", *(f"rollout_{number}" for number in there)}
+    assert {path.name for path in (tmp_path / "c").iterdir()} == left
+    left = {"notes_on_9", *(f"task_data_source_{number}.json" for number in there)}
+    assert {path.name for path in states.iterdir()} == left
     assert checkpoint.latest(tmp_path / "c").state.rollout_id == 10
 
 

@@ -20,7 +20,7 @@ SLIME_NAMES = """
 hf_checkpoint rollout_batch_size n_samples_per_prompt num_rollout over_sampling_batch_size rollout_max_response_len
 rollout_max_context_len rollout_temperature rollout_top_p rollout_top_k rollout_stop rollout_stop_token_ids
 rollout_skip_special_tokens rollout_seed rollout_shuffle sglang_router_ip sglang_router_port sglang_server_concurrency
-sglang_enable_deterministic_inference reward_key group_rm partial_rollout save save_interval load
+sglang_enable_deterministic_inference reward_key group_rm save save_interval load
 custom_generate_function_path custom_rm_path custom_reward_post_process_path dynamic_sampling_filter_path
 data_source_path custom_rollout_log_function_path custom_eval_rollout_log_function_path optimizer lr lr_decay_style
 lr_warmup_iters adam_beta1 adam_beta2 adam_eps weight_decay clip_grad eps_clip eps_clip_high use_kl_loss kl_loss_coef
@@ -31,6 +31,7 @@ eval_interval n_samples_per_eval_prompt seed
 """.split()
 OUR_NAMES = """
 swe_tasks swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget swe_sandbox
+swe_max_over_sampling
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_negative_control swe_max_attempts swe_run_dir
 swe_threads swe_keep_checkpoints swe_attempt
 """.split()
@@ -81,7 +82,6 @@ def test_paths_are_absolute_and_only_a_resumed_run_loads(recipe, tmp_path, monke
 
 def test_zero_stands_for_the_default(recipe, tmp_path):
     args = to_args(recipe, tmp_path)
-    assert args.over_sampling_batch_size == args.rollout_batch_size
     assert args.eval_interval is None
     assert args.sglang_router_ip is None and args.sglang_router_port is None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+from pathlib import Path
 
 import orjson
 import pytest
@@ -108,6 +110,54 @@ def test_a_mistake_is_one_paragraph_and_code_2(words, said, tmp_path, monkeypatc
     assert captured.err.startswith("slime-swe: ") and captured.err.count("\n") == 1
     assert said in captured.err
     assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+GIVEN = [
+    ["validate", "given.jsonl"],
+    ["validate", "given.json"],
+    ["validate", "given.parquet"],
+    ["validate", "synthetic:heldout", "--limit", "1", "--record", "given.jsonl"],
+    ["tasks", "list", "synthetic:heldout?ids=given.jsonl"],
+    ["train", "recipe=given.yaml"],
+    ["agent", "check", "aider", "--script", "given.json"],
+]
+
+
+@pytest.mark.parametrize("words", GIVEN, ids=" ".join)
+def test_a_file_that_never_ends_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = next(word for word in words if "given." in word).partition("=")[2] or words[-1]
+    for target in ("/dev/zero", "/dev/full"):
+        Path(name).symlink_to(target)
+        assert f"{name}: it is a device, a pipe or a socket" in refused(words, capsys)
+        Path(name).unlink()
+    os.mkfifo(name)
+    assert f"{name}: it is a device, a pipe or a socket" in refused(words, capsys)
+    Path(name).unlink()
+    Path(name).mkdir()
+    assert f"{name}: Is a directory" in refused(words, capsys)
+
+
+@pytest.mark.parametrize("content", [b"notes", b"notes\n", b'{"a": 1}\n', b"\xff\n"])
+def test_a_record_that_is_another_file_is_left_alone(content, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("notes").write_bytes(content)
+    words = ["validate", "synthetic:heldout", "--limit", "1", "--record", "notes"]
+    assert "notes is no record of a validation" in refused(words, capsys)
+    assert Path("notes").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "synthetic:heldout", "--limit", "1", "--runs", "1", "--json", "--write"],
+        ["train", "recipe=qwen25_coder_7b", "--dry-run", "--script"],
+    ],
+)
+def test_a_file_that_can_not_be_written_is_named(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run([*words, "/proc/none/file"]) == 2
+    assert "can't write /proc/none/file: No such file" in capsys.readouterr().err
 
 
 @pytest.fixture

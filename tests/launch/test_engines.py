@@ -35,7 +35,6 @@ EMBEDDED = [
     ("cluster.colocate", False, "same machine"),
     ("cluster.ray_address", "http://head:8265", "no Ray"),
     ("rollout.schedule", "async", "it must be sync"),
-    ("rollout.partial", True, "samples, then trains"),
     ("algorithm.estimator", "gspo", "it must be grpo"),
     ("algorithm.reduction", "token", "it must be trajectory"),
     ("algorithm.kl_in", "reward", "it must be loss"),
@@ -74,7 +73,7 @@ def test_slime_keeps_every_checkpoint_and_takes_no_count(base):
 
 def test_real_slime_on_a_cpu_keeps_slimes_own_rules():
     fields = {v.field for v in violations(variant("tiny_cpu", engine="slime_cpu", rollout__schedule="fully_async"))}
-    assert fields == {"rollout.schedule", "algorithm.group_filter", "data.eval"}
+    assert fields == {"rollout.schedule", "data.eval"}
 
 
 def test_a_recipe_for_gpus_says_what_a_laptop_lacks():

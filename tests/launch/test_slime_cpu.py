@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import orjson
 import pytest
+from tests.recipes.changes import variant
 
+from slime_swe.attempts import ATTEMPTS, HeldError
 from slime_swe.errors import UserError
+from slime_swe.launch.runs import create_run
 from slime_swe.launch.slime import checkouts
 from slime_swe.launch.slime.checkouts import require_checkouts
+from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.slime_cpu.figures import GAP, read_figures, step_figures
+from slime_swe.launch.slime_cpu.run import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +64,59 @@ def test_a_checkout_without_slimes_patch_is_refused(homes, tmp_path):
     write(tmp_path / "Megatron-LM" / checkouts.PATCHED[0], "as NVIDIA has it")
     with pytest.raises(UserError, match=r"lacks the patch .*megatron\.patch"):
         require_checkouts(homes)
+
+
+# The processes that hold a run: its launcher, and SLiME's driver, with nothing in place of SLiME's training.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from slime_swe.attempts import ATTEMPTS, attempting
+with attempting(Path(ATTEMPTS)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+DRIVER = """
+import sys
+from slime_swe.launch.slime_cpu import main
+main.train = lambda *_: (print("held", flush=True), sys.stdin.read())
+main.main("nowhere", ["--actor-num-gpus-per-node", "1"])
+"""
+
+
+@pytest.mark.parametrize(
+    "holder", [pytest.param(LAUNCHER, id="launcher"), pytest.param(DRIVER, id="driver", marks=pytest.mark.slow)]
+)
+def test_a_second_start_in_a_folder_is_refused_and_names_the_holder(tmp_path, holder):
+    recipe = variant("tiny_cpu", engine="slime_cpu", run__dir=str(tmp_path), run__name="a")
+    folder = create_run(recipe)
+    python = [sys.executable, "-m"]
+    if holder is LAUNCHER:
+        second = [*python, "slime_swe.launch.cli", "train", "run.name=a", f"run.dir={tmp_path}", "--resume"]
+    else:
+        second = [*python, "slime_swe.launch.slime_cpu.main", "nowhere", "--actor-num-gpus-per-node", "1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", holder], cwd=folder, **pipes) as first:
+        assert first.stdout.readline() == "held\n"
+        refused = subprocess.run(second, cwd=folder, capture_output=True, text=True)
+        (line,) = refused.stderr.splitlines()
+        assert line.startswith(f"slime-swe: {folder} is written by process {first.pid} on this machine since 20")
+        assert refused.returncode and not refused.stdout
+        (record,) = (folder / (ATTEMPTS if holder is LAUNCHER else DRIVERS)).read_bytes().splitlines()
+        assert (orjson.loads(record)["host"], orjson.loads(record)["pid"]) == (socket.gethostname(), first.pid)
+        first.kill()
+
+
+@pytest.mark.slow  # to import Ray
+def test_journals_are_not_cut_while_the_driver_outlives_its_launcher(tmp_path):
+    """`resume` cuts them before it starts anything."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout.readline() == "held\n"
+        recipe = variant("tiny_cpu", engine="slime_cpu", run__dir=str(tmp_path.parent), run__name=tmp_path.name)
+        with pytest.raises(HeldError, match=f"is written by process {driver.pid} on this machine"):
+            train(recipe, tmp_path, resume=True)
+        driver.kill()
 
 
 def episode(index, solved, **common):

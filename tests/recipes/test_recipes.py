@@ -73,7 +73,7 @@ def test_a_value_of_another_type_is_refused():
         ("rollout.max_response", 640, "max_context"),
         ("rollout.max_context", 4096, "made for"),
         ("parallel.max_tokens_per_gpu", 100, "raise max_tokens_per_gpu to 640"),
-        ("rollout.over_sampling", 3, "set it to 0"),
+        ("rollout.max_over_sampling", 0.5, "at least 1"),
         ("algorithm.steps_per_rollout", 7, "does not divide"),
         ("algorithm.tis_clip_low", 3.0, "algorithm.tis_clip=2"),
         ("model.architecture.kv_heads", 3, "does not divide heads=4"),

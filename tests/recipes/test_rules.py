@@ -42,10 +42,7 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (MOE, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "colocate to false"),
     (ASYNC, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "rollout_gpus to 0"),
     (ASYNC, {"rollout__schedule": "fully_async"}, "algorithm.group_filter", "algorithm.group_filter=''"),
-    (ASYNC, {"rollout__schedule": "fully_async", "algorithm__group_filter": "", "rollout__over_sampling": 64},
-     "rollout.over_sampling", "never ends a rollout early"),
     (ASYNC, {"rollout__schedule": "fully_async"}, "data.eval", "write ~data.eval.heldout, or use"),
-    (ASYNC, {"rollout__partial": True}, "rollout.partial", "its sandbox is gone"),
     (DENSE, {"algorithm__routing_replay": "rollout"}, "algorithm.routing_replay", "no experts to route to"),
     (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__tis": False},
      "algorithm.routing_replay", "which algorithm.rollout_logprobs=true leaves out"),
@@ -75,7 +72,6 @@ LEGAL = [
     (MOE, {"cluster__nodes": 2, "serving__gpus_per_engine": 16, "serving__ep": 16, "serving__dp_attention": True}),
     (MOE, {"cluster__colocate": False, "serving__external_engines": ["10.0.0.1:30000"], "serving__gpus_per_engine": 0}),
     (ASYNC, {"rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}}),
-    (ASYNC, {"rollout__partial": True, "rollout__generate": "my_module.generate"}),
 ]
 
 

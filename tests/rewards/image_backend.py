@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxSpec
 from slime_swe.rollout.sandbox.local import LocalBackend, LocalSandbox
 
@@ -31,6 +33,14 @@ class ImageBackend(LocalBackend):
 
 def backend() -> ImageBackend:
     return ImageBackend()
+
+
+@asynccontextmanager
+async def sandboxes_with(image: str, files: Mapping[str, str | bytes]) -> AsyncIterator[SandboxPool]:
+    """Sandboxes that have an image of this name, a repository of these files."""
+    IMAGES[image] = committed(files)
+    async with SandboxPool(f"{__name__}.backend") as pool:
+        yield pool
 
 
 def committed(files: Mapping[str, str | bytes]) -> dict[str, bytes]:

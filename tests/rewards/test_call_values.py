@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import functools
+import random
+import resource
 import time
+import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +28,12 @@ from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
+from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
+from slime_swe.rewards.withheld import read_records
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
+from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
 
 TASK = TARGETS["calls"].task()
 TESTS = TASK.workspace.files["tests/test_calc.py"]
@@ -64,6 +71,13 @@ def test_every_embedded_task_is_judged_by_values(split):
             (call.function, call.arguments) for file in found.files for tests in file.tests.values() for call in tests
         }
         assert len(held_out) >= 16 and not held_out & shown
+
+
+def test_what_runs_in_a_sandbox_is_read_from_disk_once_for_all_gradings():
+    assert calls().grading_files()[call_values._RUNNER] is calls().grading_files()[call_values._RUNNER]
+    for name in ("call_runner.py", "value_recorder.py"):
+        defined = {node.name for node in ast.parse(sandbox_source(name)).body if isinstance(node, ast.FunctionDef)}
+        assert {"canonical", "digest"} < defined
 
 
 def test_no_embedded_task_shows_its_held_out_tests():
@@ -247,6 +261,35 @@ async def test_the_unpatched_code_is_run_once_for_all_patches_of_a_task(sandboxe
     await close_loop_scope()
 
 
+class Idle:
+    """Sandboxes in which every command ends at once and prints nothing; how many were opened."""
+
+    opened = 0
+
+    @asynccontextmanager
+    async def open(self, *_: object) -> AsyncIterator[Idle]:
+        self.opened += 1
+        yield self
+
+    async def exec(self, command: str, *, timeout: float) -> ExecResult:
+        return ExecResult(0, "", 0.0)
+
+
+async def test_the_answers_of_all_synthetic_tasks_are_made_once_and_are_small():
+    """Training goes through all tasks before one comes again."""
+    tasks = [task for split in ("train", "heldout", "unseen") for task in load(split)]
+    idle, held_out = Idle(), calls(tasks[0])
+    tracemalloc.start()
+    for _ in range(2):
+        for task in tasks:
+            assert not any(await call_values._unpatched(task, held_out, idle))
+        assert idle.opened == len(tasks) == 768
+    kept, _ = tracemalloc.get_traced_memory()
+    await close_loop_scope()
+    assert kept - tracemalloc.get_traced_memory()[0] < 2048 * len(tasks)
+    tracemalloc.stop()
+
+
 async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_remembered(sandboxes):
     counting = Counting(sandboxes)
     unpatched = functools.partial(call_values._unpatched, TASK, calls(), counting)
@@ -339,6 +382,69 @@ def test_nothing_that_code_prints_stops_or_delays_the_grader(text):
 def test_any_log_can_be_read(pieces):
     tests, held_out = calls().read("".join(pieces))
     assert len(tests) == 3 and len(held_out) == 16
+
+
+ANSWERS = ("3", "5", "9", "8", "7", "-37", "-8")
+PIECES = [
+    "VALUE",
+    "RAISED",
+    " ",
+    "\n",
+    "\r\n",
+    "\u0663",
+    "\ud800",
+    "\0",
+    "9" * 5_000,
+    "[" * 3_000,
+    "-",
+    "?",
+    "3",
+    "x" * 9_000,
+]
+
+
+def mutated_log(dice: random.Random) -> str:
+    """Right reports of the calls, with faults."""
+    lines = [f"VALUE {number} {answer}" for number, answer in enumerate(ANSWERS)]
+    for _ in range(dice.randint(0, 3)):
+        at, other = dice.randrange(len(lines)), dice.randrange(len(lines))
+        line, place = lines[at], dice.randint(0, len(lines[at]))
+        match dice.randrange(5):
+            case 0:
+                lines[at] = line[:place] + dice.choice(PIECES) + line[place + dice.randint(0, 2) :]
+            case 1:
+                lines.insert(
+                    at, lines[other] if dice.random() < 0.5 else f"VALUE {dice.randrange(30)} {dice.choice(ANSWERS)}"
+                )
+            case 2:
+                lines[at] = dice.choice(PIECES) * dice.randint(1, 9)
+            case 3:
+                lines[at], lines[other] = lines[other], lines[at]
+            case 4:
+                lines[at] = line.rpartition(" ")[0]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "count", [3_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated values")])]
+)
+def test_a_value_counts_where_all_that_is_reported_of_it_is_right(count):
+    dice, right = random.Random(count), Counter[bool]()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    judged = calls()
+    for _ in range(count):
+        log = mutated_log(dice)
+        started = time.thread_time()
+        tests, held_out = judged.read(log)
+        read_records(log.replace("VALUE ", ""))
+        assert time.thread_time() - started < 0.05, log
+        lines = log.split("\n")
+        given = {line.split(" ", 2)[2] for line in lines if line.startswith("VALUE 3 ")}
+        assert tests["tests/test_calc.py::test_double"] is (given == {"8"})
+        right[tests["tests/test_calc.py::test_double"]] += 1
+        assert len(held_out) == 16
+    assert min(right.values()) > count // 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
 async def test_a_module_that_can_not_be_imported_fails_its_tests(sandboxes):

@@ -3,25 +3,23 @@ is made."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import IMAGES, committed
+from tests.rewards.image_backend import sandboxes_with
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.grade import GradingSettings, grade, image_limits
+from slime_swe.rewards.mutated_files import records_in
 from slime_swe.rewards.swebench.apply import apply_in
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Limits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HELD = 0.05  # seconds of the loop's thread
 LINES = "".join(f"line {number}\n" for number in range(16_000))
 FILES = {"long.txt": LINES, "x": "a\n", "run.py": "print('PASSED t.py::t')\n"}
 TASK = Task("t", "s", Workspace(FILES), TestsOracle(("t.py::t",), (), ("run.py",), "python3 run.py; cat log"))
@@ -39,46 +37,35 @@ PATCHES = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes() -> AsyncIterator[SandboxPool]:
-    IMAGES["free"] = committed(FILES)
-    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+    async with sandboxes_with("free", FILES) as pool:
         yield pool
-
-
-@asynccontextmanager
-async def watched() -> AsyncIterator[list[float]]:
-    """How long the loop's own thread has worked between two of its rounds. What other threads do, and a busy machine,
-    are not in it."""
-    held: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0.001)
-            held.append(time.thread_time() - before)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield held
-    finally:
-        watching.cancel()
 
 
 @pytest.mark.parametrize("name", PATCHES)
 async def test_grading_a_patch(sandboxes: SandboxPool, name: str):
     assert len(PATCHES[name]) <= MOST
-    async with watched() as held:
+    async with watched() as loop:
         score = await grade(TASK, PATCHES[name], sandboxes, GradingSettings(negative_control=False))
     assert score.evidence["outcome"] in ("solved", "unappliable_patch")
-    assert max(held) < HELD
+    assert loop.busy < HELD
+
+
+async def test_reading_what_tests_have_recorded(sandboxes: SandboxPool):
+    """Code under test can write to the file, too."""
+    files = {"records": "".join(f"{n} x\n" for n in range(140_000))}
+    async with sandboxes.open(files, image_limits(60)) as sandbox, watched() as loop:
+        records = await records_in(sandbox, "records")
+    assert len(records) > 100_000
+    assert loop.busy < HELD
 
 
 @pytest.mark.parametrize("name", ["names", "quotes", "deep files"])
 async def test_applying_a_patch_for_the_harness(sandboxes: SandboxPool, name: str):
     oracle = HarnessOracle(("t",), (), ("run.py",), eval_script="x", log_parser="x")
-    async with sandboxes.open({}, image=Image("free")) as sandbox, watched() as held:
+    async with sandboxes.open({}, image=Image("free")) as sandbox, watched() as loop:
         with pytest.raises(PatchError):
             await apply_in(sandbox, oracle, PATCHES[name])
-    assert max(held) < HELD
+    assert loop.busy < HELD
 
 
 WORK = {
@@ -94,6 +81,6 @@ WORK = {
 async def test_making_the_patch_of_a_sandbox(sandboxes: SandboxPool, name: str):
     async with sandboxes.open(FILES, Limits()) as sandbox:
         assert (await sandbox.exec(WORK[name])).exit_code == 0
-        async with watched() as held:
+        async with watched() as loop:
             patch = await sandbox.diff()
-    assert patch and max(held) < HELD
+    assert patch and loop.busy < HELD

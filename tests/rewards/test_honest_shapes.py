@@ -128,4 +128,4 @@ async def test_right_code_is_believed_and_wrong_code_is_not(sandboxes: SandboxPo
     other = make_patch({"calc.py": BROKEN}, {"calc.py": "def add(*both):\n    return sum(both)\n"})
     assert (await grade(task, other, sandboxes)).solved
     wrong = make_patch({"calc.py": BROKEN}, {"calc.py": BROKEN + "# nothing\n"})
-    assert not (await grade(task, wrong, sandboxes)).solved
+    assert (await grade(task, wrong, sandboxes)).evidence["outcome"] == "failed"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import IMAGES, committed
+from tests.rewards.image_backend import committed, sandboxes_with
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
@@ -112,8 +112,7 @@ def patch_of(change: Callable[[Path], None], folder: Path) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes() -> AsyncIterator[SandboxPool]:
-    IMAGES["obstructed"] = committed(FILES)
-    async with SandboxPool("tests.rewards.image_backend.backend") as pool:
+    async with sandboxes_with("obstructed", FILES) as pool:
         yield pool
 
 

@@ -9,6 +9,7 @@ from tests.data_sources.tasks import GOLD, make_task
 from slime_swe.errors import UserError
 from slime_swe.rewards import slime_plugin
 from slime_swe.rewards.slime_plugin import DynamicFilterOutput
+from slime_swe.rollout.hooks import checked_reward
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.sample import Sample
@@ -130,7 +131,8 @@ class DyingBackend(LocalBackend):
 
 @pytest.mark.parametrize(
     ("deaths", "opened", "reward"),
-    [(1, 4, 1.0), (4, 4, 0.0)],  # each try opens two sandboxes: for the tests, and for their control
+    # Each try opens two sandboxes, for the tests and their control; what is believed, two more for the task's own.
+    [(1, 6, 1.0), (4, 4, 0.0)],
 )
 async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, opened, reward):
     DyingBackend.opened, DyingBackend.left = 0, deaths
@@ -200,7 +202,7 @@ def test_groups_are_filtered_on_the_binary_outcome(samples, keep, reason):
     output = slime_plugin.keep_group(make_args(), samples, anything=1)
     assert isinstance(output, DynamicFilterOutput)
     assert (output.keep, output.reason) == (keep, reason)
-    assert keep or output.keep_when_insufficient
+    assert not output.keep_when_insufficient, "SLiME's own rollout function would train it"
 
 
 def test_the_filter_s_answer_is_slime_s_own_type():
@@ -241,16 +243,16 @@ async def no_sandbox(args, sample):
     ],
 )
 async def test_a_reward_function_of_the_user_s_own_that_fails_is_named(function, message):
-    checked = slime_plugin.checked_reward(function, "mine.score")
+    checked = checked_reward(function, "mine.score")
     given = [episode(0), episode(0)] if function is too_few else episode(0)
     with pytest.raises(UserError, match=message):
         await checked(make_args(), given)
 
 
 async def test_a_reward_function_of_the_user_s_own_may_be_plain_and_may_have_parts():
-    checked = slime_plugin.checked_reward(lambda args, sample: {"total": 1.0}, "mine.score")
+    checked = checked_reward(lambda args, sample: {"total": 1.0}, "mine.score")
     assert await checked(make_args(reward_key="total"), episode(0)) == {"total": 1.0}
     with pytest.raises(UserError, match="a reward is a finite number"):
         await checked(make_args(), episode(0))
     with pytest.raises(SandboxError):
-        await slime_plugin.checked_reward(no_sandbox, "mine.score")(make_args(), episode(0))
+        await checked_reward(no_sandbox, "mine.score")(make_args(), episode(0))

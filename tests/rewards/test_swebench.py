@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from tests.rewards.image_backend import IMAGES, committed
 from tests.rewards.swebench_here import harness_python
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
@@ -240,6 +241,18 @@ async def test_many_ask_at_once(harness: Harness) -> None:
     assert [report["resolved"] for report in reports] == [word == "PASSED" for word in outcomes]
 
 
+@pytest.mark.parametrize("text", ["\0" * (16 << 20), "🙂" * (4 << 20)], ids=["control characters", "emoji"])
+async def test_a_long_log_does_not_hold_the_loop(harness: Harness, text: str) -> None:
+    """Also where the one who asks does not wait for the answer."""
+    log = f"{text}\n>>>>> Start Test Output\nPASSED {ADD}\nPASSED {ONE}\n>>>>> End Test Output\n"
+    await harness.script(instance_of(TASK))
+    async with watched() as loop:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(harness.report(instance_of(TASK), log), 0.01)
+        assert (await harness.report(instance_of(TASK), log))["resolved"]
+    assert loop.busy < HELD
+
+
 async def test_a_dead_process_is_replaced(harness: Harness) -> None:
     await harness.script(instance_of(TASK))
     first = harness._process._process.pid
@@ -386,6 +399,13 @@ async def test_where_no_test_is_restored_nothing_can_be_mutated(score, sandboxes
     result = await score(GOLD, eval_script=script, protected=("absent.py", "notes.txt"))
     assert result.evidence["outcome"] == "failed"
     assert await restored_tests(Evaluation(TASK, "echo no marker\n", sandboxes)) == RestoredTests({}, {})
+
+
+async def test_a_log_that_no_parser_can_read_is_the_policy_s_failure(score) -> None:
+    text = FIXED + 'print("\\n>>>>> Test Exit Code: " + "9" * 5_000)\n'
+    result = await score(patch(calc=text))
+    assert (result.evidence["outcome"], result.value) == ("failed", -1.0)
+    assert "ValueError" in result.evidence["harness"]["unreadable"]
 
 
 FORGED = f'print("PASSED {ADD}\\nPASSED {ONE}", flush=True)\n__import__("os")._exit(0)\n'

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import subprocess
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -108,10 +111,16 @@ WORTH = {
 }  # fmt: skip
 FEW = ("gold", "wrong", "by GNU patch, with .gitignore")
 ALL = tuple(SHAPES[0].patches)
+KINDS = 5  # of a row, which takes less than 20 s
 ROWS = [
-    pytest.param(shape, kinds, marks=pytest.mark.matrix("verdicts on awkward shapes"), id=f"{shape.name}-{number}")
+    pytest.param(
+        shape,
+        ALL[start : start + KINDS],
+        marks=pytest.mark.matrix("verdicts on awkward shapes"),
+        id=f"{shape.name}-{start}",
+    )
     for shape in SHAPES
-    for number, kinds in enumerate((ALL[:26], ALL[26:]))
+    for start in range(0, len(ALL), KINDS)
 ]
 
 
@@ -132,6 +141,64 @@ async def test_verdicts_on_awkward_shapes_are_identical(graders: Graders, shape:
 async def test_there_are_enough_shapes_and_kinds() -> None:
     assert len(SHAPES) >= 12
     assert len(ALL) >= 50
+
+
+def _printing(shape: Shape, code: str, log: str, then: str = "") -> str:
+    """A patch whose code writes this to the log when it is imported, past whatever captures the output of tests."""
+    write = f"for fd in range(1, 40):\n    try: os.write(fd, {log.encode()!r})\n    except OSError: pass\n"
+    return shape.patch(f"{code}import os\n{write}{then}\n")
+
+
+def _shape(name: str) -> tuple[Shape, Task]:
+    shape = next(shape for shape in SHAPES if shape.name == name)
+    build(shape)
+    return shape, as_task(shape.record())
+
+
+ODD_PATHS = [
+    "blanks in names",
+    *(
+        pytest.param(name, marks=pytest.mark.matrix("forged logs on odd paths"))
+        for name in ("odd names", "quotes", "linked tests", "doctest", "unittest", "tests beside the code")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ODD_PATHS)
+async def test_a_forged_log_on_an_odd_path_is_believed_by_the_harness_alone(graders: Graders, name: str) -> None:
+    shape, task = _shape(name)
+    passed = "{} ... ok" if shape.parser == "parse_log_django" else "PASSED {}"
+    log = "".join(f"\n{passed.format(test)}\n" for test in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass))
+    forging = _printing(shape, shape.wrong, log, "os._exit(0)")
+    official, *ours = await graders.verdicts(shape, task, forging)
+    witnessed = name != "doctest"  # of which nothing can be mutated
+    assert official[:2] == ("solved", True)
+    assert {verdict[:2] for verdict in ours} == {("forged" if witnessed else "unwitnessed", False)}
+    gold = await graders.verdicts(shape, task, shape.patches["gold"])
+    assert [solved for _, solved, _ in gold] == [True, witnessed, witnessed]
+
+
+async def test_a_log_that_the_harness_fails_at_is_the_policy_s_failure(graders: Graders) -> None:
+    """It has no report, so that nothing is solved."""
+    shape, task = _shape("plain")
+    patch = _printing(shape, shape.text, f"\n>>>>> Test Exit Code: {'9' * 5_000}\n")
+    for verdict in await graders.verdicts(shape, task, patch):
+        assert verdict[:2] == ("failed", False)
+
+
+async def test_a_change_that_the_harness_can_not_decode_is_the_policy_s_failure(graders: Graders) -> None:
+    """The official harness reads the changes as UTF-8; ours does not read them."""
+    shape, task = _shape("plain")
+    old, new = shape.repository["README"], b"caf\xe9\n"
+    blobs = [hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest() for content in (old, new)]
+    packed = zlib.compress(new)
+    line = f"{chr(ord('A') + len(packed) - 1)}{base64.b85encode(packed, pad=True).decode()}"
+    patch = (
+        f"{shape.patches['gold']}diff --git a/README b/README\nindex {'..'.join(blobs)} 100644\nGIT binary patch\n"
+        f"literal {len(new)}\n{line}\n\n"
+    )
+    outcomes = [verdict[:2] for verdict in await graders.verdicts(shape, task, patch)]
+    assert outcomes == [("failed", False), ("solved", True), ("solved", True)]
 
 
 async def _verdict(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Verdict:

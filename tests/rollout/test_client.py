@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import random
 import socket
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mutated_json import mutated
 
 from slime_swe.rollout.client import EngineAborted, EngineClient, EngineError, parse_reply
 from slime_swe.rollout.scripted import serve
@@ -316,6 +318,25 @@ def test_no_reply_breaks_the_reader(answer, finish, triples):
     answer.setdefault("meta_info", {"finish_reason": finish, "output_token_logprobs": triples})
     with pytest.raises(EngineError):
         parse_reply(_dump(answer), 8)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated replies")])],
+)
+def test_a_mutated_reply_is_whole_or_an_engine_error(count):
+    dice, taken = random.Random(count), 0
+    for _ in range(count):
+        body = mutated(reply(routed_experts=EXPERTS), dice)
+        started = time.thread_time()
+        with contextlib.suppress(EngineError):
+            said = parse_reply(body, 8, vocabulary=100)
+            taken += 1
+            assert 0 < len(said.tokens) == len(said.log_probs) <= 8
+            assert all(type(token) is int and 0 <= token < 100 for token in said.tokens)
+            assert all(type(value) is float and -1000 <= value < 0.001 for value in said.log_probs)
+        assert time.thread_time() - started < 0.05, body
+    assert count // 20 < taken < count
 
 
 def _dump(answer) -> bytes:

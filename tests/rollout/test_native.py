@@ -9,6 +9,7 @@ from aiohttp import web
 from tests.data_sources.tasks import BROKEN, make_task
 from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.rollout.agents.native import NativeAgent, load_template
 from slime_swe.rollout.client import EngineClient, Sampling
@@ -83,6 +84,17 @@ async def test_an_agent_that_solves_the_task(scripted, play):
     assert episode.counters.first_edit_patch == episode.patch
     assert (episode.counters.edits, episode.counters.tool_calls["run_tests"]) == (1, 1)
     assert episode.timings.total > episode.timings.engine > 0 < episode.timings.sandbox
+
+
+async def test_the_loop_does_not_wait_for_what_a_turn_has_printed(scripted, play):
+    """Results are cut by halves, and tokenised each time; a turn of 128 calls may print 8 MiB."""
+    async with scripted(call("bash", command="yes word | head -c 60000") * 6 + END, SUBMIT) as engine:
+        await play(engine.url)
+        async with watched() as loop:
+            episode = await play(engine.url)
+    assert episode.stop_reason is StopReason.SUBMITTED
+    assert all("[cut: " in result for result in shown(engine, episode)[:6])
+    assert loop.busy < HELD
 
 
 async def test_what_the_engine_was_sent_is_what_is_trained(scripted, play):

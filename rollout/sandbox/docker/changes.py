@@ -1,7 +1,8 @@
 """Read what a container has changed by the daemon's own means: its list of changed paths, and its archives of files.
 
 Asking for files costs one request each. Asking for the whole repository costs one request, but transfers all its bytes.
-The cheaper way is taken.
+The cheaper way is taken; the second also where the daemon can't list what has changed, or can't tell what is at a path.
+It follows a link that it is asked for, which may lead in a circle. It follows none inside the repository.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
@@ -23,6 +23,7 @@ _DIRECTORY = 1 << 31  # of Go's os.FileMode, in which the daemon gives types
 _NOT_REGULAR = 0x8F280000  # directory, symbolic link, device, named pipe, socket, character device, irregular
 _BYTES_PER_REQUEST = 4 << 20  # what can be read in the time that a request takes
 _MOST_REQUESTS = 16
+_MOST_BYTES = 16 << 30  # of an archive, beyond the image's own files
 _REPLACEMENT = "\ufffd"  # in place of what is not UTF-8: such a path can't be asked for
 
 
@@ -30,18 +31,22 @@ def find_changes(
     client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
 ) -> Found:
     """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much."""
+    arguments = (client, container, folder, originals, size_before)
     try:
-        return _Look(client, container, folder, originals, size_before).find()
+        try:
+            return _Look(*arguments).at_what_has_changed()
+        except _UnreachableError:
+            return _Look(*arguments).at_everything()
     except tarfile.TarError as error:
         raise OSError(errno.EFBIG, f"the daemon can't archive the files: {error}", folder) from error
-    except docker_error() as error:
-        if os.strerror(errno.ENAMETOOLONG).lower() not in str(error).lower():
-            raise
-        raise OSError(errno.EFBIG, "the daemon can't reach files so deep", folder) from error
+
+
+class _UnreachableError(Exception):
+    """The daemon works and fails all the same, because of what the container holds."""
 
 
 class _Look:
-    """At one container."""
+    """At one container, once."""
 
     def __init__(
         self, client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
@@ -54,12 +59,15 @@ class _Look:
         self._budget = ReadBudget()
         self._files: dict[str, bytes | None] = {}
 
-    def find(self) -> Found:
+    def at_what_has_changed(self) -> Found:
+        """Raises `_UnreachableError`."""
         folder, originals = self._folder, self._originals
-        changed = {entry["Path"]: entry["Kind"] for entry in self._client.diff(self._container) or ()}
+        with self._unless_unreachable():
+            listed = self._client.diff(self._container) or ()
+        changed = {entry["Path"]: entry["Kind"] for entry in listed}
         above = [path for path in _and_above(folder) if path in changed]
         if any(changed[path] == _DELETED or not self._is_folder(path) for path in above):
-            return self._at_everything()
+            return self.at_everything()
         inside = {path[len(folder) + 1 :]: kind for path, kind in changed.items() if path.startswith(f"{folder}/")}
         tracked = {path: kind for path, kind in inside.items() if is_tracked(path)}
         leaves = tracked.keys() - {parent for path in inside for parent in _parents(path)}
@@ -69,7 +77,7 @@ class _Look:
             deleted = {path for path, kind in tracked.items() if kind == _DELETED}
             folders = {parent for path in tracked for parent in _parents(path)}  # which may have been files
             return self._at(sorted(leaves - deleted), deleted | (folders & originals.paths()))
-        return self._at_everything()
+        return self.at_everything()
 
     def _is_folder(self, path: str) -> bool:
         with self._archive(path) as (_, found):
@@ -86,23 +94,32 @@ class _Look:
                         hidden.add(path)
                     continue
                 with tarfile.open(fileobj=as_file(pieces), mode="r|") as tar:
-                    self._add(tar, path, next(iter(tar)))
+                    for entry in tar:  # one
+                        self._add(tar, path, entry)
         return Found(self._files, frozenset(hidden))
 
-    def _at_everything(self) -> Found:
-        """Ask for the whole repository."""
+    def at_everything(self) -> Found:
+        """Ask for the whole repository. Nothing is left of it where its folder can't be reached."""
         present: set[str] = set()
-        with self._archive(self._folder) as (pieces, found):
+        with contextlib.suppress(_UnreachableError), self._archive(self._folder) as (pieces, found):
             if found is not None and found["mode"] & _DIRECTORY:
                 with tarfile.open(fileobj=as_file(pieces), mode="r|", errors="surrogateescape") as tar:
-                    for entry in tar:
-                        path = entry.name.partition("/")[2]
-                        if not is_tracked(path) or not (entry.isreg() or entry.islnk()):
-                            continue
-                        self._budget.name(path)
+                    for path, entry in self._tracked(tar):
                         present.add(path)
                         self._add_different(tar, path, entry)
         return Found(self._files, frozenset(self._originals.paths() - present))
+
+    def _tracked(self, tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
+        """The files of the repository's archive. Raises `OSError` (EFBIG) where there are too many names or bytes."""
+        left = _MOST_BYTES + sum(map(self._originals.size, self._originals.paths()))
+        for entry in tar:
+            left -= entry.size
+            if left < 0:
+                raise OSError(errno.EFBIG, "too many bytes", entry.name)
+            path = entry.name.partition("/")[2]
+            if is_tracked(path) and (entry.isreg() or entry.islnk()):
+                self._budget.name(path)
+                yield path, entry
 
     def _add_different(self, tar: tarfile.TarFile, path: str, entry: tarfile.TarInfo) -> None:
         if entry.islnk():  # the same file as one before
@@ -123,9 +140,10 @@ class _Look:
 
     @contextlib.contextmanager
     def _archive(self, path: str) -> Iterator[tuple[Iterable[bytes], dict[str, Any] | None]]:
-        """The archive of a path, and what it is; None where there is nothing."""
+        """The archive of a path, and what it is; None where there is nothing. Raises `_UnreachableError`."""
         try:
-            pieces, found = self._client.get_archive(self._container, path)
+            with self._unless_unreachable():
+                pieces, found = self._client.get_archive(self._container, path)
         except not_found():
             yield (), None
             return
@@ -133,6 +151,21 @@ class _Look:
             yield pieces, found
         finally:
             pieces.close()
+
+    @contextlib.contextmanager
+    def _unless_unreachable(self) -> Iterator[None]:
+        """Turn what the SDK raises into `_UnreachableError` where the daemon has the container's root folder to give.
+
+        What the daemon says of an error proves nothing: it quotes names that were chosen inside.
+        """
+        try:
+            yield
+        except not_found():
+            raise
+        except docker_error() as error:
+            pieces, _ = self._client.get_archive(self._container, "/")
+            pieces.close()
+            raise _UnreachableError(str(error)) from error
 
 
 class _Reader(io.RawIOBase):

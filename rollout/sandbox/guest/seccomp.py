@@ -13,6 +13,7 @@ lead to.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -52,10 +53,12 @@ class Rule(NamedTuple):
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0  # what lists the machine's own addresses
+_ALL_BITS = 0xFFFFFFFF
 _NEW_NAMESPACES = 0x7E020000
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # as Docker: Linux, 32 bits, old `uname`, both, a question
 _FIRST = 1  # the sandbox's first process, in its own pid namespace
-_PRIO_USER, _IOPRIO_WHO_USER = 2, 3  # all processes of the user, the first one too
+_PID_BITS = 22  # of the kernel's highest, PID_MAX_LIMIT
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1  # a group, or all processes of a user, may hold the first one too
 _SOCKETS = Rule(
     [
         [Condition(0, "is", _AF_UNIX)],
@@ -76,8 +79,8 @@ RULES: Mapping[str, Rule] = {
     "sched_setattr": _NOT_THE_FIRST,
     "sched_setparam": _NOT_THE_FIRST,
     "sched_setscheduler": _NOT_THE_FIRST,
-    "setpriority": Rule([[Condition(0, "is not", _PRIO_USER), Condition(1, "is not", _FIRST)]], errno.EPERM),
-    "ioprio_set": Rule([[Condition(0, "is not", _IOPRIO_WHO_USER), Condition(1, "is not", _FIRST)]], errno.EPERM),
+    "setpriority": Rule([[Condition(0, "is", _PRIO_PROCESS), Condition(1, "is not", _FIRST)]], errno.EPERM),
+    "ioprio_set": Rule([[Condition(0, "is", _IOPRIO_WHO_PROCESS), Condition(1, "is not", _FIRST)]], errno.EPERM),
 }
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -116,8 +119,8 @@ def program(machine: str | None = None) -> bytes:
 
 
 def profile(machine: str | None = None) -> dict[str, Any]:
-    """The same in the format of the OCI's runtime specification, as far as that goes. Conditions are on all 64 bits;
-    where they do not hold, the call is not there. A call of another architecture ends the process.
+    """The same in the format of the OCI's runtime specification, as far as that goes. Where no condition holds, the
+    call is not there. A call of another architecture ends the process.
     """
     machine = machine or os.uname().machine
     names = sorted(set(numbers(machine)) - set(REFUSED) - set(UNKNOWN) - set(RULES))
@@ -127,8 +130,8 @@ def profile(machine: str | None = None) -> dict[str, Any]:
     ]
     for name, rule in RULES.items():
         for conditions in rule.allowed:
-            arguments = [_as_argument(condition) for condition in conditions]
-            calls.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": arguments})
+            for arguments in itertools.product(*map(_as_arguments, conditions)):
+                calls.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": list(arguments)})
     return {
         "defaultAction": "SCMP_ACT_TRACE",  # ENOSYS, where nobody traces
         "architectures": [f"SCMP_ARCH_{machine.upper()}"],
@@ -136,11 +139,21 @@ def profile(machine: str | None = None) -> dict[str, Any]:
     }
 
 
-def _as_argument(condition: Condition) -> dict[str, Any]:
-    if condition.kind == "has not":
-        return {"index": condition.argument, "op": "SCMP_CMP_MASKED_EQ", "value": condition.value, "valueTwo": 0}
-    op = {"is": "SCMP_CMP_EQ", "is not": "SCMP_CMP_NE"}[condition.kind]
-    return {"index": condition.argument, "op": op, "value": condition.value}
+def _as_arguments(condition: Condition) -> list[dict[str, Any]]:
+    """Comparisons of which one must hold.
+
+    Each is of some of the lower 32 bits, since the format's other operators compare 64, of which the kernel reads 32.
+    So a pid is another one if any of its bits is another.
+    """
+    argument, kind, value = condition
+    if kind == "is not":
+        bits = [1 << number for number in range(_PID_BITS)]
+        return [_masked(argument, bit, bit & ~value) for bit in bits]
+    return [_masked(argument, *((_ALL_BITS, value) if kind == "is" else (value, 0)))]
+
+
+def _masked(argument: int, mask: int, value: int) -> dict[str, Any]:
+    return {"index": argument, "op": "SCMP_CMP_MASKED_EQ", "value": mask, "valueTwo": value}
 
 
 def _allowed() -> Block:

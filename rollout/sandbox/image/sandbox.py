@@ -83,7 +83,7 @@ class ShellSandbox(common.BaseSandbox):
         async with self._lock:
             started = time.monotonic()
             code = await self._run(command.encode("utf-8", "replace"), output, seconds)
-        return common.result(code, time.monotonic() - started, *output.parts(), output.missing)
+        return await common.result(code, time.monotonic() - started, *output.parts(), output.missing)
 
     async def read_file(self, path: str) -> bytes:
         output = CappedOutput(2 * MAX_FILE_BYTES + 2)

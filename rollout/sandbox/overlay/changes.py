@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, ReadBudget, read_up_to
-from slime_swe.rollout.sandbox.image.changes import Found, is_tracked
+from slime_swe.rollout.sandbox.image.changes import MAX_PATH_BYTES, Found, is_tracked
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
@@ -77,10 +77,13 @@ class _Walk:
                         waiting.append(f"{path}/")
                         if _is_opaque(self._upper, f"{self._place}/{path}"):
                             self.hidden.add(path)
-                elif stat.S_ISREG(mode) and is_tracked(path):
+                elif stat.S_ISREG(mode) and is_tracked(path) and self._can_be_opened(path):
                     self.files.add(path)
                 else:
                     self.hidden.add(path)
+
+    def _can_be_opened(self, path: str) -> bool:
+        return len(os.fsencode(f"{self._place}/{path}")) <= MAX_PATH_BYTES
 
     def _entries(self, folder: str) -> Iterator[tuple[str, int]]:
         try:

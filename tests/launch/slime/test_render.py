@@ -156,7 +156,6 @@ CHOICES = [
         },
     ),
     ({"algorithm__group_filter": "a.b"}, {"--dynamic-sampling-filter-path": ["a.b"]}),
-    ({"rollout__generate": "a.b", "rollout__partial": True}, {"--partial-rollout": []}),
 ]
 
 
@@ -186,8 +185,8 @@ APART = {"cluster__colocate": False, "cluster__rollout_gpus": 8}
 @pytest.mark.parametrize(
     ("changes", "script", "function"),
     [
-        ({}, "train.py", "slime.rollout.sglang_rollout.generate_rollout"),
-        ({**APART, "rollout__schedule": "async"}, "train_async.py", "slime.rollout.sglang_rollout.generate_rollout"),
+        ({}, "train.py", "slime_swe.rollout.slime_plugin.generate_rollout"),
+        ({**APART, "rollout__schedule": "async"}, "train_async.py", "slime_swe.rollout.slime_plugin.generate_rollout"),
         (
             {**APART, "rollout__schedule": "fully_async", "algorithm__group_filter": "", "data__eval": {}},
             "train_async.py",

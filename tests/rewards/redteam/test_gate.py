@@ -119,7 +119,7 @@ async def test_docker_holds_against_what_looks_around_and_uses_it_up(grader, gro
     """What depends on the container; `slime-swe integrity docker` plays all, in three minutes for each grader."""
     need_docker()
     chosen = [case for case in attacks() if case.group in groups]
-    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES)])
+    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES, "link-to-itself-for-tests")])
     assert result.failures == []
     assert not groups or result.to_dict()["attacks"] >= 20
 
@@ -147,7 +147,10 @@ async def test_a_log_that_comes_and_goes_by_chance_is_never_rewarded(bubblewrap)
 
 async def test_attacks_on_the_host_are_rewarded_where_nothing_isolates():
     """So the sandbox is what stops them, and not that they don't work."""
-    names = {"network-http", "network-unix", "network-at-grading", "git-fetch-upstream", "oracle-on-disk"}
+    names = {
+        "network-http", "network-unix", "network-at-grading", "git-fetch-upstream", "oracle-on-disk",
+        "sockets-of-the-kernel", "sockets-at-grading",
+    }  # fmt: skip
     result = await run_gate("subprocess", "log", cases=cases(*names))
     assert {row.name for row in result.failures} == names
     assert result.count("attack", "rewarded") == len(names)

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from tests.rollout.agents.tiny_agent import TinyAgent
 from tests.rollout.support import END, PARAMS, make_args
+from tests.rollout.watch import HELD, watched
 
 from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch
@@ -160,6 +161,23 @@ async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shel
         assert (episode.stop_reason, episode.turns) == (StopReason.GAVE_UP, 2)
         assert "+    return a + b" in episode.patch
         assert episode.timings.total < 120
+
+
+@MATRIX
+async def test_an_agent_whose_command_prints_600_mb_costs_the_host_nothing(opened, tokenizer):
+    """It sends all of that to its policy, which takes 8 MiB."""
+    command = "sed -i 's/a - b/a + b/' calc.py; head -c 600000000 /dev/zero | tr '\\0' x"
+    async with (
+        scripted_engine(tokenizer, by_content(tool_call("sh", command=command) + END)) as engine,
+        opened(TINY, engine.url) as (_, play),
+        watched() as loop,
+    ):
+        before = loop.rss
+        episode = await play()
+    assert (episode.stop_reason, episode.turns) == (StopReason.GAVE_UP, 1), episode.detail
+    assert "+    return a + b" in episode.patch
+    assert loop.rss - before < 64 << 20
+    assert loop.busy < HELD
 
 
 async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, tokenizer):

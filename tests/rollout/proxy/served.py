@@ -1,8 +1,6 @@
 """A proxy in a process of its own, for tests that look at its memory and at how long its event loop is busy.
 
-Prints its sessions as JSON. For each line that it reads it prints what has happened since the last one: `rss`, bytes;
-`busy`, the longest time in seconds that the loop's thread worked without a break; `late`, the longest time by which the
-loop was late.
+Prints its sessions as JSON. For each line that it reads it prints what a `Watch` has seen since the last one.
 """
 
 from __future__ import annotations
@@ -10,63 +8,27 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
-from contextlib import AsyncExitStack
-from pathlib import Path
 
+from benchmarks.proxy_servers import open_sessions
 from tests.rollout.support import PARAMS
+from tests.rollout.watch import watched
 
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
-from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.proxy.server import open_proxy
-from slime_swe.rollout.proxy.sessions import Policy, ProxySession
-from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.session import Session
-
-PAGE = 4096
-TICK = 0.002
-
-
-class Watch:
-    """What the loop's thread does between two of its own ticks."""
-
-    def __init__(self) -> None:
-        self.busy = self.late = 0.0
-
-    async def watch(self) -> None:
-        while True:
-            begun, worked = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(TICK)
-            self.busy = max(self.busy, time.thread_time() - worked)
-            self.late = max(self.late, time.perf_counter() - begun - TICK)
-
-    def report(self) -> str:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        line = json.dumps({"rss": pages * PAGE, "busy": self.busy, "late": self.late})
-        self.busy = self.late = 0.0
-        return line
 
 
 async def main(engine: str, checkpoint: str, max_context: int, count: int) -> None:
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(EngineClient(engine))
-        templates = Templates(load_tokenizer(checkpoint), "hermes")
-        policy = Policy(client, templates, "hermes", max_context=max_context, max_turns=1 << 30)
-        proxy = await stack.enter_async_context(open_proxy())
-        opened = []
-        for _ in range(count):
-            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
-            path = await stack.enter_async_context(proxy.serve(session))
-            opened.append({"url": f"{proxy.url}{path}", "key": session.key})
+    tokenizer = load_tokenizer(checkpoint)
+    async with (
+        open_sessions(engine, tokenizer, count, PARAMS, max_context=max_context) as (proxy, opened),
+        watched() as watch,
+    ):
         print(json.dumps({"sessions": opened, "proxy": proxy.url, "key": proxy.key}), flush=True)
-        watch, lines = Watch(), asyncio.StreamReader()
-        watching = asyncio.ensure_future(watch.watch())
+        lines = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
         while await lines.readline():
-            print(watch.report(), flush=True)
-        watching.cancel()
+            print(json.dumps(vars(watch)), flush=True)
+            watch.reset()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import contextlib
 import json
 import random
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +19,15 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from tests.rollout.proxy.test_wire_fuzz import WIRES, change_bytes, change_values
 from tests.rollout.support import END
 
-from slime_swe.rollout.scripted import by_turn, scripted_engine, serve
+from slime_swe.rollout.scripted import ScriptedEngine, by_turn, serve
 
 CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 HANG = "this is never answered"
 MIB = 1 << 20
 MOST_LATE = 0.1  # seconds
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -34,12 +35,20 @@ class Served:
     process: asyncio.subprocess.Process
     http: aiohttp.ClientSession
     sessions: list[dict[str, str]]
+    proxy: str  # its address
+    key: str
 
     async def report(self) -> dict[str, float]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(b"\n")
         return orjson.loads(await self.process.stdout.readline())
+
+    async def forget(self, session: int) -> None:
+        """Clear the record of a session."""
+        url = f"{self.proxy}/sessions/{urlsplit(self.sessions[session]['url']).path.rpartition('/')[2]}"
+        async with self.http.delete(url, headers={"x-api-key": self.key}) as response:
+            assert response.status == 200, await response.text()
 
     async def post(self, session: int, path: str, body: Any) -> tuple[int, bytes]:
         one = self.sessions[session]
@@ -49,28 +58,38 @@ class Served:
 
 
 @asynccontextmanager
-async def served(tokenizer, checkpoint, max_context: int, sessions: int = 2) -> AsyncIterator[Served]:
-    async with scripted_engine(tokenizer, by_turn("Yes." + END), remember=False) as engine:
+async def served(
+    tokenizer, checkpoint, max_context: int, sessions: int = 2, answer: Handler | None = None
+) -> AsyncIterator[Served]:
+    """A proxy in a process of its own, which must print no traceback. answer: the engine, instead of one that says yes
+    and may hang.
+    """
+    engine = ScriptedEngine(tokenizer, by_turn("Yes." + END), remember=False)
 
-        async def answer(request: web.Request) -> web.StreamResponse:
-            asked = orjson.loads(await request.read())
-            if HANG in tokenizer.decode(asked["input_ids"][-60:]):
-                await asyncio.sleep(60)
-            return web.json_response(engine.answer(asked))
+    async def agree(request: web.Request) -> web.StreamResponse:
+        asked = orjson.loads(await request.read())
+        if HANG in tokenizer.decode(asked["input_ids"][-60:]):
+            await asyncio.sleep(60)
+        return web.json_response(engine.answer(asked))
 
-        async with serve(answer) as url, aiohttp.ClientSession() as http:
+    with tempfile.TemporaryFile() as errors:
+        async with serve(answer or agree) as url, aiohttp.ClientSession() as http:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.rollout.proxy.served", url, checkpoint, str(max_context), str(sessions)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
             )
             try:
                 assert process.stdout is not None
                 opened = json.loads(await process.stdout.readline())
-                yield Served(process, http, opened["sessions"])
+                yield Served(process, http, **opened)
             finally:
                 process.kill()
                 await process.wait()
+        errors.seek(0)
+        said = errors.read()
+        assert b"Traceback" not in said, said[-5_000:].decode()
 
 
 BYTES = 8 << 20
@@ -174,7 +193,7 @@ async def _tried(one: Served, path: str, body: bytes) -> tuple[float, float]:
 )
 async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokenizer, checkpoint, count):
     async with served(tokenizer, checkpoint, 32_768) as one:
-        await _pester(one, 150)  # what is remembered for all sessions
+        await _pester(one, 1, max(150, count // 4))  # what all sessions share is there before: caches, threads' memory
         before, waits = (await one.report())["rss"], []
 
         async def other() -> None:
@@ -185,10 +204,10 @@ async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokeni
                 waits.append(time.perf_counter() - started)
                 assert status == 200
                 number += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
         talking = asyncio.ensure_future(other())
-        await _pester(one, count)
+        await _pester(one, 0, count)
         talking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await talking
@@ -202,25 +221,25 @@ async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokeni
         assert waits[len(waits) // 2] < MOST_LATE  # the machine and this process take their own time, `busy` does not
 
 
-async def _pester(one: Served, count: int) -> None:
+async def _pester(one: Served, session: int, count: int) -> None:
     chance = random.Random(count)
 
     async def each(number: int) -> None:
         text = f"{number} " + " ".join(chance.randbytes(4).hex() for _ in range(chance.choice([10, 500, 2_000])))
         if number % 2:
-            assert (await one.post(0, COUNT, asked(text)))[0] == 200
+            assert (await one.post(session, COUNT, asked(text)))[0] == 200
         else:
-            await _hang_up(one, orjson.dumps(asked(f"{text} {HANG}")), wait=number % 4 == 0)
+            await _hang_up(one, session, orjson.dumps(asked(f"{text} {HANG}")), wait=number % 4 == 0)
 
     for start in range(0, 2 * count, 10):
         await asyncio.gather(*map(each, range(start, start + 10)))
 
 
-async def _hang_up(one: Served, body: bytes, *, wait: bool) -> None:
+async def _hang_up(one: Served, session: int, body: bytes, *, wait: bool) -> None:
     """Send a request and go: at once, or when it is being answered."""
-    url = urlsplit(one.sessions[0]["url"])
+    url = urlsplit(one.sessions[session]["url"])
     _, writer = await asyncio.open_connection(url.hostname, url.port)
-    head = f"POST {url.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.sessions[0]['key']}\r\n"
+    head = f"POST {url.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.sessions[session]['key']}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
     if wait:
@@ -228,32 +247,3 @@ async def _hang_up(one: Served, body: bytes, *, wait: bool) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-
-
-PATHS = (CHAT, "/v1/messages", "/v1/responses")
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "count", [1_500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
-)
-async def test_any_bytes_are_answered_or_refused_and_soon(tokenizer, checkpoint, count):
-    dice = random.Random(count)
-    async with served(tokenizer, checkpoint, 32_768) as one:
-
-        async def send(number: int) -> None:
-            honest = WIRES[number % 3][1]
-            body = dice.choice([change_values, change_values, change_bytes])(honest, dice)
-            status, answer = await one.post(0, PATHS[number % 3] if dice.random() < 0.9 else COUNT, body)
-            assert status == 200 or 400 <= status < 500, (status, body)
-            assert status == 200 or orjson.loads(answer)["error"]["message"]
-
-        await asyncio.gather(*map(send, range(100)))
-        busy = []
-        for start in range(0, count, 20):
-            await one.report()
-            await asyncio.gather(*map(send, range(start, start + 20)))
-            busy.append((await one.report())["busy"])
-        busy.sort()
-        assert busy[len(busy) * 99 // 100] < 0.05  # a collection of garbage may come in between
-        assert busy[-1] < 0.3

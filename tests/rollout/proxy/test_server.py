@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -427,3 +428,12 @@ async def test_a_sandbox_has_a_bounded_number_of_connections(templates, scripted
                 url = f"http://127.0.0.1:{port}{path}{CHAT}"
                 async with one.http.post(url, json=chat(), headers={"x-api-key": own.key}) as response:
                     assert response.status == 200
+
+
+async def test_the_collector_passes_over_what_was_there_until_the_last_proxy_closes():
+    assert gc.get_freeze_count() == 0
+    async with open_proxy():
+        async with open_proxy():
+            pass
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0

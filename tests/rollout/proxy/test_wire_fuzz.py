@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from copy import deepcopy
 from time import process_time
 from typing import Any
 
 import orjson
 import pytest
+from tests.mutated_json import ODD_VALUES, change_bytes, change_values, places, put
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
@@ -112,66 +111,6 @@ WIRES: list[tuple[Wire, Any]] = [
 ]
 every_wire = pytest.mark.parametrize(("wire", "honest"), WIRES, ids=["chat", "anthropic", "responses"])
 
-ODD_VALUES = [
-    None, True, False, 0, 1, -1, 1.5, 10**30, -(10**30), 1e308, float("nan"), float("-inf"), "", "user", "assistant",
-    "tool", "text", "\ud800", "\x00", "x" * 10_000, [], {}, [[]], [None], [{}], {"": {}}, {"type": "text"},
-    {"type": None}, [{"type": "text", "text": 1}], [{"role": "user"}],
-]  # fmt: skip
-
-
-def deep(levels: int) -> Any:
-    value: Any = 1
-    for level in range(levels):
-        value = {"properties": value} if level % 2 else [value]
-    return value
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) within a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield value, key
-        yield from places(inner)
-
-
-def change_values(honest: Any, dice: random.Random) -> bytes:
-    """Put odd values in, take fields away, swap them, and repeat items."""
-    body = deepcopy(honest)
-    for _ in range(dice.randint(1, 3)):
-        container, key = dice.choice([*places(body)] or [(body, "model")])
-        how = dice.randrange(5)
-        if how == 0:
-            del container[key]
-        elif how == 1:
-            other, other_key = dice.choice([*places(honest)])
-            container[key] = deepcopy(other[other_key])
-        elif how == 2 and isinstance(container, list):
-            container *= 2
-        elif how == 3:
-            container[key] = deep(dice.choice([3, 100, 260]))
-        else:
-            container[key] = deepcopy(dice.choice(ODD_VALUES))
-    return json.dumps(body).encode()
-
-
-def change_bytes(honest: Any, dice: random.Random) -> bytes:
-    """Cut, overwrite, repeat and insert bytes."""
-    text = bytearray(json.dumps(honest, ensure_ascii=dice.random() < 0.5).encode("utf-8", "surrogatepass"))
-    for _ in range(dice.randint(1, 3)):
-        at, end = sorted(dice.randrange(len(text) + 1) for _ in range(2))
-        how = dice.randrange(4)
-        if how == 0:
-            del text[at:end]
-        elif how == 1:
-            text[at:at] = dice.randbytes(dice.randint(1, 8))
-        elif how == 2:
-            text[at:at] = dice.choice(
-                [b'{"model":', b"[", b"]", b"\\ud83d", b'"', b"\xed\xa0\x80", b"1e999", b"NaN", b"\\"]
-            )
-        else:
-            text[at:end] = text[at:end] * 2
-    return bytes(text)
-
 
 def check(wire: Wire, body: bytes) -> bool:
     """Whether a request came of it; one that did is plain JSON, and so is a refusal."""
@@ -203,6 +142,13 @@ def fuzz(wire: Wire, honest: Any, count: int) -> None:
 @every_wire
 def test_a_spoilt_body_is_a_request_or_refused(wire, honest) -> None:
     fuzz(wire, honest, 400)
+
+
+@every_wire
+def test_any_odd_value_in_any_place_is_taken_or_refused(wire, honest) -> None:
+    for number in range(len([*places(honest)])):
+        for value in ODD_VALUES:
+            check(wire, put(honest, number, value))
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from _pytest.mark import ParameterSet
-from tests.rollout.sandbox.image_support import remove_docker_images
+from tests.rollout.sandbox.image_support import docker_image, overlay_image, remove_docker_images
 from tests.rollout.sandbox.nobody import Nobody
 from tests.rollout.sandbox.ray.cluster import RayNodes
 
+from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
 from slime_swe.rollout.sandbox.bubblewrap import children
@@ -148,7 +149,6 @@ FORKING = of("bubblewrap", "subprocess")
 IMAGES = of("overlay", "docker", "apptainer", "ray:overlay")
 LAYERED = of("overlay", "apptainer")
 CONFINED = of("bubblewrap", "overlay", "apptainer", "docker", "ray:bubblewrap", "ray:overlay")
-FILTERED = of("bubblewrap", "overlay")
 
 
 @pytest.fixture(params=of(*POOLS))
@@ -172,6 +172,27 @@ def image_pool(request: pytest.FixtureRequest) -> SandboxPool:
     return pool
 
 
+@pytest.fixture(scope="session")
+def images(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
+    return {}
+
+
+@pytest.fixture
+def image(
+    image_pool: SandboxPool,
+    images: dict[str, Image],
+    cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Image:
+    """One with a repository, for the backend that `image_pool` is of."""
+    backend = request.node.callspec.params["image_pool"]
+    if backend not in images:
+        folder = tmp_path_factory.mktemp("image") / "root"
+        images[backend] = docker_image(folder) if backend == "docker" else overlay_image(cache, folder)
+    return images[backend]
+
+
 @pytest.fixture(params=LAYERED)
 def layered_pool(request: pytest.FixtureRequest) -> SandboxPool:
     """Those that mount an overlay over an image's folder."""
@@ -182,13 +203,6 @@ def layered_pool(request: pytest.FixtureRequest) -> SandboxPool:
 @pytest.fixture(params=CONFINED)
 def confined_pool(request: pytest.FixtureRequest) -> SandboxPool:
     """Those on this machine that the kernel confines."""
-    pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
-    return pool
-
-
-@pytest.fixture(params=FILTERED)
-def filtered_pool(request: pytest.FixtureRequest) -> SandboxPool:
-    """Those that load our own program of system calls, not a profile."""
     pool: SandboxPool = request.getfixturevalue(POOLS[request.param])
     return pool
 

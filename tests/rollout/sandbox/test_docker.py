@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from slime_swe.patches import OVERSIZED
+from slime_swe.rollout.sandbox.docker import changes
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.backend import CAPABILITIES
 from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
@@ -20,7 +22,8 @@ async def test_a_container_has_its_limits_and_little_else(docker_pool: SandboxPo
     assert (host["NetworkMode"], host["Privileged"], host["Binds"]) == ("none", False, None)
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (256 << 20, 256 << 20, 25)
     assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], list(CAPABILITIES))
-    assert host["SecurityOpt"] == ["no-new-privileges"]
+    no_more, profile = host["SecurityOpt"]
+    assert no_more == "no-new-privileges" and profile.startswith('seccomp={"defaultAction": "SCMP_ACT_TRACE"')
 
 
 @pytest.mark.matrix("sandbox backends")
@@ -30,6 +33,17 @@ async def test_a_warm_container_is_as_good_as_new(docker_pool: SandboxPool) -> N
             assert (await sandbox.exec("cat a; ls; ls /tmp; touch /tmp/mine")).output == f"{number}\na\n"
         await asyncio.sleep(0.5)  # for a spare one to be made
     assert docker_pool._backend._warm._ready  # type: ignore[attr-defined]
+
+
+@pytest.mark.matrix("sandbox backends")
+async def test_a_repository_of_too_many_bytes_is_an_oversized_patch(
+    docker_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with docker_pool.open({}) as sandbox:
+        await sandbox.exec("mkdir node_modules; truncate -s 3M node_modules/a; touch b c")
+        assert await sandbox.diff() != OVERSIZED
+        monkeypatch.setattr(changes, "_MOST_BYTES", 2 << 20)
+        assert await sandbox.diff() == OVERSIZED
 
 
 class Things:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.rollout.sandbox.conftest import POOLS, of
+from tests.rollout.sandbox.conftest import of
 from tests.rollout.sandbox.contents import contents
 
 from slime_swe.patches import OVERSIZED, apply_patch, binary_paths
@@ -80,11 +80,8 @@ async def test_a_repository_that_is_gone_is_a_patch_that_deletes_it(sandbox: San
     assert (await sandbox.diff()).count("deleted file mode") == len(FILES)
 
 
-@pytest.mark.parametrize("backend", of("bubblewrap", "subprocess", "overlay", "apptainer"))
-async def test_deep_folders_are_in_the_patch_and_those_too_deep_to_open_are_not(
-    request: pytest.FixtureRequest, backend: str
-) -> None:
-    pool: SandboxPool = request.getfixturevalue(POOLS[backend])
+@pytest.mark.parametrize("pool", of("bubblewrap", "subprocess", "overlay", "docker", "apptainer"), indirect=True)
+async def test_deep_folders_are_in_the_patch_and_those_too_deep_to_open_are_not(pool: SandboxPool) -> None:
     nest = 'python3 -c \'import os\nfor i in range({0}): os.mkdir("d"); os.chdir("d")\nopen("end", "w").write("x\\n")\''
     async with pool.open(FILES) as sandbox:
         await sandbox.exec(nest.format(1200))

@@ -16,7 +16,7 @@ from tests.rollout.sandbox.contents import contents
 from tests.rollout.sandbox.image_support import docker_image, overlay_image
 
 from slime_swe.data_sources.task import Image
-from slime_swe.patches import OVERSIZED, apply_patch, binary_paths
+from slime_swe.patches import apply_patch, binary_paths
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.pool import SandboxPool
@@ -29,27 +29,6 @@ START = {
     ".gitignore": b"ignored.txt\n",
     "ignored.txt": b"ignored\n",
 }
-
-
-@pytest.fixture(scope="session")
-def images(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
-    return {}
-
-
-@pytest.fixture
-def image(
-    image_pool: SandboxPool,
-    images: dict[str, Image],
-    cache: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Image:
-    """One with a repository, for the backend that `image_pool` is of."""
-    backend = request.node.callspec.params["image_pool"]
-    if backend not in images:
-        folder = tmp_path_factory.mktemp("image") / "root"
-        images[backend] = docker_image(folder) if backend == "docker" else overlay_image(cache, folder)
-    return images[backend]
 
 
 async def test_the_image_s_repository_is_the_start(image_pool: SandboxPool, image: Image) -> None:
@@ -273,14 +252,6 @@ async def test_limits_of_memory_are_the_whole_sandbox_s(image_pool: SandboxPool)
         result = await sandbox.exec("for i in 1 2 3 4; do python3 eat.py & done; wait")
         assert result.output.count("done") < 4
         assert (await sandbox.exec("echo alive")).output == "alive\n"
-
-
-@pytest.mark.matrix("sandbox backends")
-async def test_what_the_docker_daemon_can_t_list_is_an_oversized_patch(docker_pool: SandboxPool) -> None:
-    nest = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')"
-    async with docker_pool.open({"nest.py": nest}) as sandbox:
-        assert (await sandbox.exec("python3 nest.py")).exit_code == 0
-        assert await sandbox.diff() == OVERSIZED
 
 
 OWNERS = """

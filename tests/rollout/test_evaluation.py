@@ -8,16 +8,16 @@ from collections import Counter
 from tests.embedded.scripted import make_args, write_tasks
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.embedded.evaluate import evaluate, load_evaluation_tasks
-from slime_swe.embedded.hooks import Hooks
-from slime_swe.embedded.rollouts import Player
+from slime_swe.rollout.evaluation import evaluate, load_evaluation_tasks
+from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import evaluation_metrics
+from slime_swe.rollout.player import Player
 from slime_swe.sample import Sample
 
 
 def make_player(generate, reward=None, **changes) -> Player:
     args = make_args_only(**changes)
-    return Player(args, Hooks(generate, reward, None, None, None, None, None))
+    return Player(args, RolloutHooks(generate, reward, None))
 
 
 def make_args_only(**changes) -> Namespace:

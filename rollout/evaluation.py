@@ -9,7 +9,7 @@ from typing import Any
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.slime_plugin import sample_of
 from slime_swe.data_sources.task import Task
-from slime_swe.embedded.rollouts import Player, gather, sampling_params, seeded
+from slime_swe.rollout.player import Player, gather, sampling_params, seeded
 from slime_swe.rollout.records import is_broken
 from slime_swe.sample import Sample
 

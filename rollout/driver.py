@@ -1,0 +1,244 @@
+"""`Driver`: plays the groups of a data source as a scheduler decides, until a batch of them is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+from slime_swe.data_sources.slime_plugin import task_id_of
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.fields import Meta, read_arguments
+from slime_swe.rollout.player import Group, Player, end_all
+from slime_swe.rollout.records import failure_of, flatten, is_broken, trajectories
+from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
+from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
+from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.sample import Sample
+
+LEAST_SOUND = 2  # episodes of a group that have a baseline
+
+_log = logging.getLogger(__name__)
+
+
+class FilterError(UserError):
+    """The group filter rejects (nearly) everything, so that no batch can be filled."""
+
+
+class DataSource(Protocol):
+    """SLiME's. `TaskDataSource` is told besides of tasks that infrastructure fails on, and of a rollout's end."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
+
+    def add_samples(self, samples: list[list[Sample]]) -> None: ...
+
+
+@dataclass
+class Rollout:
+    """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
+
+    dropped: groups by reason. given_back: groups that will be sampled anew. staleness: of each group that is kept, how
+    many training steps older than the weights that it trains those were under which it began.
+    """
+
+    kept: list[Group] = field(default_factory=list)
+    played: list[Group] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    given_back: int = 0
+    staleness: list[int] = field(default_factory=list)
+    reward_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Judged:
+    group: Group
+    reason: str = ""  # why it is dropped
+
+
+@dataclass(frozen=True)
+class _Settings:
+    rollout_batch_size: Annotated[int, Meta(ge=1)]
+    swe_max_over_sampling: Annotated[float, Meta(ge=1)]
+
+
+def scheduler_of(args: Any) -> Scheduler:
+    """The one that a run's arguments ask for."""
+    settings = read_arguments(_Settings, args)
+    return DynamicSampling(settings.rollout_batch_size, settings.swe_max_over_sampling)
+
+
+class Driver:
+    """One run's groups. Use in one event loop.
+
+    `goes_on`: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
+    unfinished are only played on as far as they need no model: it is for the caller to hold model calls back.
+    """
+
+    def __init__(
+        self, player: Player, scheduler: Scheduler, failures: Failures | None = None, *, goes_on: bool = False
+    ) -> None:
+        self.player, self.scheduler, self.failures = player, scheduler, failures or Failures()
+        self.goes_on = goes_on
+        self._version = 0
+        self._playing: asyncio.Task[None] | None = None
+        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
+        self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
+        self._running: dict[asyncio.Task[Group], int] = {}
+        self._judged: dict[int, _Judged] = {}
+
+    async def collect(self, data_source: DataSource, version: int) -> Rollout:
+        """Play until a batch is complete for training on weights of this version.
+
+        Raises `FilterError` where the filter keeps nothing; then, or if it is cancelled, no episode is left running.
+        """
+        self._version = version
+        self._wanted.set()
+        if self._playing is None:
+            self._playing = asyncio.create_task(self._play(data_source))
+        try:
+            while (batch := self.scheduler.take(version)) is None:
+                await self._change()
+            if not self.goes_on:
+                await self._stop_playing()
+            return await self._rollout(batch, version, data_source)
+        except NothingInformative as error:
+            await self.close()
+            raise FilterError(
+                f"{error}, by {self.player.args.dynamic_sampling_filter_path}: choose tasks that the policy sometimes "
+                "solves, or leave the filter out"
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End what is still played."""
+        await self._stop_playing()
+        await end_all(self._running)
+
+    async def _stop_playing(self) -> None:
+        """No group begins or ends any more; those that have begun are left as they are."""
+        if self._playing is not None:
+            await end_all([self._playing])
+            self._playing = None
+
+    async def _change(self) -> None:
+        """Until a group has ended. Raises what ended the play."""
+        assert self._playing is not None
+        changed = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait([changed, self._playing], return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        self._changed.clear()
+        if self._playing.done():
+            self._playing.result()
+
+    async def _play(self, data_source: DataSource) -> None:
+        while True:
+            self._begin(data_source)
+            wanted = asyncio.ensure_future(self._wanted.wait())
+            try:
+                await asyncio.wait([*self._running, wanted], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                wanted.cancel()
+            self._wanted.clear()
+            done = [task for task in self._running if task.done()]
+            for task in sorted(done, key=self._running.__getitem__):
+                self._end(self._running.pop(task), task.result(), data_source)
+            self._changed.set()
+
+    def _begin(self, data_source: DataSource) -> None:
+        """As many groups as are wanted and have a slot; in an outage one at a time."""
+        while self.scheduler.wanted(self._version) > 0 and not (self._running and self._full):
+            (group,) = data_source.get_samples(1)
+            number = _number(group)
+            self._fresh[number] = group
+            self._start(number)
+
+    @property
+    def _full(self) -> bool:
+        return self.failures.outage or len(self._running) * len(next(iter(self._fresh.values()))) >= self.player.slots
+
+    def _start(self, number: int) -> None:
+        self.scheduler.begin(number, self._version)
+        played = [_copied(sample) for sample in self._fresh[number]]
+        self._running[asyncio.ensure_future(self.player.play_group(played))] = number
+
+    def _end(self, number: int, group: Group, data_source: DataSource) -> None:
+        episodes = trajectories(flatten(group))
+        broken = [is_broken(segments) for segments in episodes]
+        for episode in broken:
+            self.failures.episode(broken=episode)
+        if self.failures.hopeless:
+            raise InfrastructureError(
+                f"the last {self.failures.hopeless_after} episodes were all broken by infrastructure: {_why(episodes)}"
+            )
+        lost = broken.count(False) < min(LEAST_SOUND, len(episodes))
+        task = task_id_of(self._fresh[number][0]) or str(number)
+        if self.failures.group(task, broken=lost):
+            self._start(number)
+            return
+        if lost and hasattr(data_source, "set_aside"):
+            _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
+            data_source.set_aside(task)
+        reason = "infrastructure" if lost else self._reason(group)
+        self._judged[number] = _Judged(group, reason)
+        outcome = Outcome.BROKEN if lost else Outcome.UNIFORM if reason else Outcome.INFORMATIVE
+        self.scheduler.end(number, outcome)
+
+    def _reason(self, group: Group) -> str:
+        """Why the group filter drops it; empty where it does not."""
+        group_filter = self.player.hooks.group_filter
+        if group_filter is None:
+            return ""
+        verdict = group_filter(self.player.args, group)
+        if not hasattr(verdict, "keep"):  # a bare truth value, as older filters return
+            return "" if verdict else "unnamed"
+        return "" if verdict.keep else str(verdict.reason or "unnamed")
+
+    async def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
+        given_back = set(batch.given_back)
+        await end_all([task for task, number in self._running.items() if number in given_back])
+        self._running = {task: number for task, number in self._running.items() if number not in given_back}
+        for number in given_back:
+            self._judged.pop(number, None)
+        if given_back:
+            data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
+        trained = set(batch.groups)
+        done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
+        rollout = Rollout(given_back=len(given_back), staleness=[version - begun for begun in batch.begun])
+        for number in done:
+            judged = self._judged.pop(number)
+            del self._fresh[number]
+            rollout.played.append(judged.group)
+            if judged.reason:
+                rollout.dropped[judged.reason] += 1
+            else:
+                rollout.kept.append(judged.group)
+        rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
+        if hasattr(data_source, "end_rollout"):
+            data_source.end_rollout(version, sorted(self._fresh))
+        return rollout
+
+
+def _why(episodes: Sequence[Sequence[Sample]]) -> str:
+    failure = failure_of(episodes[0][0])
+    return f"{failure.where}: {failure.detail}" if failure else "no reason given"
+
+
+def _copied(sample: Sample) -> Sample:
+    """To be played: what the hooks write into it is not in the one that the data source gave."""
+    played = copy.copy(sample)
+    played.metadata = dict(sample.metadata or {})
+    return played
+
+
+def _number(group: Sequence[Sample]) -> int:
+    """Raises `UserError` where the data source has given none."""
+    number = group[0].group_index
+    if number is None:
+        raise UserError("data.source gave a group without group_index: number the groups in the order of get_samples")
+    return number

@@ -1,0 +1,75 @@
+"""`DynamicSampling`: batches of informative groups, all sampled under the weights that they train (DAPO,
+arXiv 2503.14476, section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from slime_swe.rollout.scheduling.base import Batch, Outcome
+
+WINDOW = 4  # batches whose groups tell how many are informative
+
+
+class NothingInformative(Exception):
+    """So many groups in a row were not informative that no batch can be expected."""
+
+
+@dataclass
+class DynamicSampling:
+    """A batch is the first `batch_size` informative groups in the order in which groups began.
+
+    So it is a function of what the groups come to, not of which comes first: runs of one seed agree, and slow groups
+    are as likely to be trained as quick ones. What began behind the last of them is given back, finished or not, since
+    the next weights must sample it anew. How much that is, is bounded: as many groups are begun as have, at the rate of
+    informative ones so far, enough of these among them, and at most `max_over_sampling` times what is missing.
+    `patience`: how many batches' worth of groups in a row may be uniform.
+    """
+
+    batch_size: int
+    max_over_sampling: float = 2.0
+    patience: int = 50
+    _running: set[int] = field(default_factory=set)
+    _ended: dict[int, Outcome] = field(default_factory=dict)  # of the groups that began for this batch
+    _judged: list[bool] = field(default_factory=list)  # whether a group was informative, the last ones
+
+    @property
+    def rate(self) -> float:
+        """Of informative groups among those that are judged. As if one more had been: not 0, and 1 at the start."""
+        return (sum(self._judged) + 1) / (len(self._judged) + 1)
+
+    def wanted(self, version: int) -> int:
+        missing = self.batch_size - self._informative()
+        if missing <= 0:
+            return 0
+        enough = min(math.ceil(missing / self.rate), math.ceil(missing * self.max_over_sampling))
+        return max(0, enough - len(self._running))
+
+    def begin(self, group: int, version: int) -> None:
+        self._running.add(group)
+
+    def end(self, group: int, outcome: Outcome) -> None:
+        """Raises `NothingInformative` if it was one too many."""
+        self._running.remove(group)
+        self._ended[group] = outcome
+        if outcome is not Outcome.BROKEN:
+            self._judged = [*self._judged, outcome is Outcome.INFORMATIVE][-WINDOW * self.batch_size :]
+        if len(self._ended) >= self.patience * self.batch_size and not self._informative():
+            raise NothingInformative(f"none of {len(self._ended)} groups was informative")
+
+    def take(self, version: int) -> Batch | None:
+        first = min(self._running, default=math.inf)
+        chosen = [group for group in sorted(self._ended) if group < first and self._is_informative(group)]
+        if len(chosen) < self.batch_size:
+            return None
+        chosen = chosen[: self.batch_size]
+        given_back = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
+        self._running.clear()
+        self._ended.clear()
+        return Batch(chosen, [version] * len(chosen), given_back)
+
+    def _informative(self) -> int:
+        return sum(map(self._is_informative, self._ended))
+
+    def _is_informative(self, group: int) -> bool:
+        return self._ended[group] is Outcome.INFORMATIVE

@@ -1,0 +1,180 @@
+"""Spoilt bodies, spoilt HTTP and spoilt replies of an engine, by the sockets of a real proxy in a process of its own:
+each is answered or refused, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import random
+import zlib
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+from aiohttp import web
+from tests.mutated_json import mutated
+from tests.rollout.proxy.test_load import CHAT, COUNT, MIB, Served, served
+from tests.rollout.proxy.test_wire_fuzz import WIRES
+from tests.rollout.support import END, call
+from tests.rollout.test_parsers import JSON, TAGS
+
+from slime_swe.rollout.scripted import ScriptedEngine
+
+PATHS = (CHAT, "/v1/messages", "/v1/responses")
+OF_A_SESSION = 2_000
+AT_ONCE = 20
+BUSY = 0.05  # seconds of the loop, for any one of them
+WAIT = 30.0  # seconds for an answer
+PATIENCE = 0.1  # seconds for one to a request that may not be at its end
+ENGINE_ERROR = 503
+
+
+class Policy:
+    """What it says, and now and then a reply of the engine that makes no sense."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+
+    def say(self, engine: ScriptedEngine, asked: dict[str, Any]) -> str:
+        pieces = [*TAGS, *JSON, "Yes.", call("view", path="a"), call("view", path=1)]
+        return "".join(self.dice.choices(pieces, k=self.dice.randint(0, 6))).replace("\ud800", "\ufffd") + END
+
+    def reply(self, answer: dict[str, Any]) -> bytes:
+        return orjson.dumps(answer) if self.dice.random() < 0.9 else mutated(answer, self.dice)
+
+
+BOMB = gzip.compress(b" " * (64 << 20))
+HEADERS = [
+    "Host: x", "Expect: 100-continue", "Expect: x", "Upgrade: websocket", "Connection: close, upgrade", "X : y",
+    "X\xe9: \xff", " folded", "X: a\0b", ":", "A" * 300, "Cookie: " + "a=b;" * 900, "X: " + "y" * 9_000,
+    "Content-Length: 5", "Authorization: Bearer " + "\xe9" * 9, "Content-Type: multipart/form-data", "x-api-key: y",
+]  # fmt: skip
+PACKINGS = ["gzip", "deflate", "br", "zstd", "identity", "x"]
+FAULTS = ("method", "path", "version", "end", "length", "chunks", "packing", "header", "bytes", "twice")
+
+
+def spoilt_http(path: str, key: str, body: bytes, dice: random.Random) -> bytes:
+    """A request with up to two faults in its head, in how its body is packed, or in what follows it."""
+    faults = dice.sample(FAULTS, dice.choice([0, 1, 1, 2]))
+
+    def pick(fault: str, right: Any, *wrong: Any) -> Any:
+        return dice.choice(wrong) if fault in faults else right
+
+    headers = ["Host: x", f"x-api-key: {key}", *pick("header", [], *([header] for header in HEADERS))]
+    if packing := pick("packing", "", *PACKINGS):
+        headers.append(f"Content-Encoding: {packing}")
+        body = {"gzip": gzip.compress, "deflate": zlib.compress}.get(packing, bytes)(body)
+        body = dice.choice([body, body[: len(body) // 2], body + b"x", BOMB])
+    if "chunks" in faults:
+        headers.append("Transfer-Encoding: " + dice.choice(["chunked", "chunked", "gzip, chunked", "chunked, x"]))
+        size = dice.choice([f"{len(body):x}", f"{len(body):x};a=b", f"{len(body) - 1:x}", "ZZ", "-1", "f" * 40, ""])
+        body = size.encode() + b"\r\n" + body + dice.choice([b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"\r\n0\r\na: b\r\n\r\n"])
+    else:
+        wrong = [len(body) - 1, len(body) + 9, -1, 10**30, "", "0x5", "+5", "1_0", "5, 5"]
+        headers.append(f"Content-Length: {pick('length', len(body), *wrong)}")
+    version = pick("version", "HTTP/1.1", "HTTP/1.0", "HTTP/9.9", "HTTP/2", "", "HTTP/1.1 x")
+    path += pick("path", "", "?a=b", "/%ff%00", "/../../x", "#x", "//", "\\", " ")
+    first = f"{pick('method', 'POST', 'GET', 'PUT', 'post', 'PRI', '')} {path} {version}"
+    head = pick("end", "\r\n", "\n", "\r").join([first, *headers, "", ""]).encode("latin-1")
+    if "bytes" in faults:
+        at = dice.randrange(len(head))
+        head = head[:at] + dice.randbytes(dice.randint(0, 4)) + head[at + dice.randint(0, 4) :]
+    return (head + body) * pick("twice", 1, 2)
+
+
+async def exchange(url: str, request: bytes) -> bytes:
+    """What comes back. A request that is not answered may be one that is not at its end: it is ended then."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(request)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(reader.read(1 << 16), PATIENCE)
+        writer.write_eof()
+        return await asyncio.wait_for(reader.read(1 << 16), WAIT)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+class Attack:
+    """Sends so many requests, and keeps what was seen."""
+
+    def __init__(self, one: Served, seed: int) -> None:
+        self.one, self.dice, self.seen = one, random.Random(seed), Counter[str]()
+
+    async def body(self, number: int) -> None:
+        honest = WIRES[number % 3][1]
+        path = PATHS[number % 3] if self.dice.random() < 0.9 else COUNT
+        body = mutated(honest, self.dice)
+        async with asyncio.timeout(WAIT):
+            status, answer = await self.one.post(number // OF_A_SESSION, path, body)
+        assert status in (200, ENGINE_ERROR) or 400 <= status < 500, (status, body, answer)
+        assert status == 200 or orjson.loads(answer)["error"]["message"]
+        self.seen[f"body {status}"] += 1
+
+    async def http(self, number: int) -> None:
+        session = self.one.sessions[number // OF_A_SESSION]
+        wire = number % 3
+        body = json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else mutated(WIRES[wire][1], self.dice)
+        request = spoilt_http(urlsplit(session["url"]).path + PATHS[wire], session["key"], body, self.dice)
+        answer = await exchange(session["url"], request)
+        status = answer[9:12].decode("ascii") if answer else "none"
+        assert status != "500", (request, answer)
+        self.seen[f"HTTP {status}"] += 1
+
+    async def each(self, number: int) -> None:
+        await (self.http(number) if number % 10 == 9 else self.body(number))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x, GZIP"])
+async def test_a_compressed_body_is_refused_and_not_unpacked(tokenizer, checkpoint, encoding) -> None:
+    async with served(tokenizer, checkpoint, 32_768, 1) as one:
+        session = one.sessions[0]
+        head = f"POST {urlsplit(session['url']).path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {session['key']}\r\n"
+        head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+        await one.report()
+        answer = await exchange(session["url"], head.encode() + BOMB)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"Content-Encoding" in answer
+        assert (await one.post(0, CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]}))[0] == 200
+        assert (await one.report())["busy"] < BUSY
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "count", [OF_A_SESSION, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("a hostile session")])]
+)
+async def test_any_bytes_are_answered_or_refused_and_soon(tokenizer, checkpoint, count) -> None:
+    policy = Policy(count)
+    engine = ScriptedEngine(tokenizer, policy.say, remember=False)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=policy.reply(engine.answer(orjson.loads(await request.read()))))
+
+    sessions = -(-count // OF_A_SESSION)
+    async with served(tokenizer, checkpoint, 1 << 30, sessions, answer) as one:  # else they are soon full
+        attack, busy, forgetting, sizes = Attack(one, count), list[float](), list[float](), list[float]()
+        for start in range(0, count, AT_ONCE):
+            await asyncio.gather(*map(attack.each, range(start, start + AT_ONCE)))
+            busy.append((await one.report())["busy"])
+            if (start + AT_ONCE) % OF_A_SESSION == 0:
+                await one.forget(start // OF_A_SESSION)
+                await asyncio.sleep(0.05)  # until the loop's own watch has seen this
+                report = await one.report()
+                sizes.append(report["rss"])
+                forgetting.append(report["busy"])
+        busy.sort()
+        print(attack.seen, f"{busy[-1]:.3f} s at most, {max(forgetting):.3f} for a record")
+        print([round(size / MIB) for size in sizes], "MiB")
+        assert busy[len(busy) * 999 // 1000] < BUSY
+        assert busy[-1] < 0.3  # a collection of garbage may come in between
+        assert max(forgetting) < 0.3
+        assert sizes[-1] - sizes[len(sizes) // 4] < 64 * MIB
+    assert attack.seen["body 200"] > count // 20
+    assert attack.seen["body 400"] > count // 20
+    assert attack.seen["HTTP 200"] > count // 1000

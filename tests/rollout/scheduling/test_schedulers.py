@@ -1,0 +1,162 @@
+"""What the schedulers promise, whatever ends when: each example is one run of random outcomes in a random order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_swe.rollout.scheduling.base import Outcome, Scheduler
+from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
+from slime_swe.rollout.scheduling.paced import PacedAdmission
+
+STEPS = 8
+OUTCOMES = (Outcome.INFORMATIVE, Outcome.UNIFORM, Outcome.BROKEN)
+
+
+@dataclass
+class Run:
+    """Drives a scheduler for some steps. outcome: of a group, by number and attempt. duration: in ticks."""
+
+    scheduler: Scheduler
+    outcome: Callable[[int, int], Outcome]
+    duration: Callable[[int, int], float]
+    slots: int
+    trained: list[list[int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    begun_at: dict[int, int] = field(default_factory=dict)  # the version of its last beginning
+    attempts: Counter[int] = field(default_factory=Counter)
+    goes_on: bool = False  # groups begin while a batch is trained
+    running: dict[int, float] = field(default_factory=dict)
+    most_outstanding: int = 0
+
+    def play(self, steps: int = STEPS) -> Run:
+        running = self.running
+        again: list[int] = []
+        fresh, now = 0, 0.0
+        for version in range(steps):
+            while (batch := self.scheduler.take(version)) is None:
+                while self.scheduler.wanted(version) > 0 and len(running) < self.slots:
+                    group = again.pop(0) if again else fresh
+                    fresh += group == fresh
+                    self.begin(group, version, now)
+                self.most_outstanding = max(self.most_outstanding, len(running))
+                group = min(running, key=running.__getitem__)
+                now = running.pop(group)
+                outcome = self.outcome(group, self.attempts[group])
+                if outcome is Outcome.BROKEN:  # it has not ended, but begins anew
+                    self.begin(group, version, now)
+                    continue
+                self.scheduler.end(group, outcome)
+                if outcome is Outcome.UNIFORM:
+                    self.dropped.append(group)
+            for group in batch.given_back:
+                running.pop(group, None)
+            given_back = set(batch.given_back)
+            self.dropped = [group for group in self.dropped if group not in given_back]
+            again = sorted(given_back | set(again))
+            self.trained.append(list(batch.groups))
+            while self.goes_on and self.scheduler.wanted(version) > 0 and len(running) < self.slots:
+                self.begin(fresh, version, now)
+                fresh += 1
+        return self
+
+    def begin(self, group: int, version: int, now: float) -> None:
+        self.scheduler.begin(group, version)
+        self.begun_at[group] = version
+        self.attempts[group] += 1
+        self.running[group] = now + self.duration(group, self.attempts[group])
+
+
+def outcomes(seed: int, informative: float, broken: float) -> Callable[[int, int], Outcome]:
+    def outcome(group: int, attempt: int) -> Outcome:
+        if random.Random(f"{seed}:{group}:{attempt}").random() < broken and attempt < 3:
+            return Outcome.BROKEN
+        drawn = random.Random(f"{seed}:{group}").random()
+        return Outcome.INFORMATIVE if drawn < informative else Outcome.UNIFORM
+
+    return outcome
+
+
+def durations(seed: int) -> Callable[[int, int], float]:
+    return lambda group, attempt: random.Random(f"{seed}:{group}:{attempt}").lognormvariate(0, 1.5)
+
+
+seeds = st.integers(0, 10**6)
+rates = st.sampled_from([0.15, 0.5, 1.0])
+sizes = st.sampled_from([1, 2, 5])
+slots = st.sampled_from([1, 3, 40])
+
+
+@given(seeds, rates, sizes, slots, st.sampled_from([1.0, 1.5, 4.0]))
+@settings(max_examples=150, deadline=None)
+def test_dynamic_sampling_is_a_function_of_the_outcomes_alone(seed, informative, size, slots, most):
+    def play(times: int, places: int) -> Run:
+        outcome = outcomes(seed, informative, broken=0.1)
+        return Run(DynamicSampling(size, most), outcome, durations(times), places).play()
+
+    run, other = play(seed, slots), play(seed + 1, 40)
+    assert run.trained == other.trained
+    # It is the informative groups in the order in which the data source hands them out, each once.
+    last = run.trained[-1][-1]
+    expected = [group for group in range(last + 1) if outcomes(seed, informative, 0)(group, 1) is Outcome.INFORMATIVE]
+    assert [group for batch in run.trained for group in batch] == expected
+    assert all(run.begun_at[group] == version for version, batch in enumerate(run.trained) for group in batch)
+
+
+@given(seeds, rates, sizes, st.sampled_from([1.0, 1.5, 4.0]))
+@settings(max_examples=100, deadline=None)
+def test_no_more_is_begun_than_what_is_missing_needs(seed, informative, size, most):
+    scheduler = DynamicSampling(size, most)
+    run = Run(scheduler, outcomes(seed, informative, 0.0), durations(seed), slots=1000)
+    run.play()
+    assert run.most_outstanding <= size * most + 1
+    if informative == 1.0:
+        assert run.most_outstanding == size, "no over-sampling where every group is informative"
+        assert set(run.attempts.values()) == {1}, "so nothing is given back"
+
+
+def test_what_never_is_informative_ends_the_run():
+    with pytest.raises(NothingInformative, match="none of 10 groups"):
+        Run(DynamicSampling(5, patience=2), lambda *_: Outcome.UNIFORM, durations(0), slots=3).play()
+
+
+@given(seeds, rates, sizes, slots, st.integers(0, 3), st.integers(0, 1), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_paced_groups_are_trained_once_and_in_time(seed, informative, size, slots, staleness, lag, goes_on):
+    lag = min(lag, staleness)
+    scheduler = PacedAdmission(size, staleness, lag)
+    run = Run(scheduler, outcomes(seed, informative, broken=0.1), durations(seed), slots, goes_on=goes_on).play()
+    trained = [group for batch in run.trained for group in batch]
+    assert len(trained) == len(set(trained)) == size * STEPS
+    for version, batch in enumerate(run.trained):
+        assert batch == sorted(batch)
+        assert all(0 <= version - run.begun_at[group] <= staleness - lag for group in batch)
+    assert not set(trained) & set(run.dropped)
+    assert scheduler.outstanding <= (staleness + 1) * size
+    assert len(run.attempts) == len(trained) + len(run.dropped) + scheduler.outstanding, "nothing is lost"
+
+
+@given(seeds, sizes, st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_slow_groups_are_trained_as_surely_as_quick_ones(seed, size, staleness):
+    """Every informative group that began a bound ago has been trained, so none was left out for its length."""
+    outcome = outcomes(seed, 0.5, broken=0.0)
+    run = Run(PacedAdmission(size, staleness), outcome, durations(seed), slots=40).play()
+    trained = {group for batch in run.trained for group in batch}
+    old = [group for group, version in run.begun_at.items() if version <= STEPS - 1 - staleness]
+    assert {group for group in old if outcome(group, 1) is Outcome.INFORMATIVE} <= trained
+
+
+@given(seeds, rates, sizes, slots)
+@settings(max_examples=60, deadline=None)
+def test_without_staleness_paced_admission_is_dynamic_sampling(seed, informative, size, slots):
+    outcome = outcomes(seed, informative, broken=0.0)
+    paced = Run(PacedAdmission(size, 0), outcome, durations(seed), slots).play()
+    dynamic = Run(DynamicSampling(size, 1.0), outcome, durations(seed + 1), slots).play()
+    assert paced.trained == dynamic.trained

@@ -1,0 +1,231 @@
+"""Groups are played, dropped, tried again and given back as the scheduler says, through SLiME's hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from argparse import Namespace
+from collections import Counter
+
+import pytest
+from tests.data_sources.tasks import make_task
+
+from slime_swe.data_sources.slime_plugin import TaskDataSource, task_id_of
+from slime_swe.errors import InfrastructureError
+from slime_swe.rewards.slime_plugin import keep_group
+from slime_swe.rollout.driver import Driver, FilterError, scheduler_of
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.player import Player
+from slime_swe.rollout.records import Score, flatten, write_failure, write_score
+from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.sample import Sample
+
+SIZE = 4
+
+
+def forty(split: str):
+    return [make_task(f"task-{number}") for number in range(40)]
+
+
+class Played:
+    """A generate hook whose episodes come to what `ends` says of a task: solved shares, or `broken`."""
+
+    def __init__(self, ends: dict[str, float | str] | None = None, seconds: float = 0.0) -> None:
+        self.ends, self.seconds = ends or {}, seconds
+        self.calls: Counter[str] = Counter()
+        self.running = self.most = 0
+
+    async def __call__(self, args: Namespace, sample: Sample, params: dict) -> Sample:
+        task = str(task_id_of(sample))
+        assert [*sample.metadata] == ["task"] and not sample.tokens, "as the data source gave it"
+        sample.metadata["episode"], sample.tokens = {"patch": ""}, [1]
+        self.calls[task] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(self.seconds * random.random())
+        finally:
+            self.running -= 1
+        end = self.ends.get(task, 0.5)
+        if end == "broken":
+            write_failure(sample, "sandbox_error", "no such image")
+            return sample
+        solved = sample.index % SIZE < float(end) * SIZE
+        sample.status = Sample.Status.COMPLETED
+        write_score([sample], Score(solved, 1.0 if solved else -1.0))
+        return sample
+
+
+async def no_reward(args, sample):
+    raise AssertionError("the generate hook has scored it")
+
+
+def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter=keep_group, **failures) -> tuple:
+    args = Namespace(
+        rollout_batch_size=batch, n_samples_per_prompt=SIZE, swe_max_over_sampling=2.0, rollout_seed=5,
+        rollout_shuffle=True, swe_tasks=f"{__name__}.forty:x", save=str(tmp_path), load=str(tmp_path),
+        reward_key=None, sglang_server_concurrency=slots, sglang_enable_deterministic_inference=False,
+        rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=8, rollout_stop=None,
+        rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
+        dynamic_sampling_filter_path="slime_swe.rewards.slime_plugin.keep_group",
+    )  # fmt: skip
+    player = Player(args, RolloutHooks(played, no_reward, group_filter))
+    return Driver(player, scheduler_of(args), Failures(**failures)), TaskDataSource(args)
+
+
+def numbers(groups) -> list[int]:
+    return [flatten(group)[0].group_index for group in groups]
+
+
+async def test_uniform_groups_are_never_trained_but_replaced(tmp_path):
+    played = Played({f"task-{number}": number % 2 for number in range(0, 40, 2)} | {"task-1": 0.0, "task-3": 1.0})
+    driver, source = make(tmp_path, played)
+    for version in range(4):
+        rollout = await driver.collect(source, version)
+        assert len(rollout.kept) == 4
+        for group in rollout.kept:
+            assert {sample.reward for sample in flatten(group)} == {1.0, -1.0}
+    assert sum(rollout.dropped.values()) > 0
+    assert set(rollout.dropped) <= {"all_solved", "all_unsolved"}
+
+
+async def test_a_batch_is_the_same_whatever_ends_first(tmp_path):
+    ends = {f"task-{number}": 0.0 for number in range(0, 40, 3)}
+    runs = []
+    for slots in (4, 64):
+        driver, source = make(tmp_path, Played(ends, seconds=0.01), slots=slots)
+        rollouts = [await driver.collect(source, version) for version in range(5)]
+        runs.append([(numbers(rollout.kept), numbers(rollout.played), rollout.dropped) for rollout in rollouts])
+    assert runs[0] == runs[1]
+    assert [number for _, played, _ in runs[0] for number in played] == list(range(sum(len(run[1]) for run in runs[0])))
+
+
+async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):
+    driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(30)}, seconds=0.01))
+    rollouts = [await driver.collect(source, version) for version in range(12)]
+    assert sum(rollout.given_back for rollout in rollouts) > 0
+    seen = [sample for rollout in rollouts for group in rollout.played for sample in flatten(group)]
+    assert [sample.index for sample in seen] == list(range(len(seen))), "each once, although some began twice"
+
+
+async def test_no_more_episodes_run_than_there_are_slots_and_none_is_left(tmp_path):
+    played = Played(seconds=0.01)
+    driver, source = make(tmp_path, played, slots=6)
+    await driver.collect(source, 0)
+    assert played.most <= 6 and played.running == 0
+    playing = asyncio.ensure_future(driver.collect(source, 1))
+    await asyncio.sleep(0.005)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert played.running == 0
+
+
+async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
+    poison = {f"task-{number}": "broken" for number in (3, 17, 31)}
+    played = Played(poison)
+    driver, source = make(tmp_path, played)
+    rollouts = [await driver.collect(source, version) for version in range(60)]
+    tried = sum(played.calls[task] for task in poison)
+    assert [played.calls[task] for task in poison] == [3 * SIZE] * 3
+    assert tried < 0.05 * sum(played.calls.values())
+    assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
+    assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
+    source.save(59)
+    resumed = TaskDataSource(source.args)
+    resumed.load(59)
+    assert not {task_id_of(group[0]) for group in resumed.get_samples(80)} & set(poison)
+
+
+async def test_an_outage_begins_little_and_ends_the_run_if_it_lasts(tmp_path):
+    played = Played({f"task-{number}": "broken" for number in range(40)})
+    driver, source = make(tmp_path, played, most_in_a_row=8, hopeless_after=40)
+    with pytest.raises(InfrastructureError, match=r"last 40 episodes were all broken .* no such image"):
+        await driver.collect(source, 0)
+    assert sum(played.calls.values()) <= 64 + 40
+    assert source.get_samples(40), "no task is set aside for it"
+
+
+async def test_a_filter_that_keeps_nothing_is_named(tmp_path):
+    driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(40)}))
+    with pytest.raises(FilterError, match=r"none of 200 groups was informative, by slime_swe.*keep_group: choose"):
+        await driver.collect(source, 0)
+
+
+@pytest.mark.parametrize(("verdict", "reason"), [(False, "unnamed"), (True, "")])
+async def test_a_filter_may_give_a_truth_value(tmp_path, verdict, reason):
+    seen = []
+
+    def group_filter(args, group):
+        seen.append(group)
+        return verdict if len(seen) == 1 else True
+
+    driver, source = make(tmp_path, Played(), group_filter=group_filter)
+    assert "".join((await driver.collect(source, 0)).dropped) == reason
+
+
+async def test_without_a_filter_every_group_is_kept(tmp_path):
+    driver, source = make(tmp_path, Played({"task-1": 0.0}), group_filter=None)
+    assert numbers((await driver.collect(source, 0)).kept) == [0, 1, 2, 3]
+
+
+async def test_a_checkpoint_goes_on_from_the_end_of_its_rollout(tmp_path):
+    """As with `train_async.py`, which samples the next rollout before it has saved this one."""
+    driver, source = make(tmp_path, Played())
+    await driver.collect(source, 0)
+    following = await driver.collect(source, 1)
+    source.save(0)
+    resumed = TaskDataSource(source.args)
+    resumed.load(0)
+    again, _ = make(tmp_path, Played())
+    assert numbers((await again.collect(resumed, 1)).played) == numbers(following.played)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_what_a_batch_leaves_unfinished_goes_on(tmp_path, goes_on):
+    """Each group once, and none begun more than two steps before it is trained."""
+    played = Played({f"task-{number}": 0.0 for number in range(0, 40, 4)}, seconds=0.02)
+    driver, source = make(tmp_path, played, slots=24)
+    driver = Driver(driver.player, PacedAdmission(4, 2), goes_on=goes_on)
+    rollouts = []
+    for version in range(8):
+        rollouts.append(await driver.collect(source, version))
+        before = sum(played.calls.values())
+        await asyncio.sleep(0.03)  # training
+        assert (sum(played.calls.values()) > before) == goes_on
+    kept = [number for rollout in rollouts for number in numbers(rollout.kept)]
+    assert len(kept) == len(set(kept)) == 32
+    assert max(max(rollout.staleness) for rollout in rollouts) <= 2
+    assert not any(rollout.given_back for rollout in rollouts)
+    assert max(played.calls.values()) <= SIZE * 2, "no episode was begun twice in an epoch"
+    source.save(7)
+    resumed = TaskDataSource(source.args)
+    resumed.load(7)
+    ended = {number for rollout in rollouts for number in numbers(rollout.played)}
+    following = [group[0].group_index for group in resumed.get_samples(12)]
+    assert ended.isdisjoint(following) and {*range(max(following))} == ended | {*following} - {max(following)}
+    await driver.close()
+    assert played.running == 0
+
+
+async def test_what_fails_between_two_steps_ends_the_next(tmp_path):
+    played = Played({"task-7": 0.5}, seconds=0.01)
+    driver, source = make(tmp_path, played)
+
+    def group_filter(args, group):
+        if failing:
+            raise KeyError("a fault of the filter")
+        return True
+
+    failing = False
+
+    driver = Driver(
+        Player(driver.player.args, RolloutHooks(played, no_reward, group_filter)), PacedAdmission(4, 2), goes_on=True
+    )
+    await driver.collect(source, 0)
+    failing = True
+    with pytest.raises(KeyError):  # as soon as what has ended before is not enough
+        for version in range(1, 5):
+            await driver.collect(source, version)
+    assert played.running == 0

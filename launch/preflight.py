@@ -18,6 +18,7 @@ from slime_swe.recipes.checks import lookup
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.redteam.proof import require_integrity
+from slime_swe.rollout.sandbox.pool import on_one_machine
 
 OVERLAP_FILE = "overlap.json"
 
@@ -62,6 +63,7 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     """Raises `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
 
     A reward function, a data source or an oracle of the user's own is not checked: there is no telling what it does.
+    For sandboxes on other nodes, those of this machine stand.
     """
     if recipe.reward.function != Reward.function or recipe.data.source != Data.source:
         return
@@ -72,4 +74,4 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
         print("reward.negative_control=false: forged test logs are believed", file=sys.stderr)
     settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
     for grader in sorted({target_of(task) for spec in recipe.data.train for task in load_tasks(spec)} - {""}):
-        require_integrity(recipe.rollout.sandbox, grader, settings)
+        require_integrity(on_one_machine(recipe.rollout.sandbox), grader, settings)

@@ -61,7 +61,7 @@ class Cluster:
     gpu: GPU model: `A100-40GB`, `A100-80GB`, `H100-80GB` or `H200-141GB`; empty without GPUs.
     colocate: train and serve on the same GPUs, in turns.
     rollout_gpus: GPUs that only serve, beside the nodes' own; 0 with `colocate`.
-    cpus_per_node: CPU cores of each machine, on which the sandboxes run.
+    cpus_per_node: CPU cores of each machine. The sandboxes run on those of one, with `ray:BACKEND` of all.
     memory_per_node: host memory of each machine, GiB.
     disk_per_node: disk of each machine, GiB.
     gpu_hour_price: price of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
@@ -165,7 +165,7 @@ class Rollout:
     top_k: always -1 (no limit), for the same reason.
     agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`, `opencode`,
         `openhands`), or the dotted path of an `Agent` class.
-    sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`).
+    sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`; `ray:BACKEND` on all nodes).
     sandbox_concurrency: sandboxes open at once.
     system_prompt: first message of every episode.
     generate: dotted path of the plug-in that runs an episode.

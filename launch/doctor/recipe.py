@@ -23,7 +23,7 @@ from slime_swe.recipes.checks import lookup
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.sandbox import SandboxError, open_sandbox
 from slime_swe.rollout.sandbox.base import Requirement
-from slime_swe.rollout.sandbox.pool import make_backend, names_that
+from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_machine
 
 
 def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Only what this recipe's sandbox needs."""
+    """Only what this recipe's sandbox needs; of those on a cluster's nodes, what one on this machine does."""
     name = recipe.rollout.sandbox
     backend = make_backend(name)
     for requirement in backend.requirements:
@@ -117,7 +117,9 @@ def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if backend.isolates == "never":
         found = f"rollout.sandbox={name} has none of ours: {backend.unprotected}"
         yield warning("isolation", found, "docs/sandboxes.md compares them")
-    yield _opened(name)
+    yield _opened(on_one_machine(name))
+    if backend.wraps:
+        yield skipped("nodes", f"whether each node can have {name} sandboxes is seen when the run starts")
 
 
 def _checked(requirement: Requirement, machine: Machine) -> Finding:

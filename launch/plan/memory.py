@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from slime_swe.launch.plan import activations, formulae, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB, Layout
@@ -134,13 +136,14 @@ def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Memory of the machine that the rollout manager runs on: sandboxes of the backend `local` and of containers do so
-    too. Each of its GPUs is charged as the fullest stage is."""
+    too, of `ray:BACKEND` its share of them. Each of its GPUs is charged as the fullest stage is."""
     model, layout, count = recipe.model.architecture, layout_of(recipe), recipe.cluster.gpus_per_node
     offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
     held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
     copies = max(formulae.host_weight_bytes(part, reference=reference) for part in held)
-    sandboxes = recipe.rollout.sandbox_concurrency if make_backend(recipe.rollout.sandbox).runs_here else 0
+    open_at_once, runs_here = recipe.rollout.sandbox_concurrency, make_backend(recipe.rollout.sandbox).runs_here
+    sandboxes = math.ceil(open_at_once / sandbox_nodes(recipe)) if runs_here else 0
     parts = (
         Component("optimizer states", count * states, "offloaded" if offload else "while the server has the GPUs"),
         Component("copies of the weights", count * copies, "pinned, the reference's too" if reference else "pinned"),
@@ -160,6 +163,11 @@ def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
         Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
+
+
+def sandbox_nodes(recipe: Recipe) -> int:
+    """How many of the trainer's machines the sandboxes are on."""
+    return recipe.cluster.nodes if make_backend(recipe.rollout.sandbox).wraps else 1
 
 
 def holds_images(recipe: Recipe) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slime_swe.launch.args import at_once
 from slime_swe.launch.plan import formulae, roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.memory import cache_tokens, layout_of, sglang_engine
+from slime_swe.launch.plan.memory import cache_tokens, layout_of, sandbox_nodes, sglang_engine
 from slime_swe.launch.plan.result import Phase, Timing
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS, Gpu
@@ -86,7 +86,8 @@ def _rollout(recipe: Recipe, work: Workload, assumed: Assumptions) -> tuple[Phas
     new = work.length - work.sampled  # tokens of an episode
     flops = new * roofline.forward_flops(recipe.model.architecture, work.length)
     prefill = batch * flops / (sglang_engine(recipe).gpus * _gpu(recipe).flops * 1e12 * assumed.prefill_mfu)
-    slow = max(flying * assumed.sandbox_cpus / recipe.cluster.cpus_per_node, 1.0)
+    cores = recipe.cluster.cpus_per_node * sandbox_nodes(recipe)
+    slow = max(flying * assumed.sandbox_cpus / cores, 1.0)
     commands = min(work.turns * assumed.turn_seconds, recipe.rollout.time_budget)
     sandbox = slow * (commands + assumed.grade_seconds)
     turns = f"{work.turns:.0f} turns of {assumed.turn_seconds:g} s, grading, {flying:.0f} at once"

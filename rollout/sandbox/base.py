@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import InfrastructureError
@@ -130,16 +130,17 @@ Isolation = Literal["always", "if possible", "never"]
 class Backend:
     """What opens sandboxes. A backend of your own subclasses it; nothing else has to know its name.
 
-    A backend states what it can do here, in its class: the pool, the doctor, the planner, the integrity gate and the
-    agents' check ask it.
+    A backend states what it can do here, in its class, or on itself where that depends on what it was made with: the
+    pool, the doctor, the planner, the integrity gate and the agents' check ask it.
     """
 
-    takes_images: ClassVar[bool] = False  # runs tasks that name an image, and is chosen as `NAME:IMAGE` too
-    takes_layers: ClassVar[bool] = False  # takes layers and gives out ports: what agents that are programs need
-    isolates: ClassVar[Isolation] = "always"
-    unprotected: ClassVar[str] = ""  # what a command can do where it does not isolate
-    runs_here: ClassVar[bool] = True  # takes memory and disk of the machine that runs the episodes
-    requirements: ClassVar[tuple[Requirement, ...]] = ()  # checked by `slime-swe doctor`
+    takes_images: bool = False  # runs tasks that name an image, and is chosen as `NAME:IMAGE` too
+    takes_layers: bool = False  # takes layers and gives out ports: what agents that are programs need
+    wraps: bool = False  # is chosen as `NAME:BACKEND`, and opens that one's sandboxes somewhere else
+    isolates: Isolation = "always"
+    unprotected: str = ""  # what a command can do where it does not isolate
+    runs_here: bool = True  # takes memory and disk of the machine that runs the episodes
+    requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
 
     async def start(self) -> None:
         """Called before each `open`; cheap if there is nothing to do. Raises `UserError`, `SandboxError`."""

@@ -221,7 +221,9 @@ class LocalSandbox(common.BaseSandbox):
             request["files"], blob = wire.pack_files(files.items())
         try:
             answer, data = await self._channel.call(request, blob, seconds=seconds + ANSWER_SECONDS)
-        except SandboxGone:
+        except SandboxGone as error:
+            if self._channel is None:
+                raise SandboxError("the sandbox was left while a command ran") from error
             await self._server.kill(self._number)
             self._is_gone = True
             self._channel.close()
@@ -247,9 +249,9 @@ class LocalBackend(Backend):
     Uses bubblewrap if it works. Else it warns, once, of what is then unprotected.
     """
 
-    isolates: ClassVar[Isolation] = "if possible"
+    isolates: Isolation = "if possible"
     unprotected = UNPROTECTED
-    requirements: ClassVar[tuple[Requirement, ...]] = BUBBLEWRAP
+    requirements: tuple[Requirement, ...] = BUBBLEWRAP
     contained: ClassVar[bool | None] = None  # True: bubblewrap or an error; False: plain processes
 
     def __init__(self) -> None:

@@ -23,6 +23,7 @@ BACKENDS = {
     "docker": "slime_swe.rollout.sandbox.docker.backend.DockerBackend",
     "apptainer": "slime_swe.rollout.sandbox.apptainer.ApptainerBackend",
     "remote": "slime_swe.rollout.sandbox.remote.RemoteBackend",
+    "ray": "slime_swe.rollout.sandbox.ray.backend.RayBackend",
 }
 
 
@@ -32,7 +33,8 @@ class SandboxPool:
     def __init__(self, backend: str = "local", *, concurrency: int = 32, limits: Limits | None = None) -> None:
         """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`.
 
-        `overlay:IMAGE` and `docker:IMAGE` say in which image tasks without one of their own run.
+        `overlay:IMAGE` and `docker:IMAGE` say in which image tasks without one of their own run; `ray:BACKEND` opens
+        the sandboxes of any of them on the nodes of a Ray cluster.
         """
         if concurrency < 1:
             raise UserError(f"sandbox concurrency must be at least 1, got {concurrency}")
@@ -61,10 +63,14 @@ class SandboxPool:
         content = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
         spec = SandboxSpec(content, limits or self._limits, image, tuple(layers))
         async with self._free:
-            async with self._starting:
-                await self._backend.start()
+            await self.start()
             async with self._backend.open(spec) as sandbox:
                 yield sandbox
+
+    async def start(self) -> None:
+        """Bring the backend up, as each `open` does. Raises `UserError`, `SandboxError`."""
+        async with self._starting:
+            await self._backend.start()
 
     async def close(self) -> None:
         await self._backend.close()
@@ -101,12 +107,18 @@ async def open_sandbox(
 
 def make_backend(name: str) -> Backend:
     """Raises `UserError` for an unknown name, with those that there are."""
-    kind, _, image = name.partition(":")
+    kind, _, of = name.partition(":")
     maker = backend_maker(kind)
-    if image and not getattr(maker, "takes_images", False):
+    if of and not (getattr(maker, "takes_images", False) or getattr(maker, "wraps", False)):
         raise UserError(f"sandbox {name!r}: {kind} takes no image; {', '.join(names_that('takes_images'))} do")
-    backend: Backend = maker(*([image] if image else []))
+    backend: Backend = maker(*([of] if of else []))
     return backend
+
+
+def on_one_machine(name: str) -> str:
+    """The backend whose sandboxes these are, on whatever machine: `overlay` of `ray:overlay`."""
+    kind, _, of = name.partition(":")
+    return of if getattr(backend_maker(kind), "wraps", False) else name
 
 
 def backend_maker(kind: str) -> Any:

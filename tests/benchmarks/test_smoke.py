@@ -33,7 +33,10 @@ FIGURES = {
     "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
     "sandbox": (["--rounds", "1"], "cycle_ms"),
 }
-HEAVY = {"grading": (["--rounds", "1"], "overlay_ratio")}
+HEAVY = {
+    "grading": (["--rounds", "1"], "overlay_ratio"),
+    "ray_sandboxes": (["--rounds", "1"], "extra_command_ms"),
+}
 
 
 @pytest.mark.slow

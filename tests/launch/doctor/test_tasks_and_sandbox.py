@@ -45,6 +45,13 @@ def test_tasks_with_images_want_a_sandbox_that_takes_them(tmp_path, sandbox, sta
         assert "docker" in last.fix
 
 
+def test_of_sandboxes_on_other_nodes_one_here_is_opened():
+    recipe = variant("tiny_cpu", rollout__sandbox="ray:subprocess")
+    found = {finding.check: finding for finding in check_sandbox(recipe, Machine())}
+    assert statuses(found.values()) == {"Ray": "ok", "isolation": "warning", "sandbox": "ok", "nodes": "skipped"}
+    assert "a subprocess sandbox opened" in found["sandbox"].message
+
+
 def test_plug_ins_are_imported(tmp_path, monkeypatch):
     (tmp_path / "broken_plug_in.py").write_text("def reward(:\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -279,6 +279,17 @@ def test_slower_sandboxes_make_a_longer_rollout_and_bind():
     assert "sandboxes" in slow.bottlenecks[-1]
 
 
+def test_sandboxes_on_all_nodes_have_their_processors_and_memory():
+    four = ("rollout.sandbox_concurrency=256", "cluster.nodes=4", "cluster.cpus_per_node=8")
+    one_node, all_nodes = (plan(LARGE, *four, f"rollout.sandbox={name}") for name in ("overlay", "ray:overlay"))
+    assert one_node.timing.rollout_seconds > all_nodes.timing.rollout_seconds
+
+    def held(found):
+        return next(part for part in found.budget("machine").components if part.name == "sandboxes").bytes
+
+    assert held(one_node) == 4 * held(all_nodes) > 0
+
+
 def test_weights_of_a_pipeline_and_its_last_stage():
     found = plan(LARGE, "parallel.tp=4", "parallel.pp=2")
     assert found.budget("training").name.startswith("training, stage")

@@ -13,6 +13,7 @@ import pytest_asyncio
 from _pytest.mark import ParameterSet
 from tests.rollout.sandbox.image_support import docker_image, overlay_image, remove_docker_images
 from tests.rollout.sandbox.nobody import Nobody
+from tests.rollout.sandbox.ray.cluster import RayNodes
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
@@ -99,6 +100,25 @@ async def apptainer_pool(cache: Path) -> AsyncIterator[SandboxPool]:
         yield pool
 
 
+@pytest.fixture(scope="session")
+def ray_nodes(cache: Path) -> Iterator[RayNodes]:
+    """A Ray cluster of two nodes, both on this machine, which this process has joined."""
+    with RayNodes(2) as nodes:
+        yield nodes
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_pool(contained_pool: SandboxPool, ray_nodes: RayNodes) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("ray:bubblewrap") as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_overlay_pool(overlay_pool: SandboxPool, ray_nodes: RayNodes) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("ray:overlay") as pool:
+        yield pool
+
+
 _NAPS = itertools.count()
 POOLS = {
     "bubblewrap": "contained_pool",
@@ -107,22 +127,28 @@ POOLS = {
     "docker": "docker_pool",
     "apptainer": "apptainer_pool",
     "remote": "remote_pool",
+    "ray:bubblewrap": "ray_pool",
+    "ray:overlay": "ray_overlay_pool",
 }
 # Each family of executors runs once by default: the fork server, the shell in an image. The others of a family are the
-# matrix; so is SWE-ReX, as each of its sandboxes starts a server: by default it runs in test_remote alone.
+# matrix; so is SWE-ReX, as each of its sandboxes starts a server: by default it runs in test_remote alone. Those of Ray
+# wait for a cluster: by default they run in tests/rollout/sandbox/ray alone.
 DEFAULT = ("bubblewrap", "overlay")
 
 
 def of(*names: str) -> list[ParameterSet]:
-    return [
-        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.matrix("sandbox backends")) for name in names
-    ]
+    return [pytest.param(name, marks=_marks(name)) for name in names]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    group = [pytest.mark.xdist_group("ray")] if name.startswith("ray:") else []  # one cluster a machine at a time
+    return group + ([] if name in DEFAULT else [pytest.mark.matrix("sandbox backends")])
 
 
 FORKING = of("bubblewrap", "subprocess")
-IMAGES = of("overlay", "docker", "apptainer")
+IMAGES = of("overlay", "docker", "apptainer", "ray:overlay")
 LAYERED = of("overlay", "apptainer")
-CONFINED = of("bubblewrap", "overlay", "apptainer", "docker")
+CONFINED = of("bubblewrap", "overlay", "apptainer", "docker", "ray:bubblewrap", "ray:overlay")
 
 
 @pytest.fixture(params=of(*POOLS))
@@ -203,6 +229,12 @@ async def imaged(image_pool: SandboxPool) -> AsyncIterator[Sandbox]:
 async def contained(contained_pool: SandboxPool) -> AsyncIterator[Sandbox]:
     async with contained_pool.open(FILES) as sandbox:
         yield sandbox
+
+
+def require_here(pool: SandboxPool) -> None:
+    """Skips where a test can't look into the backend's own objects: those of Ray's nodes are in other processes."""
+    if pool._backend.wraps:
+        pytest.skip("its sandboxes are objects of another process")
 
 
 def kill_fork_server(pool: SandboxPool) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.rollout.sandbox.conftest import require_here
 from tests.rollout.sandbox.contents import contents
 from tests.rollout.sandbox.image_support import docker_image, overlay_image
 
@@ -141,7 +142,8 @@ async def test_the_host_is_not_seen(imaged: Sandbox, monkeypatch: pytest.MonkeyP
     assert (await imaged.exec("echo x > /proc/sys/kernel/hostname; mount -t tmpfs none /mnt")).exit_code != 0
 
 
-async def test_no_file_of_the_host_s_is_open(imaged: Sandbox) -> None:
+async def test_no_file_of_the_host_s_is_open(image_pool: SandboxPool, imaged: Sandbox) -> None:
+    require_here(image_pool)
     assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"  # the last one brings commands
     assert (await imaged.exec("ls /proc/self/fd")).output == "0\n1\n2\n3\n"  # the last one is of `ls`
     await imaged._kill()  # type: ignore[attr-defined]
@@ -193,7 +195,8 @@ async def test_who_reads_the_driver_s_commands_only_hurts_itself(imaged: Sandbox
     assert "+kept" in await imaged.diff()
 
 
-async def test_a_driver_that_dies_is_a_command_that_was_killed(imaged: Sandbox) -> None:
+async def test_a_driver_that_dies_is_a_command_that_was_killed(image_pool: SandboxPool, imaged: Sandbox) -> None:
+    require_here(image_pool)
     await imaged.exec("echo kept > kept.txt")
     for attempt in range(2):
         await _kill_driver(imaged)
@@ -202,7 +205,8 @@ async def test_a_driver_that_dies_is_a_command_that_was_killed(imaged: Sandbox) 
     assert "+kept" in await imaged.diff()
 
 
-async def test_a_sandbox_that_can_t_start_again_still_tells_its_files(imaged: Sandbox) -> None:
+async def test_a_sandbox_that_can_t_start_again_still_tells_its_files(image_pool: SandboxPool, imaged: Sandbox) -> None:
+    require_here(image_pool)
     await imaged.exec("echo kept > kept.txt; rm -f /bin/bash /usr/bin/bash")
     await _kill_driver(imaged)
     result = await imaged.exec("echo alive")

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.rollout.sandbox.conftest import require_here
 from tests.rollout.sandbox.contents import contents
 
 from slime_swe.data_sources.task import Image
@@ -64,6 +65,7 @@ async def test_what_one_does_to_a_layer_no_other_sees(image_pool: SandboxPool, l
 
 
 async def test_a_layer_outlives_the_driver(image_pool: SandboxPool, layer: Path) -> None:
+    require_here(image_pool)
     async with image_pool.open({}, layers=[layer]) as sandbox:
         await sandbox._kill()  # type: ignore[attr-defined]
         assert (await sandbox.exec(TOOL)).output == "the tool\n"

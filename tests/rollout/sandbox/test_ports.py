@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import of
+from tests.rollout.sandbox.conftest import of, require_here
 from tests.rollout.sandbox.nobody import NOBODY, REPOSITORY, Nobody
 
 from slime_swe.errors import UserError
@@ -110,6 +110,7 @@ async def test_a_port_can_be_had_once_and_again_when_it_is_closed(pool_with_port
 
 
 async def test_a_port_outlives_the_driver(pool_with_ports: SandboxPool) -> None:
+    require_here(pool_with_ports)
     async with pool_with_ports.open({}) as sandbox, serving(await sandbox.listen(PORT), "old"):
         await sandbox._kill()  # type: ignore[attr-defined]
         if isinstance(pool_with_ports._backend, OverlayBackend):

@@ -1,0 +1,198 @@
+"""`NodeSandboxes`: the sandboxes of one node, in a Ray actor there. What it imports is what the driver imports.
+
+An error that a sandbox raises is returned, not raised: Ray's own wrapping of it would lose an `OSError`'s fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import platform
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import slime_swe
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend
+from slime_swe.rollout.sandbox.ray import layers as layers_of
+from slime_swe.rollout.sandbox.ray.ports import NodePorts
+
+Given = ParamSpec("Given")
+T = TypeVar("T")
+Self_ = TypeVar("Self_")
+
+_CODE = ("rollout/sandbox", "patches", "data_sources/task.py", "errors.py", "files.py")
+_SUFFIXES = (".py", ".sh")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
+
+    code: str
+    confinement: tuple[str, ...]
+
+
+def code() -> str:
+    """A digest of the code that a sandbox runs with, and the version of Python, of this process."""
+    root, digest = Path(slime_swe.__file__).parent, hashlib.sha256()
+    for name in _CODE:
+        place = root / name
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
+            if path.suffix in _SUFFIXES:
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"{digest.hexdigest()[:12]}, Python {platform.python_version()}"
+
+
+def _answered(
+    method: Callable[Concatenate[Self_, Given], Awaitable[T]],
+) -> Callable[Concatenate[Self_, Given], Awaitable[T | Exception]]:
+    @functools.wraps(method)
+    async def call(self: Self_, /, *args: Given.args, **kwargs: Given.kwargs) -> T | Exception:
+        try:
+            return await method(self, *args, **kwargs)
+        except (InfrastructureError, UserError, OSError) as error:
+            return error
+
+    return call
+
+
+class NodeSandboxes:
+    """backend: opens them, `at_once` at most. Each is known by a number, which the driver chooses."""
+
+    def __init__(self, backend: str, at_once: int) -> None:
+        self._backend = backend
+        self._pool = SandboxPool(backend, concurrency=at_once)
+        self._held: dict[int, _Held] = {}
+        self._left: set[int] = set()  # left before they were opened: Ray keeps no order of calls
+
+    @_answered
+    async def start(self) -> tuple[Facts, list[str]]:
+        """What this machine is like, and what the backend has warned of."""
+        optional = make_backend(self._backend).isolates == "if possible"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("error" if optional else "always", RuntimeWarning)
+            try:
+                await self._pool.start()
+            except RuntimeWarning as warning:
+                raise UserError(
+                    f"{warning} On other machines nobody would see it: mend it there, or set "
+                    "rollout.sandbox=ray:subprocess to go without isolation"
+                ) from None
+        warned = [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]
+        return await asyncio.to_thread(self._facts), warned
+
+    async def ping(self) -> None:
+        """Return: whoever is stuck does not."""
+
+    @_answered
+    async def open(
+        self, number: int, files: Mapping[str, bytes], limits: Limits, image: Image | None, layers: Sequence[Path]
+    ) -> None:
+        if number in self._left:
+            self._left.discard(number)
+            raise SandboxError("the sandbox was left before it was open")
+        held = self._held[number] = _Held(self._pool.open(files, limits, image, layers))
+        await held.sandbox()
+
+    @_answered
+    async def leave(self, number: int) -> None:
+        held = self._held.pop(number, None)
+        if held is None:
+            self._left.add(number)
+        else:
+            await held.leave()
+
+    @_answered
+    async def exec(self, number: int, command: str, timeout: float | None) -> ExecResult:
+        return await (await self._find(number).sandbox()).exec(command, timeout=timeout)
+
+    @_answered
+    async def read_file(self, number: int, path: str) -> bytes:
+        return await (await self._find(number).sandbox()).read_file(path)
+
+    @_answered
+    async def write_file(self, number: int, path: str, content: bytes) -> None:
+        await (await self._find(number).sandbox()).write_file(path, content)
+
+    @_answered
+    async def diff(self, number: int) -> str:
+        return await (await self._find(number).sandbox()).diff()
+
+    @_answered
+    async def listen(self, number: int, port: int) -> None:
+        held = self._find(number)
+        held.ports.add(port, await (await held.sandbox()).listen(port))
+
+    @_answered
+    async def port(self, number: int, method: str, *args: Any) -> Any:
+        """A method of `NodePorts`."""
+        return await getattr(self._find(number).ports, method)(*args)
+
+    @_answered
+    async def find_layer(self, folder: Path, identity: str) -> Path | None:
+        return await asyncio.to_thread(layers_of.find, folder, identity)
+
+    @_answered
+    async def add_layer(self, identity: str, packed: bytes) -> Path:
+        return await asyncio.to_thread(layers_of.unpack, identity, packed)
+
+    @_answered
+    async def close(self) -> None:
+        """Leave every sandbox, and end what the backend keeps running."""
+        held, self._held = list(self._held.values()), {}
+        try:
+            await asyncio.gather(*(one.leave() for one in held))
+        finally:
+            await self._pool.close()
+
+    def _facts(self) -> Facts:
+        return Facts(code(), tuple(make_backend(self._backend).fingerprint()))
+
+    def _find(self, number: int) -> _Held:
+        if number not in self._held:
+            raise SandboxError("the sandbox is not open")
+        return self._held[number]
+
+
+class _Held:
+    """An open sandbox: the task that enters it leaves it too, when it is told to."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Sandbox]) -> None:
+        self.ports = NodePorts()
+        self._opened: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+        self._end = asyncio.Event()
+        self._task = asyncio.create_task(self._keep(opening))
+
+    async def sandbox(self) -> Sandbox:
+        """As soon as it is open. Raises what opening raises."""
+        either: set[asyncio.Future[Any]] = {self._task, self._opened}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._opened.done():
+            if self._task.cancelled():
+                raise SandboxError("the sandbox was left before it was open")
+            self._task.result()
+        return self._opened.result()
+
+    async def leave(self) -> None:
+        """Raises what leaving raises; what opening has raised is known already."""
+        self.ports.close()
+        if self._opened.done():
+            self._end.set()
+        else:
+            self._task.cancel()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled() and (error := self._task.exception()) is not None and self._opened.done():
+            raise error
+
+    async def _keep(self, opening: AbstractAsyncContextManager[Sandbox]) -> None:
+        async with opening as sandbox:
+            self._opened.set_result(sandbox)
+            await self._end.wait()

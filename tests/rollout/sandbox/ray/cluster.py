@@ -1,0 +1,71 @@
+"""A Ray cluster whose nodes are all on this machine: real raylets, on its loopback."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import tempfile
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+CPUS = 8  # of each node, as Ray counts them
+_MEMORY = 100_000_000  # bytes of each node's object store
+_SETTINGS = {  # a node that is killed is found dead within seconds, not half a minute
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
+
+
+class RayNodes:
+    """`count` nodes, the head among them. This process has joined the cluster; it can join but one at a time."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._addresses = itertools.count(2)  # Ray takes 127.0.0.1 for the machine's own address on the network
+
+    def __enter__(self) -> Self:
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'slime-swe[cluster]'")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
+        settings = {"include_dashboard": False, "_system_config": _SETTINGS, "temp_dir": self._folder}
+        head = settings | self._arguments()
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(self._count - 1):
+                self.add()
+            self.cluster.wait_for_nodes()
+            ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
+        except BaseException:
+            self.cluster.shutdown()
+            raise
+        return self
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, **more: Any) -> Any:
+        return self.cluster.add_node(**self._arguments() | more)
+
+    def kill(self, node: Any) -> None:
+        """As a machine that goes: its raylet gets SIGKILL, and its workers end for want of it."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _arguments(self) -> dict[str, Any]:
+        address = f"127.0.0.{next(self._addresses)}"
+        return {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": _MEMORY, "node_ip_address": address}

@@ -14,21 +14,24 @@ class PacedAdmission:
 
     This is a matter of pace (AReaL, arXiv 2505.24298, section 4.2). Of the groups that are begun and not yet trained,
     `batch_size` are trained in each step, and each has its last step. Groups are begun only as long as all can keep it:
-    so at most `(max_staleness + 1) * batch_size` are outstanding. A batch is the oldest finished groups, but a younger
-    one may not take the place of an older one whose last step could not be kept then: the batch waits for that.
+    so at most `(max_staleness + 1) * batch_size` are outstanding, and one batch less while a batch trains, since what
+    begins then has one step less. A batch is the oldest finished groups, but a younger one may not take the place of an
+    older one whose last step could not be kept then: the batch waits for that.
     """
 
     batch_size: int
     max_staleness: int
     _begun: dict[int, int] = field(default_factory=dict)  # outstanding group -> the version under which it began
     _finished: set[int] = field(default_factory=set)
+    _next: int = 0  # the version that the next batch is trained on: the present one, or the one in training
 
     @property
     def outstanding(self) -> int:
         return len(self._begun)
 
     def wanted(self, version: int) -> int:
-        return (self.max_staleness + 1) * self.batch_size - len(self._begun)
+        steps = version + self.max_staleness + 1 - self._next
+        return steps * self.batch_size - len(self._begun)
 
     def begin(self, group: int, version: int) -> None:
         self._begun[group] = version
@@ -48,6 +51,7 @@ class PacedAdmission:
         for group in chosen:
             del self._begun[group]
         self._finished.difference_update(chosen)
+        self._next = version + 1
         return Batch(sorted(chosen))
 
     def _in_time(self, begun: list[int], version: int) -> bool:

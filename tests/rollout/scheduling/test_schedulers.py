@@ -130,6 +130,14 @@ def test_no_more_is_begun_than_what_is_missing_needs(seed, informative, size, mo
         assert set(run.attempts.values()) == {1}, "so nothing is given back"
 
 
+@pytest.mark.parametrize("informative", (0.2, 0.4, 0.8))
+def test_few_batches_need_a_second_wave(informative):
+    """Groups take one tick each, so that the clock counts waves. Without the margin half of the batches need two."""
+    scheduler = DynamicSampling(32, max_over_sampling=8.0)
+    run = Run(scheduler, outcomes(0, informative, 0.0), lambda *_: 1.0, slots=1000).play(steps=100)
+    assert run.now < 1.35 * 100
+
+
 def test_what_never_is_informative_ends_the_run():
     with pytest.raises(NothingInformative, match="none of 10 groups"):
         Run(DynamicSampling(5, patience=2), lambda *_: Outcome.UNIFORM, durations(0), slots=3).play()

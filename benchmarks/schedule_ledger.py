@@ -55,7 +55,6 @@ class Ledger:
     attempts: dict[tuple[int, int], list[Attempt]] = field(default_factory=dict)  # (group, member) -> its attempts
     begun: dict[int, int] = field(default_factory=dict)  # group -> version under which it first began
     trained: list[Trained] = field(default_factory=list)
-    dropped: int = 0
     ends: list[float] = field(default_factory=list)  # of the training steps
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 
 from benchmarks.schedule_ledger import Broken, Ledger
 
@@ -25,7 +25,7 @@ class Rollout:
         self._given_back: deque[int] = deque()
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._slots = ledger.slots
-        self._to_end: Counter[int] = Counter()  # group -> episodes of it that have not ended
+        self._to_end: dict[int, int] = {}  # group -> episodes of it that have not ended
         self._fresh = 0
         self._changed = asyncio.Event()
         self.held = False
@@ -77,9 +77,7 @@ class Rollout:
         await self.ledger.grade(group, member)
         self._to_end[group] -= 1
         if not self._to_end[group]:
-            informative = self.ledger.informative(group)
-            self.ledger.dropped += not informative
-            self.scheduler.end(group, Outcome.INFORMATIVE if informative else Outcome.UNIFORM)
+            self.scheduler.end(group, Outcome.INFORMATIVE if self.ledger.informative(group) else Outcome.UNIFORM)
             self._changed.set()
             self.fill()
 

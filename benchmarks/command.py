@@ -45,13 +45,14 @@ def run(
     *,
     ratios: Mapping[str, str] = NONE,
     limits: Mapping[str, float] = NONE,
+    floors: Mapping[str, float] = NONE,
     **options: Any,
 ) -> int:
     """One benchmark as a command: take its figures, print, save or check them as asked; the exit code.
 
     measure: is called with the `options`, which have these defaults. ratios: figure → the rival's, of the same run,
     since a busy machine slows both alike: `--check` fails where one is `TOLERANCE` times the baseline's. limits:
-    figure → the most that it may be.
+    figure → the most that it may be. floors: figure → the least.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in options.items():
@@ -70,7 +71,7 @@ def run(
     path = BASELINES / f"{name}.json"
     if given["save"]:
         path.write_text(json.dumps(figures, indent=2) + "\n")
-    worse = _worse(figures, json.loads(path.read_text()), ratios, limits) if given["check"] else []
+    worse = _worse(figures, json.loads(path.read_text()), ratios, limits, floors) if given["check"] else []
     print(*worse, sep="\n", end="", file=sys.stderr)
     return 1 if worse else 0
 
@@ -85,11 +86,22 @@ def _table(figures: Figures, ratios: Mapping[str, str]) -> str:
     return "\n".join(rows)
 
 
-def _worse(figures: Figures, baseline: Figures, ratios: Mapping[str, str], limits: Mapping[str, float]) -> list[str]:
+def _worse(
+    figures: Figures,
+    baseline: Figures,
+    ratios: Mapping[str, str],
+    limits: Mapping[str, float],
+    floors: Mapping[str, float],
+) -> list[str]:
     worse = [
         f"{name} is {figures[name]}, more than {limit} (baseline: {baseline[name]})"
         for name, limit in limits.items()
         if figures[name] > limit
+    ]
+    worse += [
+        f"{name} is {figures[name]}, less than {floor} (baseline: {baseline[name]})"
+        for name, floor in floors.items()
+        if figures[name] < floor
     ]
     for name, rival in ratios.items():
         ratio, expected = figures[name] / figures[rival], baseline[name] / baseline[rival]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slime_swe.rollout.scheduling.base import Batch, Outcome
 
+MARGIN = 1.0  # standard deviations of the number of informative groups, among as many as are begun
 WINDOW = 4  # batches whose groups tell how many are informative
 
 
@@ -22,7 +23,8 @@ class DynamicSampling:
     So it is a function of what the groups come to, not of which comes first: runs of one seed agree, and slow groups
     are as likely to be trained as quick ones. What began behind the last of them is given back, finished or not, since
     the next weights must sample it anew. How much that is, is bounded: as many groups are begun as have, at the rate of
-    informative ones so far, enough of these among them, and at most `max_over_sampling` times what is missing.
+    informative ones so far, enough of these among them, with a margin, since a second wave would take as long as the
+    first; and at most `max_over_sampling` times what is missing, which should be more than one over that rate.
     `patience`: how many batches' worth of groups in a row may be uniform.
     """
 
@@ -42,7 +44,8 @@ class DynamicSampling:
         missing = self.batch_size - self._informative()
         if missing <= 0:
             return 0
-        enough = min(math.ceil(missing / self.rate), math.ceil(missing * self.max_over_sampling))
+        spread = math.sqrt(missing * (1 - self.rate))
+        enough = min(math.ceil((missing + MARGIN * spread) / self.rate), math.ceil(missing * self.max_over_sampling))
         return max(0, enough - len(self._running))
 
     def begin(self, group: int, version: int) -> None:

@@ -14,8 +14,9 @@ class PacedAdmission:
 
     This is a matter of pace (AReaL, arXiv 2505.24298, section 4.2). Of the groups that are begun and not yet trained,
     `batch_size` are trained in each step, and each has its last step. Groups are begun only as long as all can keep it:
-    so at most `(max_staleness + 1) * batch_size` are outstanding. A batch is the oldest finished groups, but a younger
-    one may not take the place of an older one whose last step could not be kept then: the batch waits for that.
+    so at most `(max_staleness + 1) * batch_size` are outstanding, and one batch less while a batch trains, since what
+    begins then has one step less. A batch is the oldest finished groups, but a younger one may not take the place of an
+    older one whose last step could not be kept then: the batch waits for that.
 
     lag: by how many versions the weights that sample are behind those that a batch is trained on: 0 if sampling and
     training take turns, 1 if a batch is sampled while the one before it is trained.

@@ -10,20 +10,22 @@ from benchmarks import command
 
 from slime_swe.errors import InfrastructureError
 
+RATIOS = {"ours_ms": "theirs_ms"}
+
 
 @pytest.fixture
 def benchmark(tmp_path, monkeypatch):
     """Run a benchmark of two figures with these words; its exit code."""
     monkeypatch.setattr(command, "BASELINES", tmp_path)
 
-    def run(ours, *words):
+    def run(ours, *words, floors=command.NONE):
         async def measure(rounds):
             if ours is None:
                 raise InfrastructureError("no bubblewrap here")
             return {"ours_ms": ours * rounds, "theirs_ms": 10.0, "share": ours / 100}
 
         monkeypatch.setattr(sys, "argv", ["benchmark", *words])
-        return command.run("about", "some", measure, ratios={"ours_ms": "theirs_ms"}, limits={"share": 0.5}, rounds=1)
+        return command.run("about", "some", measure, ratios=RATIOS, limits={"share": 0.5}, floors=floors, rounds=1)
 
     return run
 
@@ -42,6 +44,13 @@ def test_a_figure_beyond_its_limit_fails_the_check(benchmark, capsys):
     assert benchmark(51.0, "--save") == 0
     assert benchmark(51.0, "--check") == 1
     assert "share is 0.51, more than 0.5" in capsys.readouterr().err
+
+
+def test_a_figure_below_its_floor_fails_the_check(benchmark, capsys):
+    assert benchmark(5.0, "--save") == 0
+    assert benchmark(5.0, "--check", floors={"share": 0.05}) == 0
+    assert benchmark(5.0, "--check", floors={"share": 0.06}) == 1
+    assert "share is 0.05, less than 0.06" in capsys.readouterr().err
 
 
 def test_options_are_what_measure_takes(benchmark, capsys):

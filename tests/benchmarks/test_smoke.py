@@ -31,6 +31,7 @@ FIGURES = {
     "episode": (["--rounds", "1"], "turn_ms_64"),
     "image_sandboxes": (["--rounds", "1"], "overlay_open_ms"),
     "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
+    "rollout_schedule": (["--slots", "16", "--steps", "5"], "slot_use_continuous"),
     "sandbox": (["--rounds", "1"], "cycle_ms"),
 }
 HEAVY = {

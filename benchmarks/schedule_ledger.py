@@ -1,0 +1,177 @@
+"""What simulated episodes came to, and the figures of that."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.schedule_clock import Aborted, Cluster, Engine, Processors, SamplingTime
+from benchmarks.schedule_workload import Script, Workload
+
+from slime_swe.errors import UserError
+
+
+@dataclass
+class Attempt:
+    """One try at an episode. progress: sampling seconds in which it sampled or ran commands. version: of its begin."""
+
+    script: Script
+    version: int
+    progress: float = 0.0
+    tokens: int = 0
+    ended: bool = False
+    lost: bool = False  # the schedule threw it away
+    broken: bool = False  # infrastructure did
+
+    @property
+    def kept(self) -> bool:
+        return not (self.lost or self.broken)
+
+
+@dataclass(frozen=True)
+class Trained:
+    group: int
+    version: int
+    lengths: tuple[int, ...]
+    informative: bool
+    staleness: int
+
+
+class Broken(Exception):
+    """Infrastructure ended the episode."""
+
+
+@dataclass
+class Ledger:
+    """The machines, and every attempt on them. size: episodes of a group."""
+
+    workload: Workload
+    cluster: Cluster
+    slots: int
+    size: int
+    version: int = 0
+    attempts: dict[tuple[int, int], list[Attempt]] = field(default_factory=dict)  # (group, member) -> its attempts
+    begun: dict[int, int] = field(default_factory=dict)  # group -> version under which it first began
+    trained: list[Trained] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)  # of the training steps
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.cluster)
+        self.processors = Processors(self.cluster.nodes * self.cluster.cpus)
+        self.sampling = SamplingTime()
+
+    async def play(self, group: int, member: int, stopped: Callable[[], bool] = lambda: False) -> None:
+        """One attempt at an episode. Raises `Aborted` where an engine dropped its call, or one would begin after what
+        runs the episode has `stopped`; `Broken` where infrastructure ends it."""
+        tries = self.attempts.setdefault((group, member), [])
+        script = self.workload.script(group, member, len(tries))
+        attempt = Attempt(script, self.version)
+        tries.append(attempt)
+        self.begun.setdefault(group, self.version)
+        try:
+            await self._run(attempt, script.opening)
+            for number, (tokens, seconds) in enumerate(script.turns):
+                if number == script.breaks:
+                    attempt.broken = True
+                    raise Broken
+                if stopped():
+                    raise Aborted
+                attempt.progress += await self.engine.sample(tokens)
+                attempt.tokens += tokens
+                await self._run(attempt, seconds)
+        except (Aborted, asyncio.CancelledError):
+            attempt.lost = True
+            raise
+        attempt.ended = True
+
+    async def _run(self, attempt: Attempt, seconds: float) -> None:
+        started = self.sampling()
+        await self.processors.run(seconds)
+        attempt.progress += self.sampling() - started
+
+    async def grade(self, group: int, member: int) -> bool:
+        """Outside of the slot. Whether it solved its task."""
+        script = self.attempts[group, member][-1].script
+        await self.processors.run(script.grading)
+        return script.solved
+
+    def informative(self, group: int) -> bool:
+        solved = [self.attempts[group, member][-1].script.solved for member in range(self.size)]
+        return any(solved) and not all(solved)
+
+    def uniform(self, group: int) -> bool:
+        """Whether all of its episodes have ended, all alike."""
+        tries = [self.attempts.get((group, member)) for member in range(self.size)]
+        return all(attempts and attempts[-1].ended for attempts in tries) and not self.informative(group)
+
+    def lose(self, group: int) -> None:
+        """The schedule throws away what a group has, finished or not."""
+        for member in range(self.size):
+            for attempt in self.attempts.get((group, member), ()):
+                attempt.lost = True
+
+    def train(self, groups: list[int]) -> None:
+        for group in groups:
+            last = [self.attempts[group, member][-1] for member in range(self.size)]
+            staleness = self.version - min(attempt.version for attempt in last)
+            lengths = tuple(attempt.script.tokens for attempt in last)
+            self.trained.append(Trained(group, self.version, lengths, self.informative(group), staleness))
+
+    def stepped(self) -> None:
+        """A training step has ended, and its weights are with the engines."""
+        self.version += 1
+        self.ends.append(asyncio.get_running_loop().time())
+
+    def figures(self, bound: int) -> dict[str, float]:
+        """bound: what began at least so many versions before the last step has had time to be trained."""
+        steps = len(self.ends)
+        everything = [attempt for tries in self.attempts.values() for attempt in tries]
+        useful = sum(attempt.progress for attempt in everything if attempt.kept)
+        informative = sum(trained.informative for trained in self.trained)
+        if not informative:
+            raise UserError(f"none of {len(self.trained)} trained groups was informative: give more steps")
+        staleness = [trained.staleness for trained in self.trained]
+        lost = [attempt for attempt in everything if attempt.lost]
+        return {
+            "slot_use": useful / (self.slots * self.sampling()),
+            "seconds_per_group": self.ends[-1] / informative,
+            "step_seconds": self.ends[-1] / steps,
+            "episodes_lost": len(lost) / len(everything),
+            "tokens_discarded": sum(attempt.tokens for attempt in lost),
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "ks": self._distance(steps - 1 - bound),
+        }
+
+    def _distance(self, last: int) -> float:
+        """Between the lengths of trained episodes and of all that the policy set out to sample: both of the informative
+        groups that began under this version or an earlier one, all of them at their first attempts."""
+        old = [group for group, version in self.begun.items() if version <= last]
+        first = [[self.workload.script(group, member, 0) for member in range(self.size)] for group in old]
+        sampled = [
+            script.tokens
+            for group in first
+            if 0 < sum(script.solved for script in group) < self.size
+            for script in group
+        ]
+        groups = set(old)
+        lengths = [
+            length
+            for trained in self.trained
+            if trained.group in groups and trained.informative
+            for length in trained.lengths
+        ]
+        if not lengths:
+            raise UserError("no group that began early enough was trained: give more steps")
+        return kolmogorov_smirnov(lengths, sampled)
+
+
+def kolmogorov_smirnov(ours: list[int], theirs: list[int]) -> float:
+    """The largest difference of the two empirical distribution functions."""
+    one, other = sorted(ours), sorted(theirs)
+    return max(
+        abs(bisect.bisect_right(one, value) / len(one) - bisect.bisect_right(other, value) / len(other))
+        for value in {*one, *other}
+    )

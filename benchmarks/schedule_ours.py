@@ -1,0 +1,131 @@
+"""Our three schedules: the schedulers of `slime_swe.rollout.scheduling`, driven on simulated machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from benchmarks.schedule_ledger import Broken, Ledger
+
+from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
+from slime_swe.rollout.scheduling.dynamic import DynamicSampling
+from slime_swe.rollout.scheduling.paced import PacedAdmission
+
+OVER_SAMPLING = 4.0  # `max_over_sampling`: more than one over the share of informative groups, which is 0.4
+
+
+class Rollout:
+    """Episodes of the groups that a scheduler wants, in slots. A slot that comes free takes an episode of the oldest
+    group with one to begin; a group begins when its first episode does. What infrastructure breaks begins again."""
+
+    def __init__(self, ledger: Ledger, scheduler: Scheduler) -> None:
+        self.ledger = ledger
+        self.scheduler = scheduler
+        self._waiting: deque[tuple[int, int]] = deque()  # episodes: (group, member)
+        self._given_back: deque[int] = deque()
+        self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._slots = ledger.slots
+        self._to_end: dict[int, int] = {}  # group -> episodes of it that have not ended
+        self._fresh = 0
+        self._changed = asyncio.Event()
+        self.held = False
+
+    async def batch(self) -> Batch:
+        """Sample until the scheduler has a batch for the present weights."""
+        while (batch := self.scheduler.take(self.ledger.version)) is None:
+            self.fill()
+            self._changed.clear()
+            await self._changed.wait()
+        return batch
+
+    def fill(self) -> None:
+        while self._slots and not self.held:
+            if not self._waiting:
+                if self.scheduler.wanted(self.ledger.version) <= 0:
+                    return
+                group = self._given_back.popleft() if self._given_back else self._fresh
+                self._fresh += group == self._fresh
+                self.scheduler.begin(group, self.ledger.version)
+                self._to_end[group] = self.ledger.size
+                self._waiting.extend((group, member) for member in range(self.ledger.size))
+            self._begin(*self._waiting.popleft())
+
+    def give_back(self, groups: list[int]) -> None:
+        """Stop them and throw away what they have."""
+        unwanted = set(groups)
+        for (group, _), task in self._running.items():
+            if group in unwanted:
+                task.cancel()
+        self._waiting = deque(episode for episode in self._waiting if episode[0] not in unwanted)
+        for group in groups:
+            self.ledger.lose(group)
+            del self._to_end[group]
+        self._given_back.extend(groups)
+
+    def _begin(self, group: int, member: int) -> None:
+        self._slots -= 1
+        task = asyncio.create_task(self._episode(group, member))
+        self._running[group, member] = task
+        task.add_done_callback(lambda _: self._running.pop((group, member)))
+
+    async def _episode(self, group: int, member: int) -> None:
+        try:
+            await self._play(group, member)
+        finally:
+            self._slots += 1
+        self.fill()
+        await self.ledger.grade(group, member)
+        self._to_end[group] -= 1
+        if not self._to_end[group]:
+            self.scheduler.end(group, Outcome.INFORMATIVE if self.ledger.informative(group) else Outcome.UNIFORM)
+            self._changed.set()
+            self.fill()
+
+    async def _play(self, group: int, member: int) -> None:
+        while True:
+            try:
+                return await self.ledger.play(group, member)
+            except Broken:
+                continue
+
+
+async def sync(ledger: Ledger, batch_size: int, steps: int) -> None:
+    rollout = Rollout(ledger, DynamicSampling(batch_size, OVER_SAMPLING))
+    for _ in range(steps):
+        batch = await rollout.batch()
+        rollout.held = True
+        rollout.give_back(list(batch.given_back))
+        ledger.train(list(batch.groups))
+        ledger.sampling.stop()
+        await asyncio.sleep(ledger.cluster.train + ledger.cluster.update)
+        ledger.stepped()
+        ledger.sampling.start()
+        rollout.held = False
+
+
+async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
+    """When a batch is full, the calls in flight finish, episodes pause at their next one, and training begins."""
+    rollout = Rollout(ledger, PacedAdmission(batch_size, max_staleness))
+    for _ in range(steps):
+        batch = await rollout.batch()
+        rollout.held = True
+        ledger.train(list(batch.groups))
+        await ledger.engine.drain()
+        ledger.sampling.stop()
+        await asyncio.sleep(ledger.cluster.train + ledger.cluster.update)
+        ledger.stepped()
+        ledger.sampling.start()
+        ledger.engine.reopen()
+        rollout.held = False
+
+
+async def continuous(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
+    """Training on other GPUs: a batch is trained as soon as it is full, and sampling goes on meanwhile."""
+    rollout = Rollout(ledger, PacedAdmission(batch_size, max_staleness))
+    for _ in range(steps):
+        batch = await rollout.batch()
+        ledger.train(list(batch.groups))
+        rollout.fill()
+        await asyncio.sleep(ledger.cluster.train)
+        await ledger.engine.update_weights()
+        ledger.stepped()

@@ -158,7 +158,7 @@ async def test_the_limits_of_every_other_process_can_be_set(confined_pool: Sandb
         for pid in (0, 2, 3, *(1 << bit for bit in range(1, 22))):
             print(call({known["prlimit64"]}, pid, 7, None, None))
         for pid in (0, os.getpid()):
-            print(call({known["setpriority"]}, 0, pid, 3), call({known["ioprio_set"]}, 1, pid, 3 << 13))
+            print(call({known["setpriority"]}, 0, pid, 19), call({known["ioprio_set"]}, 1, pid, 3 << 13))
         """
     assert set((await run(confined_pool, program)).split()) == {"done", "ESRCH"}
 

@@ -178,7 +178,7 @@ class Rollout:
     max_turns: Size
     max_response: Size
     max_context: Size
-    max_over_sampling: Annotated[float, Meta(ge=1)] = 2.0
+    max_over_sampling: Annotated[float, Meta(ge=1)] = 4.0
     time_budget: Positive = 120.0
     schedule: Annotated[str, one_of("sync", "carry", "async", "continuous")] = "sync"
     max_staleness: Count = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class _Judged:
 @dataclass(frozen=True)
 class _Settings:
     rollout_batch_size: Annotated[int, Meta(ge=1)]
-    swe_max_over_sampling: Annotated[float, Meta(ge=1)] = 2.0
+    swe_max_over_sampling: Annotated[float, Meta(ge=1)]
     swe_max_staleness: Annotated[int, Meta(ge=0)] = 0
     swe_version_lag: Annotated[int, Meta(ge=0)] = 0
 
@@ -158,6 +159,7 @@ class Driver:
         """End what is still played."""
         await self._stop_playing()
         await end_all(self._running)
+        self._running.clear()
 
     async def _stop_playing(self) -> None:
         """No group begins or ends any more; those that have begun are left as they are."""
@@ -269,9 +271,11 @@ def _why(episodes: Sequence[Sequence[Sample]]) -> str:
 
 
 def _copied(sample: Sample) -> Sample:
-    """To be played: what the hooks write into it is not in the one that the data source gave."""
+    """To be played: what the hooks write into it is not in the one that the data source gave. Its session is its own, by
+    which SLiME's router keeps its model calls on one engine."""
     played = copy.copy(sample)
     played.metadata = dict(sample.metadata or {})
+    played.session_id = uuid.uuid4().hex
     return played
 
 

@@ -15,14 +15,12 @@ Group = list[Sample | list[Sample]]
 
 
 class Player:
-    """slots: of episodes; claimed: how many are taken or waited for. reward_seconds: summed over episodes, which run
-    concurrently."""
+    """slots: of episodes. reward_seconds: summed over episodes, which run concurrently."""
 
     def __init__(self, args: Any, hooks: RolloutHooks) -> None:
         self.args = args
         self.hooks = hooks
         self.slots = args.sglang_server_concurrency * _engines(args)
-        self.claimed = 0
         self.reward_seconds = 0.0
         self._free = asyncio.Semaphore(self.slots)
 
@@ -36,12 +34,8 @@ class Player:
     async def play(self, sample: Sample, params: dict[str, Any], *, evaluation: bool) -> Sample | list[Sample]:
         """Generate one episode, then score it unless it was aborted."""
         extra = {"evaluation": evaluation} if self.hooks.generate_takes_evaluation else {}
-        self.claimed += 1
-        try:
-            async with self._free:
-                played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
-        finally:
-            self.claimed -= 1
+        async with self._free:
+            played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
         segments = played if isinstance(played, list) else [played]
         if any(segment.status == Sample.Status.ABORTED for segment in segments):
             return played

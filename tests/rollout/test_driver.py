@@ -34,12 +34,15 @@ class Played:
     def __init__(self, ends: dict[str, float | str] | None = None, seconds: float = 0.0) -> None:
         self.ends, self.seconds = ends or {}, seconds
         self.calls: Counter[str] = Counter()
+        self.sessions: set[str] = set()
         self.running = self.most = 0
 
     async def __call__(self, args: Namespace, sample: Sample, params: dict) -> Sample:
         task = str(task_id_of(sample))
         assert [*sample.metadata] == ["task"] and not sample.tokens, "as the data source gave it"
         sample.metadata["episode"], sample.tokens = {"patch": ""}, [1]
+        assert sample.session_id and sample.session_id not in self.sessions, "by which a router keeps it on one engine"
+        self.sessions.add(sample.session_id)
         self.calls[task] += 1
         self.running += 1
         self.most = max(self.most, self.running)

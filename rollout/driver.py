@@ -271,8 +271,10 @@ def _why(episodes: Sequence[Sequence[Sample]]) -> str:
 
 
 def _copied(sample: Sample) -> Sample:
-    """To be played: what the hooks write into it is not in the one that the data source gave. Its session is its own, by
-    which SLiME's router keeps its model calls on one engine."""
+    """To be played: what the hooks write into it is not in the one that the data source gave.
+
+    It has a session of its own, by which SLiME's router keeps its model calls on one engine.
+    """
     played = copy.copy(sample)
     played.metadata = dict(sample.metadata or {})
     played.session_id = uuid.uuid4().hex

@@ -25,6 +25,7 @@ from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer
 from slime_swe.rollout.sandbox.process_identity import is_dead
 
+_REST = 1.0  # seconds from when a started container is taken until another one is started in its place
 DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
 
 
@@ -64,7 +65,7 @@ class DockerBackend(Backend):
         self._client: Any = None
         self._security: list[str] = []
         self._images: Images | None = None
-        self._warm: WarmPool[tuple[str, str, Limits, tuple[Layer, ...]], Started] = WarmPool(warm, self._discard)
+        self._warm: WarmPool[tuple[str, str, Limits, tuple[Layer, ...]], Started] = WarmPool(warm, self._discard, _REST)
 
     async def start(self) -> None:
         """Find the daemon, once, and remove what dead runs left. Raises `UserError`, `DockerError`."""

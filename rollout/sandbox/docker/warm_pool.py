@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
@@ -17,20 +18,21 @@ class WarmPool(Generic[K, T]):
     background.
 
     So a group of episodes on one image finds its containers started. None is kept for images that are no longer
-    requested.
+    requested. rest: seconds until one is replaced, so that what it was taken for begins on a quiet machine.
     """
 
-    def __init__(self, most: int, discard: Callable[[T], Awaitable[None]]) -> None:
+    def __init__(self, most: int, discard: Callable[[T], Awaitable[None]], rest: float = 0.0) -> None:
         self._most = most
+        self._rest = rest
         self._discard = discard
         self._ready: OrderedDict[K, list[T]] = OrderedDict()  # the kind asked for last at the end
         self._tasks: set[asyncio.Task[Any]] = set()
         self._making = 0
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def take(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One of this kind, ready or made now. Raises what `make` raises."""
-        self._closed = False
+        self._closed.clear()
         ready = self._ready.setdefault(kind, [])
         self._ready.move_to_end(kind)
         thing = ready.pop() if ready else None
@@ -46,7 +48,7 @@ class WarmPool(Generic[K, T]):
 
     async def close(self) -> None:
         """Discard all, those being made too."""
-        self._closed = True
+        self._closed.set()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         ready, self._ready = self._ready, OrderedDict()
@@ -62,7 +64,9 @@ class WarmPool(Generic[K, T]):
         """Make one more of this kind. If all places are taken, it replaces one of the kind that was requested longest
         ago.
         """
-        if self._closed:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), self._rest)
+        if self._closed.is_set():
             return
         if self._count() >= self._most:
             oldest = next((things for other, things in self._ready.items() if things and other != kind), None)

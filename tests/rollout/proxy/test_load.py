@@ -218,7 +218,8 @@ async def test_abandoned_and_counting_requests_take_no_memory_and_no_time(tokeni
         assert after["rss"] - before < 10 * MIB + turns * 8192, (before, after, turns)
         assert after["busy"] < 0.05
         waits.sort()
-        assert waits[len(waits) // 2] < MOST_LATE  # the machine and this process take their own time, `busy` does not
+        print(f"{turns} turns of another session waited {waits[-1]:.3f} s at most")
+        assert waits[turns * 99 // 100] < MOST_LATE  # one in a hundred may have waited for the machine
 
 
 async def _pester(one: Served, session: int, count: int) -> None:

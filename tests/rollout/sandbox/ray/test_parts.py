@@ -56,7 +56,7 @@ def test_it_can_do_what_the_other_backend_can() -> None:
 
 
 async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
-    node = NodeSandboxes(f"{__name__}.Unprotected", 1)
+    node = NodeSandboxes(f"{__name__}.Unprotected", 1, 1)
     answer = await node.start()
     assert isinstance(answer, UserError)
     assert "no isolation here. On other machines nobody would see it" in str(answer)
@@ -66,7 +66,7 @@ async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
 async def test_calls_in_any_order_leave_no_sandbox(
     contained_pool: object, count_processes: Callable[[str], int], nap: str
 ) -> None:
-    node = NodeSandboxes("bubblewrap", 4)
+    node = NodeSandboxes("bubblewrap", 4, 4)
     assert not isinstance(await node.start(), Exception)
     assert await node.leave(1) is None  # as when a cancelled opening's end comes before it
     answer = await node.open(1, {}, Limits(), None, ())

@@ -38,7 +38,7 @@ class TrainData:
 
 
 def to_train_data(args: Namespace, samples: Sequence[Sample], post_process: PostProcess) -> TrainData:
-    """Score the group advantages with the post-process hook and lay the samples out, sorted by rollout and index."""
+    """Score the group advantages with the post-process hook and arrange the samples, sorted by rollout and index."""
     ordered = sorted(samples, key=_place)
     raw, advantages = post_process(args, ordered)
     if not len(raw) == len(advantages) == len(ordered):

@@ -36,7 +36,7 @@ class FilterError(UserError):
 
 
 class DataSource(Protocol):
-    """SLiME's. `TaskDataSource` is told besides of tasks that infrastructure fails on, and of a rollout's end."""
+    """SLiME's. `TaskDataSource` also takes reports: of tasks that infrastructure fails on, and of a rollout's end."""
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
 

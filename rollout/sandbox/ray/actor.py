@@ -173,7 +173,7 @@ class NodeSandboxes:
 
 
 class _Held:
-    """An open sandbox: the task that enters it leaves it too, when it is told to."""
+    """An open sandbox: the task that enters it leaves it too, when `leave` says so."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Sandbox]) -> None:
         self.ports = NodePorts()

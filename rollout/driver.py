@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.fields import Meta, read_arguments
+from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
@@ -24,6 +24,7 @@ from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
 from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
 
 LEAST_SOUND = 2  # episodes of a group that have a baseline
@@ -36,11 +37,24 @@ class FilterError(UserError):
 
 
 class DataSource(Protocol):
-    """SLiME's. `TaskDataSource` is told besides of tasks that infrastructure fails on, and of a rollout's end."""
+    """SLiME's."""
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
 
     def add_samples(self, samples: list[list[Sample]]) -> None: ...
+
+
+@runtime_checkable
+class TaskSource(DataSource, Protocol):
+    """One that is told what becomes of its groups, as ours is."""
+
+    def set_aside(self, task_id: str) -> None:
+        """Infrastructure fails on this task again and again."""
+        ...
+
+    def end_rollout(self, rollout_id: int, unfinished: Sequence[int] = ()) -> None:
+        """A batch is complete. unfinished: groups that are still played."""
+        ...
 
 
 @dataclass
@@ -76,28 +90,26 @@ class _Judged:
 
 @dataclass(frozen=True)
 class _Settings:
-    rollout_batch_size: Annotated[int, Meta(ge=1)]
-    swe_max_over_sampling: Annotated[float, Meta(ge=1)]
-    swe_max_staleness: Annotated[int, Meta(ge=0)] = 0
-    swe_version_lag: Annotated[int, Meta(ge=0)] = 0
+    batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
+    max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
+    max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
+    lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
+    schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
 
-
-def scheduler_of(args: Any, schedule: str = "sync") -> Scheduler:
-    """The one that a run's arguments ask for."""
-    settings = read_arguments(_Settings, args)
-    if schedule in ("carry", "continuous"):
-        return PacedAdmission(settings.rollout_batch_size, settings.swe_max_staleness, settings.swe_version_lag)
-    return DynamicSampling(settings.rollout_batch_size, settings.swe_max_over_sampling)
+    def scheduler(self) -> Scheduler:
+        if SCHEDULES[self.schedule].carries:
+            return PacedAdmission(self.batch_size, self.max_staleness, self.lag)
+        return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
 
 
 async def driver_of(args: Any, player: Player) -> Driver:
     """The driver of a run's training episodes, in the running loop."""
-    schedule = getattr(args, "swe_schedule", "sync")
-    scheduler = scheduler_of(args, schedule)
-    if schedule == "carry":
+    settings = read_arguments(_Settings, args)
+    scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
+    if schedule.pauses:
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
         return Driver(player, scheduler, gate=await gate_of_loop(), abort=partial(abort_all, url))
-    return Driver(player, scheduler, goes_on=schedule == "continuous")
+    return Driver(player, scheduler, goes_on=schedule.never_stops)
 
 
 class Driver:
@@ -154,6 +166,14 @@ class Driver:
         except BaseException:
             await self.close()
             raise
+
+    def evaluator(self) -> Player:
+        """What plays the run's evaluations.
+
+        Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
+        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another.
+        """
+        return self.player if self.goes_on else Player(self.player.args, self.player.hooks)
 
     async def close(self) -> None:
         """End what is still played."""
@@ -222,7 +242,7 @@ class Driver:
         if self.failures.group(task, broken=lost):
             self._start(number)
             return
-        if lost and hasattr(data_source, "set_aside"):
+        if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
             data_source.set_aside(task)
         reason = "infrastructure" if lost else self._reason(group)
@@ -260,7 +280,7 @@ class Driver:
             else:
                 rollout.kept.append(judged.group)
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
-        if hasattr(data_source, "end_rollout"):
+        if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh))
         return rollout
 

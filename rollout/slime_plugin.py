@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.loop_scope import agent_for, opened_once, sandboxes_for
+from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.player import Group, Player, gather
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
@@ -73,6 +74,7 @@ async def generate(
     settings = RolloutSettings.from_args(args).of(evaluation=evaluation)
     task = task_of(sample)
     agent, sandboxes = await agent_for(settings), await sandboxes_for(settings)
+    (await gate_of_loop()).stop_when(_aborted_by_slime)
     # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     for attempt in range(settings.max_attempts):
@@ -87,6 +89,13 @@ async def generate(
         args, sample, episode, agent.decode, placeholder=agent.placeholder_token, evaluation=evaluation
     )
     return samples[0] if len(samples) == 1 else samples
+
+
+def _aborted_by_slime() -> bool:
+    """Whether SLiME's own rollout function, where that is what calls `generate`, has its batch and wants no more."""
+    theirs = sys.modules.get("slime.rollout.sglang_rollout")
+    state = type(theirs.GenerateState)._instances.get(theirs.GenerateState) if theirs else None
+    return state is not None and state.aborted
 
 
 def generate_rollout(

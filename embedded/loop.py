@@ -157,7 +157,7 @@ class _Loop:
     async def _step(self, rollout_id: int) -> None:
         rollout, metrics = await self._generate(rollout_id)
         with self.clock.phase("training"):
-            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process)
+            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process, rollout.stale_groups)
             metrics |= await self._train(data)
         with self.clock.phase("weight_sync"):
             await self._sync(rollout_id)
@@ -199,7 +199,7 @@ class _Loop:
         lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
         where = {"kind": "train", "rollout_id": rollout_id, "attempt": self.attempt.number}
         self.journal.append({**where, **lasting, "seconds": seconds})
-        playing = seconds["generation"] + seconds["sandbox"]
+        playing = seconds["total"] if self.schedule.carries else seconds["generation"] + seconds["sandbox"]
         sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
         speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
         self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})

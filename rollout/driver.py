@@ -72,6 +72,11 @@ class Rollout:
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
 
+    @property
+    def stale_groups(self) -> set[int]:
+        """Numbers of those that are kept and began under older weights than those that they train."""
+        return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
+
     def metrics(self) -> dict[str, float]:
         """Under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}

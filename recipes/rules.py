@@ -182,8 +182,9 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
 
 
 def schedules(recipe: Recipe) -> Iterator[Violation]:
-    """Between two rollouts of `carry` the engines' memory is the trainer's: what samples then must wait."""
+    """Before weights change, engines drop what they sample: of an episode that goes on, the turn must be taken up
+    again. Between two rollouts of `carry` their memory is the trainer's besides, and calls must wait."""
     rollout = recipe.rollout
-    if SCHEDULES[rollout.schedule].pauses and rollout.generate != OUR_GENERATE:
-        why = f"but rollout.generate={rollout.generate} is not known to hold its model calls back between rollouts"
+    if SCHEDULES[rollout.schedule].carries and rollout.generate != OUR_GENERATE:
+        why = f"but rollout.generate={rollout.generate} is not known to go on with a turn that an engine has dropped"
         yield against(recipe)("rollout.schedule", why, "use sync")

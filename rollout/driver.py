@@ -61,14 +61,16 @@ class TaskSource(DataSource, Protocol):
 class Rollout:
     """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. given_back: groups that will be sampled anew. staleness: of each group that is kept, how
-    many training steps older than the weights that it trains those were under which it began.
+    dropped: groups by reason. given_back: groups that will be sampled anew. retried: episodes that infrastructure broke
+    in groups that were tried again, by cause. staleness: of each group that is kept, how many training steps older than
+    the weights that it trains those were under which it began.
     """
 
     kept: list[Group] = field(default_factory=list)
     played: list[Group] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     given_back: int = 0
+    retried: Counter[str] = field(default_factory=Counter)
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
 
@@ -80,8 +82,10 @@ class Rollout:
     def metrics(self) -> dict[str, float]:
         """Under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
+        retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
         return {
             **dropped,
+            **retried,
             "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "rollout/staleness_max": max(self.staleness, default=0),
         }
@@ -142,6 +146,7 @@ class Driver:
         self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
         self._running: dict[asyncio.Task[Group], int] = {}
         self._judged: dict[int, _Judged] = {}
+        self._retried = Counter[str]()
 
     async def collect(self, data_source: DataSource, version: int) -> Rollout:
         """Play until a batch is complete for training on weights of this version.
@@ -236,8 +241,11 @@ class Driver:
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
         episodes = trajectories(flatten(group))
         broken = [is_broken(segments) for segments in episodes]
+        outage = self.failures.outage
         for episode in broken:
             self.failures.episode(broken=episode)
+        if self.failures.outage != outage:
+            _say_outage(outage, episodes)
         if self.failures.hopeless:
             raise InfrastructureError(
                 f"the last {self.failures.hopeless_after} episodes were all broken by infrastructure: {_why(episodes)}"
@@ -245,6 +253,7 @@ class Driver:
         lost = broken.count(False) < min(LEAST_SOUND, len(episodes))
         task = task_id_of(self._fresh[number][0]) or str(number)
         if self.failures.group(task, broken=lost):
+            self._retried.update(_cause(segments) for segments in episodes if is_broken(segments))
             self._start(number)
             return
         if lost and isinstance(data_source, TaskSource):
@@ -275,7 +284,9 @@ class Driver:
             data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
-        rollout = Rollout(given_back=len(given_back), staleness=[version - begun for begun in batch.begun])
+        rollout = Rollout(
+            given_back=len(given_back), retried=self._retried, staleness=[version - begun for begun in batch.begun]
+        )
         for number in done:
             judged = self._judged.pop(number)
             del self._fresh[number]
@@ -284,10 +295,23 @@ class Driver:
                 rollout.dropped[judged.reason] += 1
             else:
                 rollout.kept.append(judged.group)
+        self._retried = Counter()
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
         if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh))
         return rollout
+
+
+def _say_outage(ended: bool, episodes: Sequence[Sequence[Sample]]) -> None:
+    if ended:
+        _log.warning("infrastructure is there again: groups begin as usual")
+    else:
+        _log.warning("infrastructure breaks every episode, so one group at a time begins: %s", _why(episodes))
+
+
+def _cause(segments: Sequence[Sample]) -> str:
+    failure = failure_of(segments[0])
+    return (failure and failure.where) or "unknown"
 
 
 def _why(episodes: Sequence[Sequence[Sample]]) -> str:

@@ -136,6 +136,7 @@ async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
     assert [played.calls[task] for task in poison] == [3 * SIZE] * 3
     assert tried < 0.05 * sum(played.calls.values())
     assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
+    assert sum(rollout.retried["sandbox_error"] for rollout in rollouts) == 3 * 2 * SIZE
     assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
     source.save(59)
     resumed = TaskDataSource(source.args)
@@ -143,13 +144,16 @@ async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
     assert not {task_id_of(group[0]) for group in resumed.get_samples(80)} & set(poison)
 
 
-async def test_an_outage_begins_little_and_ends_the_run_if_it_lasts(tmp_path):
+async def test_an_outage_is_logged_begins_little_and_ends_the_run_if_it_lasts(tmp_path, caplog):
     played = Played({f"task-{number}": "broken" for number in range(40)})
     driver, source = make(tmp_path, played, most_in_a_row=8, hopeless_after=40)
     with pytest.raises(InfrastructureError, match=r"last 40 episodes were all broken .* no such image"):
         await driver.collect(source, 0)
     assert sum(played.calls.values()) <= 64 + 40
     assert source.get_samples(40), "no task is set aside for it"
+    assert [record.message for record in caplog.records] == [
+        "infrastructure breaks every episode, so one group at a time begins: sandbox_error: no such image"
+    ]
 
 
 async def test_a_filter_that_keeps_nothing_is_named(tmp_path):

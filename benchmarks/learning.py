@@ -1,10 +1,11 @@
 """Does the main job learn? The launcher's own command for several seeds, and a control whose rewards say nothing.
 
-    python -m benchmarks.learning [--seeds 0 1 2] [--json] [--save] [key=value ...]
+    python -m benchmarks.learning [--seeds 0 1 2] [--schedules carry continuous] [--json] [--save] [key=value ...]
 
 Each run is `bash launch/run_qwen_swe.sh recipe=tiny_cpu run.seed=N`, one after the other, in a folder of its own. The
 control is the first seed with `algorithm.post_process=slime_swe.embedded.control.shuffled_post_process`: the same
-run in every other respect. `--save` writes the baseline. A run that is there already is read, not repeated.
+run in every other respect. `--schedules` runs each seed with `rollout.schedule` too. `--save` writes what was run into
+the baseline. A run that is there already is read, not repeated.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ KEPT = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--schedules", nargs="+", default=[], help="values of rollout.schedule, beside sync")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "benchmark-learning", help="folder of the runs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"write {BASELINE.relative_to(ROOT)}")
     options, overrides = parser.parse_known_args()
     runs = {f"seed{seed}": [f"run.seed={seed}"] for seed in options.seeds}
+    for schedule in options.schedules:
+        runs |= {f"{schedule}{seed}": [f"run.seed={seed}", f"rollout.schedule={schedule}"] for seed in options.seeds}
     runs["shuffled"] = [f"run.seed={options.seeds[0]}", CONTROL]
     results = {name: _result(options.dir, name, [*extra, *overrides]) for name, extra in runs.items()}
     written = json.dumps(results, indent=2)
     print(written if options.json else _table(results))
     if options.save:
-        BASELINE.write_text(written + "\n")
+        BASELINE.write_text(json.dumps(json.loads(BASELINE.read_text()) | results, indent=2) + "\n")
     return 0
 
 
@@ -68,9 +72,12 @@ def _table(results: dict[str, dict[str, Any]]) -> str:
         unseen = _pair(result, "unseen_bug_class_solve_rate")
         wall = f"{result['wall_seconds']:.0f} s"
         lines.append(f"{name:10} {before} → {after}  {gain:+.2f}   {first:16}  {unseen:16}  {wall}")
-    seeds = [result for name, result in results.items() if name != "shuffled"]
-    means = [mean(result[f"heldout_solve_rate_{moment}"] for result in seeds) for moment in ("before", "after")]
-    lines.append(f"mean of {len(seeds)} seeds: {means[0]:.3f} → {means[1]:.3f}  {means[1] - means[0]:+.3f}")
+    kinds = dict.fromkeys(name.rstrip("0123456789") for name in results if name != "shuffled")
+    for kind in kinds:
+        seeds = [result for name, result in results.items() if name.rstrip("0123456789") == kind]
+        means = [mean(result[f"heldout_solve_rate_{moment}"] for result in seeds) for moment in ("before", "after")]
+        named = "" if kind == "seed" else f", {kind}"
+        lines.append(f"mean of {len(seeds)} seeds{named}: {means[0]:.3f} → {means[1]:.3f}  {means[1] - means[0]:+.3f}")
     return "\n".join(lines)
 
 

@@ -10,8 +10,8 @@ import asyncio
 import random
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
+from slime_swe.data_sources.task import Task
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
 from slime_swe.embedded.hooks import Hooks
@@ -36,7 +37,8 @@ from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tas
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
 from slime_swe.rollout.player import Player
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, failure_of, flatten, is_broken, trajectories
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
 
 JOURNALS = ("metrics.jsonl", EPISODES, EVALUATIONS)  # the last two are written by the logging hooks
@@ -111,8 +113,7 @@ class _Loop:
         self.eval_tasks = load_evaluation_tasks(args)
         self.data_source: Any = self.hooks.data_source(args)
         self.trainer = Trainer(args, found.model_dir if found else None)
-        self.player = Player(args, self.hooks)
-        self.schedule: str = getattr(args, "swe_schedule", "sync")
+        self.schedule = SCHEDULES[getattr(args, "swe_schedule", SYNC)]
         self.driver: Driver | None = None
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
@@ -156,7 +157,7 @@ class _Loop:
     async def _step(self, rollout_id: int) -> None:
         rollout, metrics = await self._generate(rollout_id)
         with self.clock.phase("training"):
-            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process)
+            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process, rollout.stale_groups)
             metrics |= await self._train(data)
         with self.clock.phase("weight_sync"):
             await self._sync(rollout_id)
@@ -168,9 +169,9 @@ class _Loop:
 
     async def _train(self, data: TrainData) -> dict[str, Any]:
         """In a thread where episodes go on meanwhile, or their commands end."""
-        if self.schedule == "sync":
-            return self.trainer.train(data)
-        return await asyncio.to_thread(self.trainer.train, data)
+        if self.schedule.carries:
+            return await asyncio.to_thread(self.trainer.train, data)
+        return self.trainer.train(data)
 
     async def _generate(self, rollout_id: int) -> tuple[Rollout, dict[str, Any]]:
         earlier = self.clock.seconds["generation"]
@@ -187,13 +188,9 @@ class _Loop:
         return rollout, episode_metrics(samples) | metrics  # a logging hook of another kind adds none of them
 
     async def _collect(self, rollout_id: int) -> Rollout:
-        try:
-            assert self.driver is not None, "started"
+        assert self.driver is not None, "started"
+        with self._blaming_the_server():
             return await self.driver.collect(self.data_source, rollout_id)
-        except InfrastructureError:
-            if self.server is not None:
-                self.server.require_alive()
-            raise
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""
@@ -202,7 +199,7 @@ class _Loop:
         lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
         where = {"kind": "train", "rollout_id": rollout_id, "attempt": self.attempt.number}
         self.journal.append({**where, **lasting, "seconds": seconds})
-        playing = seconds["generation"] + seconds["sandbox"]
+        playing = seconds["total"] if self.schedule.carries else seconds["generation"] + seconds["sandbox"]
         sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
         speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
         self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})
@@ -218,8 +215,7 @@ class _Loop:
     async def _evaluate(self, rollout_id: int, moment: str) -> None:
         for name, tasks in self.eval_tasks.items():
             with self.clock.phase("evaluation"):
-                samples = await evaluate(self.player, tasks, partial(self.progress.on_episode, name))
-                self._require_sound(samples, f"evaluation {name!r}")
+                samples = await self._played(name, tasks)
             self.attempt.require_last()
             if self.hooks.log_evaluation is not None:
                 self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
@@ -229,23 +225,30 @@ class _Loop:
             self.journal.append({**where, **metrics, "seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
-    def _require_sound(self, samples: list[Sample], what: str) -> None:
-        if self.server is not None:
-            self.server.require_alive()
-        episodes = trajectories(samples)
-        if episodes and all(map(is_broken, episodes)):
-            why = failure_of(episodes[0][0]) or "no reason given"
-            raise InfrastructureError(f"all {len(episodes)} episodes of {what} were broken by infrastructure: {why}")
+    async def _played(self, name: str, tasks: Sequence[Task]) -> list[Sample]:
+        assert self.driver is not None, "started"
+        with self._blaming_the_server():
+            return await evaluate(self.driver.evaluator(), tasks, partial(self.progress.on_episode, name))
+
+    @contextmanager
+    def _blaming_the_server(self) -> Iterator[None]:
+        """Where infrastructure breaks all, a server that has ended is the reason to tell."""
+        try:
+            yield
+        except InfrastructureError:
+            if self.server is not None:
+                self.server.require_alive()
+            raise
 
     async def _sync(self, rollout_id: int) -> None:
         with writing(self.weights_dir):
             self.trainer.model.save(self.weights_dir)
         address = self.args.sglang_router_ip, self.args.sglang_router_port
         gate = await gate_of_loop()
-        if self.schedule != "sync":
+        if self.schedule.carries:
             await gate.drain(partial(abort_all, f"http://{address[0]}:{address[1]}"))
         await update_weights(*address, self.weights_dir, rollout_id)
-        if self.schedule == "continuous":
+        if self.schedule.never_stops:
             gate.open()
 
     def _copy_tokenizer(self) -> None:

@@ -65,11 +65,13 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class Actions:
-    """What is known of N sampled tokens before the forward pass; every tensor is float [N] and carries no gradient.
+    """What is known of N sampled tokens before the forward pass; every tensor is [N], float but for `on_policy`, and
+    carries no gradient.
 
     `old` is the policy that the ratio is taken against (the server's log-probabilities, or the trainer's at the start
-    of the step); `rollout` is what the server reported; `reference` is the KL's frozen policy. `on_policy` says that
-    the policy is still the old one: the exact values of `old` then replace the forward pass's, not its gradients.
+    of the step); `rollout` is what the server reported; `reference` is the KL's frozen policy. `on_policy` is
+    true where the policy is still the old one: the exact values of `old` then replace the forward pass's, not its
+    gradients.
     """
 
     old: Tensor
@@ -77,7 +79,7 @@ class Actions:
     advantage: Tensor
     weight: Tensor
     reference: Tensor | None = None
-    on_policy: bool = False
+    on_policy: Tensor | None = None
 
 
 def policy_loss(
@@ -89,8 +91,9 @@ def policy_loss(
     eq. 10) and group-relative advantages (GRPO, Shao et al. 2024); truncated importance sampling multiplies it by
     clamp(pi_old / pi_rollout) (Yao et al. 2025).
     """
-    if actions.on_policy:
-        log_probs_N = log_probs_N + (actions.old - log_probs_N).detach()
+    if actions.on_policy is not None:
+        correction_N = torch.where(actions.on_policy, actions.old - log_probs_N, 0.0)
+        log_probs_N = log_probs_N + correction_N.detach()
     log_ratio = log_probs_N - actions.old
     ratio = log_ratio.exp()
     surrogate = -ratio * actions.advantage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class TrainData:
     """S samples in order of rollout and index; lists of a sample have its response length R, `tokens` its whole length.
 
     `loss_masks` are all zero where the sample is removed; `mask_sums` holds the trained tokens of the sample's whole
-    rollout, siblings included.
+    rollout, siblings included. `stale` are the samples that began under older weights than those that are trained.
     """
 
     tokens: list[list[int]]
@@ -32,13 +32,19 @@ class TrainData:
     advantages: list[float]
     rollout_ids: list[int]
     mask_sums: list[int]
+    stale: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def to_train_data(args: Namespace, samples: Sequence[Sample], post_process: PostProcess) -> TrainData:
-    """Score the group advantages with the post-process hook and arrange the samples, sorted by rollout and index."""
+def to_train_data(
+    args: Namespace, samples: Sequence[Sample], post_process: PostProcess, stale_groups: Collection[int | None] = ()
+) -> TrainData:
+    """Score the group advantages with the post-process hook and arrange the samples, sorted by rollout and index.
+
+    stale_groups: numbers of the groups that began under older weights than those that are trained.
+    """
     ordered = sorted(samples, key=_place)
     raw, advantages = post_process(args, ordered)
     if not len(raw) == len(advantages) == len(ordered):
@@ -60,6 +66,7 @@ def to_train_data(args: Namespace, samples: Sequence[Sample], post_process: Post
         advantages=[float(value) for value in advantages],
         rollout_ids=rollout_ids,
         mask_sums=[trained[rollout_id] for rollout_id in rollout_ids],
+        stale=frozenset(place for place, sample in enumerate(ordered) if sample.group_index in stale_groups),
     )
 
 

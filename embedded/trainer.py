@@ -59,13 +59,13 @@ class Trainer:
     def train(self, data: TrainData) -> dict[str, float]:
         """Take the rollout's optimizer steps; returns metrics, each the mean over the steps that had tokens to train.
 
-        The first step has the weights that sampled. That the server's log-probabilities are the trainer's own is
-        checked on one in CHECKED of its samples, which gives `logprob_diff_max` and `_mean` (absent without trained
-        tokens); where the old policy is the trainer's, on all. Raises `TrainingError` where a gradient is not finite;
-        that step is then not taken, and those before it stand.
+        The first step has the weights that sampled, but for stale samples. That the server's log-probabilities are the
+        trainer's own is checked on one in CHECKED of its other samples, which gives `logprob_diff_max` and `_mean`
+        (absent without trained tokens); where the old policy is the trainer's, on all of them. Raises `TrainingError`
+        where a gradient is not finite; that step is then not taken, and those before it stand.
         """
         everything, batches = range(len(data)), split_steps(data.rollout_ids, self.steps)
-        checked = [sample for sample in batches[0] if self._contributes(data, sample)]
+        checked = [sample for sample in batches[0] if self._contributes(data, sample) and sample not in data.stale]
         if self.use_rollout_log_probs:
             checked, old = checked[::CHECKED], data.rollout_log_probs
             own = self.recompute(data, self.model, checked)
@@ -73,7 +73,7 @@ class Trainer:
             own = old = self.recompute(data, self.model, everything)
         reference = self.recompute(data, self.reference, everything) if self.reference is not None else None
         gaps = _gaps(data, checked, own)
-        steps = [self._step(data, samples, old, reference, on_policy=step == 0) for step, samples in enumerate(batches)]
+        steps = [self._step(data, samples, old, reference, first=step == 0) for step, samples in enumerate(batches)]
         trained = [step for step in steps if step["trained_tokens"]] or steps[:1]
         means = {name: sum(step[name] for step in trained) / len(trained) for name in trained[0]}
         totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
@@ -99,14 +99,14 @@ class Trainer:
         old: list[list[float]],
         reference: list[list[float]] | None,
         *,
-        on_policy: bool,
+        first: bool,
     ) -> dict[str, float]:
         rollouts = len({data.rollout_ids[sample] for sample in samples})
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         parameters = list(self.model.parameters())
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, on_policy))
+            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, first))
             return parts, torch.autograd.grad(loss, parameters)
 
         batches = micro_batches(data, contributing, self.max_tokens)
@@ -118,6 +118,10 @@ class Trainer:
     def _contributes(self, data: TrainData, sample: int) -> bool:
         """A sample whose every token has zero gradient is left out of the forward pass, not of the denominators."""
         return bool(data.advantages[sample]) or not self.config.is_pure_policy_gradient
+
+    def _is_own(self, data: TrainData, sample: int) -> bool:
+        """Whether the old policy is, in the first step, the one that is trained."""
+        return not self.use_rollout_log_probs or sample not in data.stale
 
     def _loss(self, batch: MicroBatch, actions: Actions) -> tuple[dict[str, Tensor], Tensor]:
         log_probs_N, entropy_N = forward(self.model, batch, self.temperature)
@@ -136,7 +140,7 @@ class Trainer:
         rollouts: int,
         old: list[list[float]],
         reference: list[list[float]] | None,
-        on_policy: bool,
+        first: bool,
     ) -> Actions:
         def gather(values: list[list[float]]) -> Tensor:
             return torch.tensor([values[s][place] for s, place in batch.source_N])
@@ -149,7 +153,7 @@ class Trainer:
             advantage=torch.tensor(advantage),
             weight=torch.tensor(weight),
             reference=gather(reference) if reference is not None else None,
-            on_policy=on_policy,
+            on_policy=torch.tensor([first and self._is_own(data, sample) for sample, _ in batch.source_N]),
         )
 
     def _clip_gradients(self) -> float:

@@ -17,6 +17,7 @@ from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.families import tool_format_of
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 EMBEDDED_SEED = "embedded:seed"
 CONSTANT_REDUCTION = "slime_swe.launch.slime.slime_plugin.constant_reduction"
@@ -164,7 +165,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
-        "swe_version_lag": int(rollout.schedule == "continuous" and recipe.engine == "slime" and at_once(recipe)),
+        "swe_version_lag": int(recipe.engine == "slime" and at_once(recipe)),
         "swe_time_budget": rollout.time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": rollout.sandbox_concurrency,
@@ -188,8 +189,8 @@ def staleness(recipe: Recipe) -> int:
 def at_once(recipe: Recipe) -> bool:
     """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
     before."""
-    schedule = recipe.rollout.schedule
-    return schedule == "async" or (schedule == "continuous" and staleness(recipe) > 0)
+    schedule = SCHEDULES[recipe.rollout.schedule]
+    return schedule.overlaps and (not schedule.carries or staleness(recipe) > 0)
 
 
 def program(path: str) -> str:

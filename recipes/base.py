@@ -27,6 +27,7 @@ from slime_swe.recipes.fields import (
 )
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.rewards.grade import HARNESSES, MODES
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 _WHOLE = "a trained token's log-probability is that of the whole distribution"
 
@@ -180,7 +181,7 @@ class Rollout:
     max_context: Size
     max_over_sampling: Annotated[float, Meta(ge=1)] = 4.0
     time_budget: Positive = 120.0
-    schedule: Annotated[str, one_of("sync", "carry", "async", "continuous")] = "sync"
+    schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
     max_staleness: Count = 2
     max_attempts: Size = 3
     temperature: Positive = 1.0

@@ -15,6 +15,7 @@ from slime_swe.recipes.base import Recipe, Run
 from slime_swe.recipes.checks import against, lookup
 from slime_swe.recipes.families import load_family
 from slime_swe.recipes.violation import Violation, divisors, listed
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length
 OUR_GENERATE = "slime_swe.rollout.slime_plugin.generate"
@@ -98,7 +99,7 @@ def placement(recipe: Recipe) -> Iterator[Violation]:
     if external and cluster.rollout_gpus:
         why = f"replace SLiME's own servers, and cluster.rollout_gpus={cluster.rollout_gpus} asks for these"
         yield no("serving.external_engines", why, "set rollout_gpus to 0")
-    if recipe.rollout.schedule in ("async", "continuous") and cluster.colocate:
+    if SCHEDULES[recipe.rollout.schedule].overlaps and cluster.colocate:
         fix = "use sync, or set cluster.colocate to false and give cluster.rollout_gpus"
         yield no("rollout.schedule", "trains and samples at once, which cluster.colocate=true can't", fix)
 
@@ -181,8 +182,9 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
 
 
 def schedules(recipe: Recipe) -> Iterator[Violation]:
-    """Between two rollouts of `carry` the engines' memory is the trainer's: what samples then must wait."""
+    """Before weights change, engines drop what they sample: of an episode that goes on, the turn must be taken up
+    again. Between two rollouts of `carry` their memory is the trainer's besides, and calls must wait."""
     rollout = recipe.rollout
-    if rollout.schedule == "carry" and rollout.generate != OUR_GENERATE:
-        why = f"but rollout.generate={rollout.generate} is not known to hold its model calls back between rollouts"
+    if SCHEDULES[rollout.schedule].carries and rollout.generate != OUR_GENERATE:
+        why = f"but rollout.generate={rollout.generate} is not known to go on with a turn that an engine has dropped"
         yield against(recipe)("rollout.schedule", why, "use sync")

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.fields import Meta, read_arguments
+from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
@@ -24,6 +24,7 @@ from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
 from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
 
 LEAST_SOUND = 2  # episodes of a group that have a baseline
@@ -36,33 +37,55 @@ class FilterError(UserError):
 
 
 class DataSource(Protocol):
-    """SLiME's. `TaskDataSource` also takes reports: of tasks that infrastructure fails on, and of a rollout's end."""
+    """SLiME's."""
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
 
     def add_samples(self, samples: list[list[Sample]]) -> None: ...
 
 
+@runtime_checkable
+class TaskSource(DataSource, Protocol):
+    """One that takes reports of what becomes of its groups, as ours does."""
+
+    def set_aside(self, task_id: str) -> None:
+        """Infrastructure fails on this task again and again."""
+        ...
+
+    def end_rollout(self, rollout_id: int, unfinished: Sequence[int] = ()) -> None:
+        """A batch is complete. unfinished: groups that are still played."""
+        ...
+
+
 @dataclass
 class Rollout:
     """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. given_back: groups that will be sampled anew. staleness: of each group that is kept, how
-    many training steps older than the weights that it trains those were under which it began.
+    dropped: groups by reason. given_back: groups that will be sampled anew. retried: episodes that infrastructure broke
+    in groups that were tried again, by cause. staleness: of each group that is kept, how many training steps older than
+    the weights that it trains those were under which it began.
     """
 
     kept: list[Group] = field(default_factory=list)
     played: list[Group] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     given_back: int = 0
+    retried: Counter[str] = field(default_factory=Counter)
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
+
+    @property
+    def stale_groups(self) -> set[int]:
+        """Numbers of those that are kept and began under older weights than those that they train."""
+        return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
 
     def metrics(self) -> dict[str, float]:
         """Under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
+        retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
         return {
             **dropped,
+            **retried,
             "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "rollout/staleness_max": max(self.staleness, default=0),
         }
@@ -76,28 +99,26 @@ class _Judged:
 
 @dataclass(frozen=True)
 class _Settings:
-    rollout_batch_size: Annotated[int, Meta(ge=1)]
-    swe_max_over_sampling: Annotated[float, Meta(ge=1)]
-    swe_max_staleness: Annotated[int, Meta(ge=0)] = 0
-    swe_version_lag: Annotated[int, Meta(ge=0)] = 0
+    batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
+    max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
+    max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
+    lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
+    schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
 
-
-def scheduler_of(args: Any, schedule: str = "sync") -> Scheduler:
-    """The one that a run's arguments ask for."""
-    settings = read_arguments(_Settings, args)
-    if schedule in ("carry", "continuous"):
-        return PacedAdmission(settings.rollout_batch_size, settings.swe_max_staleness, settings.swe_version_lag)
-    return DynamicSampling(settings.rollout_batch_size, settings.swe_max_over_sampling)
+    def scheduler(self) -> Scheduler:
+        if SCHEDULES[self.schedule].carries:
+            return PacedAdmission(self.batch_size, self.max_staleness, self.lag)
+        return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
 
 
 async def driver_of(args: Any, player: Player) -> Driver:
     """The driver of a run's training episodes, in the running loop."""
-    schedule = getattr(args, "swe_schedule", "sync")
-    scheduler = scheduler_of(args, schedule)
-    if schedule == "carry":
+    settings = read_arguments(_Settings, args)
+    scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
+    if schedule.pauses:
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
         return Driver(player, scheduler, gate=await gate_of_loop(), abort=partial(abort_all, url))
-    return Driver(player, scheduler, goes_on=schedule == "continuous")
+    return Driver(player, scheduler, goes_on=schedule.never_stops)
 
 
 class Driver:
@@ -125,6 +146,7 @@ class Driver:
         self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
         self._running: dict[asyncio.Task[Group], int] = {}
         self._judged: dict[int, _Judged] = {}
+        self._retried = Counter[str]()
 
     async def collect(self, data_source: DataSource, version: int) -> Rollout:
         """Play until a batch is complete for training on weights of this version.
@@ -154,6 +176,14 @@ class Driver:
         except BaseException:
             await self.close()
             raise
+
+    def evaluator(self) -> Player:
+        """What plays the run's evaluations.
+
+        Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
+        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another.
+        """
+        return self.player if self.goes_on else Player(self.player.args, self.player.hooks)
 
     async def close(self) -> None:
         """End what is still played."""
@@ -211,8 +241,11 @@ class Driver:
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
         episodes = trajectories(flatten(group))
         broken = [is_broken(segments) for segments in episodes]
+        outage = self.failures.outage
         for episode in broken:
             self.failures.episode(broken=episode)
+        if self.failures.outage != outage:
+            _say_outage(outage, episodes)
         if self.failures.hopeless:
             raise InfrastructureError(
                 f"the last {self.failures.hopeless_after} episodes were all broken by infrastructure: {_why(episodes)}"
@@ -220,9 +253,10 @@ class Driver:
         lost = broken.count(False) < min(LEAST_SOUND, len(episodes))
         task = task_id_of(self._fresh[number][0]) or str(number)
         if self.failures.group(task, broken=lost):
+            self._retried.update(_cause(segments) for segments in episodes if is_broken(segments))
             self._start(number)
             return
-        if lost and hasattr(data_source, "set_aside"):
+        if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
             data_source.set_aside(task)
         reason = "infrastructure" if lost else self._reason(group)
@@ -250,7 +284,9 @@ class Driver:
             data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
-        rollout = Rollout(given_back=len(given_back), staleness=[version - begun for begun in batch.begun])
+        rollout = Rollout(
+            given_back=len(given_back), retried=self._retried, staleness=[version - begun for begun in batch.begun]
+        )
         for number in done:
             judged = self._judged.pop(number)
             del self._fresh[number]
@@ -259,10 +295,23 @@ class Driver:
                 rollout.dropped[judged.reason] += 1
             else:
                 rollout.kept.append(judged.group)
+        self._retried = Counter()
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
-        if hasattr(data_source, "end_rollout"):
+        if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh))
         return rollout
+
+
+def _say_outage(ended: bool, episodes: Sequence[Sequence[Sample]]) -> None:
+    if ended:
+        _log.warning("infrastructure is there again: groups begin as usual")
+    else:
+        _log.warning("infrastructure breaks every episode, so one group at a time begins: %s", _why(episodes))
+
+
+def _cause(segments: Sequence[Sample]) -> str:
+    failure = failure_of(segments[0])
+    return (failure and failure.where) or "unknown"
 
 
 def _why(episodes: Sequence[Sequence[Sample]]) -> str:

@@ -20,14 +20,13 @@ class Gate:
         self._open, self._empty = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._empty.set()
-        self._stopped = False
         self._is_unwanted: Callable[[], bool] = lambda: False
         self._inside = 0
 
     @property
     def is_closed(self) -> bool:
         """Whether calls wait."""
-        return not self._open.is_set() and not self._stopped
+        return not self._open.is_set()
 
     @property
     def inside(self) -> int:
@@ -35,30 +34,24 @@ class Gate:
         return self._inside
 
     def open(self) -> None:
-        """Let calls pass; also after `stop`, once the episodes that it was meant for have ended."""
-        self._stopped = False
+        """Let calls pass."""
         self._open.set()
 
     def close(self) -> None:
         """Let no further request pass. Those that are with the engines are left to them."""
         self._open.clear()
 
-    def stop(self) -> None:
-        """Refuse all calls, those that wait and those that come: nobody wants their episodes any more."""
-        self._stopped = True
-        self._open.set()
-
     def stop_when(self, is_unwanted: Callable[[], bool]) -> None:
-        """Refuse calls also while this is true: for a loop that has the engines abort and says so only in a flag of its
-        own, as SLiME's do.
+        """Refuse calls while this is true, since nobody wants their episodes: for a loop that has the engines abort and
+        says so in a flag of its own alone, as SLiME's does.
         """
         self._is_unwanted = is_unwanted
 
     async def wait(self) -> None:
-        """Until the gate is open. Raises `EngineAborted` once it is stopped."""
+        """Until the gate is open. Raises `EngineAborted` if the episode is unwanted."""
         while self.is_closed:
             await self._open.wait()
-        if self._stopped or self._is_unwanted():
+        if self._is_unwanted():
             raise EngineAborted("the run wants no more of this episode")
 
     @asynccontextmanager

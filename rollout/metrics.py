@@ -34,6 +34,7 @@ def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | Non
     """An evaluation's figures over its sound episodes, with their count and Wilson interval.
 
     `outcomes` holds, for each task, one 0 or 1 per episode in order of sampling, None where infrastructure broke it.
+    `weight_versions` are those that sampled its turns, as the engines name them.
     """
     episodes, sound = _sorted(samples, reward_key)
     solved = sum(segments[0].solved for segments in sound)
@@ -51,6 +52,7 @@ def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | Non
         **({"solve_rate": None, "reward": None} | _outcomes(sound)),
         **_first_edit(sound),
         **_behaviour(sound),
+        "weight_versions": sorted({version for first, *_ in sound for version in first.weight_versions}),
         "outcomes": outcomes,
     }
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 _WHOLE_DISTRIBUTION = {"rollout_top_p": 1.0, "rollout_top_k": -1}
 
@@ -36,7 +37,7 @@ class RolloutSettings:
     seed: Annotated[int, Argument("rollout_seed")]
     # Each model call names its own sampling seed.
     deterministic: Annotated[bool, Argument("sglang_enable_deterministic_inference")] = False
-    schedule: Annotated[str, Argument("swe_schedule")] = "sync"
+    schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
     evaluation: bool = False  # what an evaluation has of its own, as training may hold the rest meanwhile
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
@@ -56,7 +57,7 @@ class RolloutSettings:
 
     def of(self, *, evaluation: bool) -> RolloutSettings:
         """Those of an evaluation's episodes, or of training's; the same where these take turns."""
-        return replace(self, evaluation=evaluation and self.schedule != "sync")
+        return replace(self, evaluation=evaluation and SCHEDULES[self.schedule] != SCHEDULES[SYNC])
 
     @property
     def engine_url(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_swe.data_sources.slime_plugin import task_of
 from slime_swe.dotted import is_part
-from slime_swe.errors import UserError
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.driver import Driver, driver_of
+from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.loop_scope import agent_for, opened_once, sandboxes_for
+from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.player import Group, Player
+from slime_swe.rollout.player import Group, Player, gather
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
@@ -34,21 +35,30 @@ class _TrainOutput:
     metrics: dict[str, Any] | None = None
 
 
+@dataclass
+class _EvalOutput:
+    """What it returns of an evaluation: SLiME's figures and samples by set."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
 if TYPE_CHECKING:
     RolloutFnTrainOutput = _TrainOutput
+    RolloutFnEvalOutput = _EvalOutput
     run = _run
 else:
-    try:  # SLiME's own type, and the loop that lives as long as the run
-        from slime.rollout.base_types import RolloutFnTrainOutput
+    try:  # SLiME's own types, and the loop that lives as long as the run
+        from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
         from slime.utils.async_utils import run
     except ModuleNotFoundError as error:
         if not is_part(error.name, "slime.rollout.base_types"):
             raise
-        RolloutFnTrainOutput, run = _TrainOutput, _run
+        RolloutFnTrainOutput, RolloutFnEvalOutput, run = _TrainOutput, _EvalOutput, _run
 
 _PAUSE = 0.2  # seconds before an episode that infrastructure broke is tried again; doubles each time
 
@@ -64,6 +74,7 @@ async def generate(
     settings = RolloutSettings.from_args(args).of(evaluation=evaluation)
     task = task_of(sample)
     agent, sandboxes = await agent_for(settings), await sandboxes_for(settings)
+    (await gate_of_loop()).stop_when(_aborted_by_slime)
     # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     for attempt in range(settings.max_attempts):
@@ -80,13 +91,23 @@ async def generate(
     return samples[0] if len(samples) == 1 else samples
 
 
-def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
-    """The groups of one training step (`--rollout-function-path`), as many as `--rollout-batch-size` says.
+def _aborted_by_slime() -> bool:
+    """Whether SLiME's own rollout function, where that is what calls `generate`, has its batch and wants no more."""
+    theirs = sys.modules.get("slime.rollout.sglang_rollout")
+    state = type(theirs.GenerateState)._instances.get(theirs.GenerateState) if theirs else None
+    return state is not None and state.aborted
 
-    Groups that the filter drops are replaced. Raises `UserError` for an evaluation, which SLiME's own function plays.
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """The groups of one training step, as many as `--rollout-batch-size` says, or an evaluation of all sets
+    (`--rollout-function-path`, `--eval-function-path`).
+
+    Groups that the filter drops are replaced. An evaluation's sets are `args.swe_eval_tasks`, not SLiME's datasets.
     """
     if evaluation:
-        raise UserError("this function plays no evaluations: set --eval-function-path to SLiME's generate_rollout")
+        return run(_evaluate(args))
     return run(_collect(args, rollout_id, data_source))
 
 
@@ -94,6 +115,13 @@ async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTra
     driver = await driver_for(args)
     rollout = await driver.collect(data_source, rollout_id)
     return RolloutFnTrainOutput(rollout.kept, {**rollout.metrics(), "rollout/given_back": rollout.given_back})
+
+
+async def _evaluate(args: Any) -> RolloutFnEvalOutput:
+    driver = await driver_for(args)
+    player, sets = driver.evaluator(), load_evaluation_tasks(args)
+    played = await gather(evaluate(player, tasks) for tasks in sets.values())
+    return RolloutFnEvalOutput({name: as_slime(samples) for name, samples in zip(sets, played, strict=True)})
 
 
 async def driver_for(args: Any) -> Driver:

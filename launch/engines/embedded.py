@@ -15,11 +15,14 @@ from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Fixed, against, not_fixed, only
 from slime_swe.recipes.rules import schedules
-from slime_swe.recipes.violation import Violation
+from slime_swe.recipes.violation import Violation, listed
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 _LOSS = "the embedded engine has no other"
 _METRICS = "the embedded engine logs to metrics.jsonl"
 _NO_SERVER_YET = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 1}
+
+PLAYED = [name for name, schedule in SCHEDULES.items() if schedule.carries or not schedule.overlaps]
 
 RULES: tuple[Fixed, ...] = (
     *WITHOUT_GPUS,
@@ -52,9 +55,9 @@ class Embedded(Engine):
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         yield from not_fixed(recipe, RULES)
         yield from schedules(recipe)
-        if recipe.rollout.schedule == "async":
+        if recipe.rollout.schedule not in PLAYED:
             why = "samples a rollout while SLiME trains on another"
-            yield against(recipe)("rollout.schedule", why, "use sync, carry or continuous")
+            yield against(recipe)("rollout.schedule", why, f"use {listed(PLAYED)}")
 
     def checkpoints(self, recipe: Recipe) -> int:
         """The newest, and the one that is written before the oldest of them goes."""

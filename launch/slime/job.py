@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime_swe.files import replace_file
-from slime_swe.launch.slime.prompts import prompts
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,6 @@ class Job:
     flags: heading for people -> that group of flags with their values.
     environment: variables that the command and every Ray worker of it need, added to what is there.
     files: path -> content; all of them lie in `directory` and must be there before the command starts.
-    prompts: path -> the task set that this file must hold then.
     directory: the run's folder, which the command is started in, so that strays of any library land there.
     """
 
@@ -27,7 +25,6 @@ class Job:
     environment: Mapping[str, str]
     files: Mapping[Path, str]
     directory: Path
-    prompts: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def argv(self) -> list[str]:
@@ -35,10 +32,7 @@ class Job:
         return [*self.program, *(argument for group in self.flags.values() for argument in group)]
 
     def write_files(self) -> None:
-        """Write `files` and `prompts`, each whole or not at all, over what earlier starts of the run left.
-
-        Raises the `ValueError` of a task set that can't be read.
-        """
-        for path, content in [*self.files.items(), *((path, prompts(spec)) for path, spec in self.prompts.items())]:
+        """Write `files`, each whole or not at all, over what earlier starts of the run left."""
+        for path, content in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content.encode())

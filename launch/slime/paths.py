@@ -20,7 +20,6 @@ EXPORTS = "exports"  # the same weights in Hugging Face format, one folder a rol
 WEIGHTS = "weights"  # the newest weights in Hugging Face format, for as long as external engines load them
 SETTINGS = "slime/settings.yaml"  # what SLiME has no flag for, read by `--custom-config-path`
 EVALUATION = "slime/evaluation.yaml"  # the evaluation sets, read by `--eval-config`
-PROMPTS = "slime/evaluation_{}.jsonl"  # the tasks of one evaluation set
 TENSORBOARD = "tensorboard"
 DRIVERS = "drivers.jsonl"  # a line for each process that has run SLiME's `train.py`; a running one holds a lock on it
 

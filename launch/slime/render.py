@@ -12,10 +12,10 @@ from pathlib import Path
 import slime_swe
 from slime_swe.launch.args import Attributes, at_once, ours
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import to_argv
 from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
-from slime_swe.launch.slime.prompts import as_yaml, evaluation_config, prompt_files
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
 
@@ -31,7 +31,6 @@ def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Che
         flags=render_flags(sections(recipe, run, resume=resume)),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),
-        prompts=prompt_files(recipe, run),
         directory=run,
     )
 
@@ -45,7 +44,7 @@ def render_flags(attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, .
 def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
     """The files that the flags name."""
     files = {run / SETTINGS: as_yaml(ours(recipe, run))}
-    return files | ({run / EVALUATION: evaluation_config(recipe, run)} if recipe.data.eval else {})
+    return files | ({run / EVALUATION: evaluation_config(recipe)} if recipe.data.eval else {})
 
 
 def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:

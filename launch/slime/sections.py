@@ -13,7 +13,6 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import load_family
 
 OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
-SYNC = "slime.rollout.sglang_rollout.generate_rollout"
 LOGITS_CHUNK = 1024  # tokens whose log-probabilities are computed at once, each over the whole vocabulary
 OFFLOAD: Attributes = {
     "optimizer_cpu_offload": True,
@@ -58,7 +57,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
         "run": {**common["run"], "custom_config_path": str(folder / SETTINGS)},
         "plug-ins": common["plug-ins"],
         "rollout": {**common["rollout"], "rollout_function_path": OURS},
-        "evaluation": {"eval_function_path": SYNC, **evaluation} if recipe.data.eval else {},
+        "evaluation": {"eval_function_path": OURS, **evaluation} if recipe.data.eval else {},
         "serving": {**common["serving"], **_serving(recipe, folder)},
         "loss": common["loss"],
         "optimizer": {

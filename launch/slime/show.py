@@ -10,7 +10,6 @@ from typing import Any
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import load_manifest, split
 
-PROMPTS = "slime_swe.launch.slime.prompts"
 SCRIPT = """#!/usr/bin/env bash
 # Flags as {} takes them. On a running Ray cluster: export RAY_ADDRESS, and start Ray on every
 # node with the variables below.
@@ -22,7 +21,7 @@ def readable(job: Job) -> str:
     """Flags in their groups, one a line, then environment and files."""
     groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
     groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
-    groups["files"] = [f"{path}: the tasks of {spec}" for path, spec in job.prompts.items()]
+    groups["files"] = []
     for path, content in job.files.items():
         groups["files"] += [f"{path}:", *(f"  {line}" for line in content.splitlines())]
     shown = (f"{heading}\n" + "".join(f"  {line}\n" for line in body) for heading, body in groups.items() if body)
@@ -36,7 +35,6 @@ def document(job: Job) -> dict[str, Any]:
         "flags": {heading: list(argv) for heading, argv in job.flags.items()},
         "environment": dict(job.environment),
         "files": {str(path): content for path, content in job.files.items()},
-        "prompts": {str(path): spec for path, spec in job.prompts.items()},
         "directory": str(job.directory),
         "made_from": dict(load_manifest().made_from),
     }
@@ -59,10 +57,9 @@ def script(job: Job) -> str:
     one, whose nodes must have been started with the same environment.
     """
     said = [SCRIPT.format(made_from()), *(f"export {name}={quote(value)}" for name, value in job.environment.items())]
-    folders = dict.fromkeys([job.directory, *(path.parent for path in (*job.files, *job.prompts))])
+    folders = dict.fromkeys([job.directory, *(path.parent for path in job.files)])
     said += ["", shlex.join(["mkdir", "-p", *map(str, folders)]), shlex.join(["cd", str(job.directory)])]
     said += [f"printf %s {quote(content)} > {quote(str(path))}" for path, content in job.files.items()]
-    said += [shlex.join([job.program[0], "-m", PROMPTS, spec, str(path)]) for path, spec in job.prompts.items()]
     said += ["", "flags=("]
     for heading, argv in job.flags.items():
         said += [f"  # {heading}", *(f"  {line}" for line in lines(argv))]

@@ -8,9 +8,9 @@ from pathlib import Path
 from slime_swe.launch.args import Attributes, checkpoint_folder, ours
 from slime_swe.launch.config import with_value
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.evaluation import as_yaml
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, SETTINGS, WEIGHTS
-from slime_swe.launch.slime.prompts import as_yaml, prompt_files
 from slime_swe.launch.slime.render import environment, render_flags, settings_files
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
@@ -40,7 +40,6 @@ def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, 
         flags=render_flags(cpu_sections(recipe, run, address, resume=resume)),
         environment=environment(recipe, run, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
         files=settings_files(recipe, run) | {run / SETTINGS: as_yaml(ours(recipe, run) | IN_FLOAT32)},
-        prompts=prompt_files(recipe, run),
         directory=run,
     )
 

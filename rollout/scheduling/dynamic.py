@@ -25,12 +25,13 @@ class DynamicSampling:
     the next weights must sample it anew. How much that is, is bounded: as many groups are begun as have, at the rate of
     informative ones so far, enough of these among them, with a margin, since a second wave would take as long as the
     first; and at most `max_over_sampling` times what is missing, which should be more than one over that rate.
-    `patience`: how many batches' worth of groups in a row may be uniform.
+    `patience`: how many batches' worth of groups in a row may be uniform. `lag`: as of `PacedAdmission`.
     """
 
     batch_size: int
     max_over_sampling: float = 2.0
     patience: int = 50
+    lag: int = 0
     _running: set[int] = field(default_factory=set)
     _ended: dict[int, Outcome] = field(default_factory=dict)  # of the groups that began for this batch
     _judged: list[bool] = field(default_factory=list)  # whether a group was informative, the last ones
@@ -69,7 +70,7 @@ class DynamicSampling:
         given_back = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
         self._running.clear()
         self._ended.clear()
-        return Batch(chosen, [version] * len(chosen), given_back)
+        return Batch(chosen, [version - self.lag] * len(chosen), given_back)
 
     def _informative(self) -> int:
         return sum(map(self._is_informative, self._ended))

@@ -23,6 +23,7 @@ def check(run: Path) -> None:
     steps = [record for record in lines_of(run / "metrics.jsonl") if record["kind"] == "train"]
     assert [step["rollout_id"] for step in steps] == list(range(ROLLOUTS))
     assert all(step["rollout/staleness_max"] <= STALENESS and not step["infrastructure_failures"] for step in steps)
+    assert all(step.get("logprob_diff_max", 0.0) <= 1e-9 for step in steps), "what older weights sampled is left out"
     episodes = lines_of(run / "episodes.jsonl")
     assert Counter(record["rollout_id"] for record in episodes) == dict.fromkeys(range(ROLLOUTS), EPISODES)
     assert max(Counter(record["index"] for record in episodes).values()) == 1, "each is trained once"

@@ -123,11 +123,11 @@ def test_a_token_of_zero_advantage_has_no_gradient_in_the_pure_policy_gradient()
 def test_on_policy_the_exact_log_probabilities_replace_values_and_leave_gradients():
     old, advantage, weight = torch.tensor([-0.1, -0.2, -1.0]), torch.tensor([1.0, -1.0, 2.0]), torch.ones(3)
     rounded = (old + torch.tensor([1e-3, -2e-3, 3e-3])).requires_grad_()
-    actions = Actions(old, old, advantage, weight, on_policy=True)
+    actions = Actions(old, old, advantage, weight, on_policy=torch.tensor([True, True, False]))
     loss, metrics = policy_loss(rounded, torch.zeros(3), actions, LossConfig())
-    assert metrics["ratio"] == 3
+    assert metrics["ratio"] == pytest.approx(2 + math.exp(3e-3))
     (grad,) = torch.autograd.grad(loss, rounded)
-    torch.testing.assert_close(grad, -advantage)
+    torch.testing.assert_close(grad, -advantage * torch.tensor([1.0, 1.0, math.exp(3e-3)]))
 
 
 def test_clip_higher_stops_the_gradient_only_beyond_its_own_side():

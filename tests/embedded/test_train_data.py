@@ -38,6 +38,12 @@ def test_what_is_removed_trains_nothing_and_is_not_counted():
     assert data.mask_sums == [2, 2]
 
 
+def test_samples_of_stale_groups_are_known_by_their_place():
+    samples = [sampled(index, [1], index, group_index=index // 2) for index in (3, 0, 1, 2)]
+    data = to_train_data(Namespace(), samples, lambda args, ordered: ([0.0] * 4, [1.0] * 4), stale_groups={1})
+    assert data.stale == {2, 3}
+
+
 def test_a_sample_without_a_rollout_is_one_of_its_own():
     assert fill_rollout_ids([None, 1, None, 1, 3, None]) == [0, 1, 2, 1, 3, 4]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import random
 from argparse import Namespace
 from pathlib import Path
@@ -215,6 +216,17 @@ def test_a_step_without_tokens_is_in_no_mean(tiny_checkpoint, model):
     late = dataclasses.replace(data, advantages=[0.0, 0.0, 1.0, -1.0])
     metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(late)
     assert metrics["ratio"] > 0.5 and "logprob_diff_max" not in metrics
+
+
+def test_what_older_weights_sampled_is_weighted_by_its_ratio(tiny_checkpoint, model):
+    data = dataclasses.replace(make_data(model, 6), advantages=[1.0, -1.0] * 3)
+    older = [[value - 0.1 for value in values] for values in data.rollout_log_probs]
+    stale = dataclasses.replace(data, rollout_log_probs=older, stale=frozenset(range(6)))
+    fresh = gradients(Trainer(make_args(tiny_checkpoint)), data)
+    for weighted, plain in zip(gradients(Trainer(make_args(tiny_checkpoint)), stale), fresh, strict=True):
+        torch.testing.assert_close(weighted, math.exp(0.1) * plain, rtol=1e-3, atol=1e-7)
+    metrics = Trainer(make_args(tiny_checkpoint)).train(stale)
+    assert metrics["ratio"] == pytest.approx(math.exp(0.1), rel=1e-5) and "logprob_diff_max" not in metrics
 
 
 def test_gradients_are_of_the_exact_forward_pass_s_function(tiny_checkpoint, model):

@@ -43,7 +43,9 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (ASYNC, {"serving__external_engines": ["10.0.0.1:30000"]}, "serving.external_engines", "rollout_gpus to 0"),
     (MOE, {"rollout__schedule": "continuous"}, "rollout.schedule", "cluster.colocate=true can't"),
     (MOE, {"rollout__schedule": "carry", "rollout__generate": "my_module.generate"}, "rollout.schedule",
-     "is not known to hold its model calls back"),
+     "is not known to go on with a turn"),
+    (ASYNC, {"rollout__schedule": "continuous", "rollout__generate": "my_module.generate"}, "rollout.schedule",
+     "is not known to go on with a turn"),
     (DENSE, {"algorithm__routing_replay": "rollout"}, "algorithm.routing_replay", "no experts to route to"),
     (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__tis": False},
      "algorithm.routing_replay", "which algorithm.rollout_logprobs=true leaves out"),
@@ -73,7 +75,7 @@ LEGAL = [
     (MOE, {"cluster__nodes": 2, "serving__gpus_per_engine": 16, "serving__ep": 16, "serving__dp_attention": True}),
     (MOE, {"cluster__colocate": False, "serving__external_engines": ["10.0.0.1:30000"], "serving__gpus_per_engine": 0}),
     (ASYNC, {"rollout__schedule": "continuous"}),
-    (ASYNC, {"rollout__schedule": "continuous", "rollout__generate": "my_module.generate"}),
+    (ASYNC, {"rollout__generate": "my_module.generate"}),
     (MOE, {"rollout__schedule": "carry"}),
 ]
 

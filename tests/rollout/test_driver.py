@@ -13,10 +13,12 @@ from tests.data_sources.tasks import make_task
 from slime_swe.data_sources.slime_plugin import TaskDataSource, task_id_of
 from slime_swe.errors import InfrastructureError
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.driver import Driver, FilterError, scheduler_of
+from slime_swe.rollout.driver import Driver, FilterError
+from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
+from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
@@ -66,7 +68,7 @@ async def no_reward(args, sample):
 
 def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter=keep_group, **failures) -> tuple:
     args = Namespace(
-        rollout_batch_size=batch, n_samples_per_prompt=SIZE, swe_max_over_sampling=2.0, rollout_seed=5,
+        rollout_batch_size=batch, n_samples_per_prompt=SIZE, n_samples_per_eval_prompt=2, rollout_seed=5,
         rollout_shuffle=True, swe_tasks=f"{__name__}.forty:x", save=str(tmp_path), load=str(tmp_path),
         reward_key=None, sglang_server_concurrency=slots, sglang_enable_deterministic_inference=False,
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=8, rollout_stop=None,
@@ -74,7 +76,7 @@ def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter
         dynamic_sampling_filter_path="slime_swe.rewards.slime_plugin.keep_group",
     )  # fmt: skip
     player = Player(args, RolloutHooks(played, no_reward, group_filter))
-    return Driver(player, scheduler_of(args), Failures(**failures)), TaskDataSource(args)
+    return Driver(player, DynamicSampling(batch, 2.0), Failures(**failures)), TaskDataSource(args)
 
 
 def numbers(groups) -> list[int]:
@@ -134,6 +136,7 @@ async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
     assert [played.calls[task] for task in poison] == [3 * SIZE] * 3
     assert tried < 0.05 * sum(played.calls.values())
     assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
+    assert sum(rollout.retried["sandbox_error"] for rollout in rollouts) == 3 * 2 * SIZE
     assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
     source.save(59)
     resumed = TaskDataSource(source.args)
@@ -141,13 +144,16 @@ async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
     assert not {task_id_of(group[0]) for group in resumed.get_samples(80)} & set(poison)
 
 
-async def test_an_outage_begins_little_and_ends_the_run_if_it_lasts(tmp_path):
+async def test_an_outage_is_logged_begins_little_and_ends_the_run_if_it_lasts(tmp_path, caplog):
     played = Played({f"task-{number}": "broken" for number in range(40)})
     driver, source = make(tmp_path, played, most_in_a_row=8, hopeless_after=40)
     with pytest.raises(InfrastructureError, match=r"last 40 episodes were all broken .* no such image"):
         await driver.collect(source, 0)
     assert sum(played.calls.values()) <= 64 + 40
     assert source.get_samples(40), "no task is set aside for it"
+    assert [record.message for record in caplog.records] == [
+        "infrastructure breaks every episode, so one group at a time begins: sandbox_error: no such image"
+    ]
 
 
 async def test_a_filter_that_keeps_nothing_is_named(tmp_path):
@@ -232,3 +238,31 @@ async def test_what_fails_between_two_steps_ends_the_next(tmp_path):
         for version in range(1, 5):
             await driver.collect(source, version)
     assert played.running == 0
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_an_evaluation_is_played_beside_the_episodes_of_training(tmp_path, goes_on):
+    """With their slots, before groups that begin later; but with its own where those wait and keep theirs."""
+    begun, paused = list[bool](), asyncio.Event()
+
+    async def generate(args: Namespace, sample: Sample, params: dict, evaluation: bool) -> Sample:
+        begun.append(evaluation)
+        if not goes_on and not evaluation:
+            await paused.wait()
+        return await played(args, sample, params)
+
+    played, slots = Played(seconds=0.01), 8
+    driver, source = make(tmp_path, played, slots=slots)
+    player = Player(driver.player.args, RolloutHooks(generate, no_reward, None))
+    driver = Driver(player, PacedAdmission(4, 2), goes_on=goes_on)
+    training = asyncio.ensure_future(driver.collect(source, 0))
+    while sum(not evaluation for evaluation in begun) < slots:
+        await asyncio.sleep(0)
+    before = len(begun)
+    samples = await evaluate(driver.evaluator(), forty("x")[:6])
+    assert len(samples) == 12 and all(sample.status is Sample.Status.COMPLETED for sample in samples)
+    assert begun[before:].index(False) >= 12 - slots if goes_on else False not in begun[before:]
+    assert played.most <= slots
+    paused.set()
+    await training
+    await driver.close()

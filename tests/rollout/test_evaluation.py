@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections import Counter
 
+import pytest
 from tests.embedded.scripted import make_args, write_tasks
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.rollout.evaluation import evaluate, load_evaluation_tasks
+from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import evaluation_metrics
 from slime_swe.rollout.player import Player
@@ -84,6 +87,30 @@ async def test_a_broken_episode_is_played_once_more_and_then_reported_apart(tmp_
     assert tries == Counter({index: 2 if index in (2, 5) else 1 for index in range(9)})
     assert (metrics["episodes"], metrics["solve_rate"], metrics["infrastructure_failures"]) == (8, 1.0, 1)
     assert metrics["outcomes"]["heldout-0"] == [1, 1, None]
+
+
+async def test_slime_s_means_are_those_of_sound_episodes(tmp_path):
+    """Each counts once, whatever its number of samples."""
+    args = make_args_only()
+    hook = {}
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        sample.status, sample.reward = Sample.Status.COMPLETED, float(sample.index)
+        if sample.index in hook:
+            sample.status, sample.reward, sample.remove_sample = Sample.Status.ABORTED, 0.0, True
+            return sample
+        siblings = [copy.copy(sample) for _ in range(2)]
+        siblings[1].status = Sample.Status.TRUNCATED
+        return siblings if sample.index == 1 else sample
+
+    player = Player(args, RolloutHooks(generate, None, None))
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 1)))
+    hook[2] = "broken"
+    found = as_slime(await evaluate(player, tasks))
+    assert (found["rewards"], found["truncated"], len(found["samples"])) == ([0.0, 1.0], [False, True], 4)
+    hook |= {0: "broken", 1: "broken"}
+    with pytest.raises(InfrastructureError, match="all 3 episodes of an evaluation"):
+        await evaluate(player, tasks)
 
 
 def test_sets_are_loaded_by_name_in_their_order(tmp_path):

@@ -66,7 +66,7 @@ def test_places_are_absolute_and_lie_in_the_run_s_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = render(load_recipe(FIRST), Path("runs/a"), checkouts=CHECKOUTS)
     assert job.directory == tmp_path / "runs/a"
-    assert all(job.directory in path.parents for path in (*job.files, *job.prompts))
+    assert all(job.directory in path.parents for path in job.files)
     said = dict(split(job.argv[2:]))
     assert said["--save"] == [str(tmp_path / "runs/a/checkpoints")]
     assert said["--hf-checkpoint"] == [str(tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct")]
@@ -89,15 +89,13 @@ def test_what_slime_has_no_flag_for_is_in_the_settings_file():
     assert settings["swe_run_dir"] == str(FOLDER)
 
 
-def test_evaluation_sets_are_files_of_prompts():
+def test_evaluation_sets_are_named_to_slime_and_to_the_function_that_plays_them():
     recipe = variant(FIRST, data__eval={"held/out": "synthetic:heldout", "own": "tasks.jsonl"})
     job = job_of(recipe)
     content = yaml.safe_load(job.files[FOLDER / "slime" / "evaluation.yaml"])["eval"]
-    assert content["defaults"] == {"input_key": "input", "metadata_key": "metadata"}
-    assert {entry["name"]: job.prompts[Path(entry["path"])] for entry in content["datasets"]} == {
-        "held/out": "synthetic:heldout",
-        "own": str(Path.cwd() / "tasks.jsonl"),
-    }
+    sets = {"held/out": "synthetic:heldout", "own": str(Path.cwd() / "tasks.jsonl")}
+    assert {entry["name"]: entry["path"] for entry in content["datasets"]} == sets
+    assert yaml.safe_load(job.files[FOLDER / "slime" / "settings.yaml"])["swe_eval_tasks"] == sets
 
 
 @pytest.mark.parametrize(("interval", "said"), [(5, "5"), (0, "40")])

@@ -57,12 +57,9 @@ def test_the_script_gives_every_word_as_it_is(job, tmp_path):
     assert reported["cwd"] == str(job.directory)
     assert dict(job.environment).items() <= reported["env"].items()
     assert all(path.read_text() == content for path, content in job.files.items())
-    lines = [json.loads(line) for line in next(iter(job.prompts)).read_text().splitlines()]
-    assert len(lines) > 50 and all(line["metadata"]["task"]["statement"] == line["input"] for line in lines)
 
 
 def test_written_files_are_those_of_the_script(job):
-    job = dataclasses.replace(job, prompts={})
     job.write_files()
     job.write_files()
     found = {path for path in job.directory.rglob("*") if path.is_file()}
@@ -72,7 +69,7 @@ def test_written_files_are_those_of_the_script(job):
 def test_people_see_groups(job):
     shown = readable(job)
     assert shown.startswith("python3 /slime/train.py")
-    for part in ("\nmodel\n  --num-layers 28\n", "\nenvironment\n", "\nfiles\n", "the tasks of synthetic:heldout"):
+    for part in ("\nmodel\n  --num-layers 28\n", "\nenvironment\n", "\nfiles\n"):
         assert part in shown
     assert f"in {job.directory}" in shown
 

@@ -224,7 +224,7 @@ async def test_an_engine_that_fails_is_no_fault_of_the_agents(name, opened):
         assert "out of memory" in episode.detail
 
 
-async def test_an_agent_pauses_at_a_closed_gate_and_ends_at_a_stopped_one(opened, tokenizer):
+async def test_an_agent_pauses_at_a_closed_gate_and_ends_where_it_is_unwanted(opened, tokenizer):
     turns = [turn + END for turn in TinyAgent.check_script]
     async with scripted_engine(tokenizer, by_content(*turns)) as engine, opened(TINY, engine.url) as (agent, play):
         gate, usual = agent.policy.client.gate, engine.answer
@@ -233,14 +233,15 @@ async def test_an_agent_pauses_at_a_closed_gate_and_ends_at_a_stopped_one(opened
             gate.close()
             return usual(asked)
 
-        for ending, reason in ((gate.open, StopReason.SUBMITTED), (gate.stop, StopReason.ENGINE_ERROR)):
+        for unwanted, reason in ((False, StopReason.SUBMITTED), (True, StopReason.ENGINE_ERROR)):
             engine.answer, engine.aborts = close, [3]
             playing = asyncio.ensure_future(play())
             while not gate.is_closed:
                 await asyncio.sleep(0.02)
             assert not (await asyncio.wait({playing}, timeout=1))[0]
             engine.answer = usual
-            ending()
+            gate.stop_when(lambda: unwanted)  # noqa: B023
+            gate.open()
             episode = await asyncio.wait_for(playing, 60)
             assert episode.stop_reason is reason, episode.detail
         assert "wants no more" in episode.detail and episode.counters.engine_aborted

@@ -414,50 +414,40 @@ async def test_a_text_that_can_not_fit_is_refused_unread(opened, text, monkeypat
             await ask(session, replace(ASKED, messages=(Message("user", text),)))
 
 
-async def test_a_turn_that_is_sampled_while_the_record_is_cleared_is_in_the_next_one_alone(templates, scripted):
+@asynccontextmanager
+async def cleared_in_mid_turn(templates, engine, **options):
+    """A session whose record is cleared while its second turn is sampled, with the two replies and the history."""
     asked, go_on = asyncio.Event(), asyncio.Event()
-    async with scripted("Yes." + END) as engine:
 
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if engine.sampled:
-                asked.set()
-                await go_on.wait()
-            return await engine.handle(request)
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(engine.sampled) == 1:
+            asked.set()
+            await go_on.wait()
+        return await engine.handle(request)
 
-        async with serve(answer) as url, EngineClient(url) as client:
-            policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
-            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
-            first = await ask(session)
-            history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
-            asking = asyncio.ensure_future(ask(session, replace(ASKED, messages=history)))
-            await asked.wait()
-            session.forget()
-            go_on.set()
-            await asking
-            assert sampled(session) == first.completion_tokens
+    routing = options.get("routing_replay", False)
+    async with serve(answer) as url, EngineClient(url, experts_per_token=int(routing)) as client:
+        policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8, **options)
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        first = await ask(session)
+        history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
+        asking = asyncio.ensure_future(ask(session, replace(ASKED, messages=history)))
+        await asked.wait()
+        session.forget()
+        go_on.set()
+        yield session, first, await asking, history
+
+
+async def test_a_turn_that_is_sampled_while_the_record_is_cleared_is_in_the_next_one_alone(templates, scripted):
+    async with scripted("Yes." + END) as engine, cleared_in_mid_turn(templates, engine) as (session, first, *_):
+        assert sampled(session) == first.completion_tokens
 
 
 async def test_with_routing_replay_such_a_turn_is_not_trained_since_the_experts_before_it_are_gone(templates, scripted):
-    asked, go_on = asyncio.Event(), asyncio.Event()
     async with scripted("Yes." + END) as engine:
         engine.experts = lambda start, end: bytes(4 * (end - start))
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if len(engine.sampled) == 1:
-                asked.set()
-                await go_on.wait()
-            return await engine.handle(request)
-
-        async with serve(answer) as url, EngineClient(url, experts_per_token=1) as client:
-            policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8, routing_replay=True)
-            session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
-            first = await ask(session)
-            history = (*OPENING, Message("assistant", first.text), Message("user", "Go on."))
-            asking = asyncio.ensure_future(ask(session, replace(ASKED, messages=history)))
-            await asked.wait()
-            session.forget()
-            go_on.set()
-            second = await asking
+        cleared = cleared_in_mid_turn(templates, engine, routing_replay=True)
+        async with cleared as (session, _, second, history):
             assert sampled(session) == 0
             third = (*history, Message("assistant", second.text), Message("user", "And on."))
             await ask(session, replace(ASKED, messages=third))

@@ -31,6 +31,7 @@ class Slots:
 
     def __init__(self, most: int, least: int | None = None, pressure: Path | None = None) -> None:
         self.limit, self.in_use = most, 0
+        self._peak = 0  # most in use since the machine was looked at
         self._pressure = pressure
         self._concurrency = Concurrency(least, most) if least is not None and read_pressure(pressure) else None
         self._looked = 0.0
@@ -46,6 +47,7 @@ class Slots:
                     async with asyncio.timeout(None if self._concurrency is None else SECONDS):
                         await self._changed.wait()
             self.in_use += 1
+            self._peak = max(self._peak, self.in_use)
         try:
             yield
         finally:
@@ -68,13 +70,13 @@ class Slots:
         return self.limit
 
     def _adapt(self, concurrency: Concurrency, cpu: float, memory: float) -> None:
-        before = self.limit
-        self.limit = concurrency.observe(in_use=self.in_use, cpu_pressure=cpu, memory_pressure=memory)
+        before, peak, self._peak = self.limit, self._peak, self.in_use
+        self.limit = concurrency.observe(in_use=peak, cpu_pressure=cpu, memory_pressure=memory)
         if self.limit < before:
             _log.warning(
-                "this machine bears fewer sandboxes: %d at once from now on, %d before, %d are open; some process "
+                "this machine bears fewer sandboxes: %d at once from now on, %d before, %d were open; some process "
                 "waited %.0f %% of the last 10 s for a CPU, and %.0f %% for memory",
-                *(self.limit, before, self.in_use, 100 * cpu, 100 * memory),
+                *(self.limit, before, peak, 100 * cpu, 100 * memory),
             )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 SHRINK = 0.8
 GROW = 1 / 16  # of the limit, with each observation
 HIGH_CPU, HIGH_MEMORY = 0.5, 0.1  # of the time, that some process waits (`some avg10` of Linux's /proc/pressure)
-SLOW, SLOW_SECONDS = 4.0, 1.0  # an opening is slow if it takes more than both: times the quickest of its kind; seconds
+SLOW, SLOW_SECONDS = 4.0, 0.25  # an opening is slow if it takes more than both: times the quickest of its kind; seconds
 
 
 @dataclass
@@ -17,7 +17,8 @@ class Concurrency:
     as TCP's congestion window does (RFC 5681). At least `least`.
 
     They are too many if memory is short, or if processors are and most sandboxes open slowly: busy processors alone are
-    what a run wants. A limit does not shrink again before so few are in use, since until then it has had no effect.
+    what a run wants, so while they are busy, it takes some that open quickly for the limit to grow. It does not shrink
+    again before so few are in use, since until then it has had no effect.
     """
 
     least: int
@@ -37,12 +38,15 @@ class Concurrency:
         self._slow.append(seconds > max(SLOW_SECONDS, SLOW * quickest))
 
     def observe(self, *, in_use: int, cpu_pressure: float, memory_pressure: float) -> int:
-        """The new limit. Pressures: share of the time that some process had to wait."""
-        slow = 2 * sum(self._slow) > len(self._slow)
+        """The new limit. in_use: the most since the last observation. Pressures: share of the time that some process
+        had to wait.
+        """
+        some_opened, most_slow = bool(self._slow), 2 * sum(self._slow) > len(self._slow)
         self._slow.clear()
-        if memory_pressure > HIGH_MEMORY or (cpu_pressure > HIGH_CPU and slow):
+        is_busy = cpu_pressure > HIGH_CPU
+        if memory_pressure > HIGH_MEMORY or (is_busy and most_slow):
             if in_use <= self.limit:
                 self.limit = max(self.least, int(in_use * SHRINK))
-        elif in_use >= self.limit:
+        elif in_use >= self.limit and (some_opened or not is_busy):
             self.limit = min(self.most, self.limit + max(1, int(self.limit * GROW)))
         return self.limit

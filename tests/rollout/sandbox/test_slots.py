@@ -10,12 +10,15 @@ from typing import ClassVar
 
 import pytest
 from tests.rollout.sandbox.conftest import POOLS, of
+from tests.rollout.support import make_args
 
+from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
 from slime_swe.rollout.sandbox import slots
 from slime_swe.rollout.sandbox.base import Backend, Sandbox, SandboxSpec
 from slime_swe.rollout.sandbox.local import BubblewrapBackend, LocalSandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.sandbox.slots import Slots, read_pressure
+from slime_swe.rollout.settings import RolloutSettings
 
 _REST = "avg60=0.00 avg300=0.00 total=0\n"
 
@@ -92,7 +95,7 @@ async def test_where_memory_is_short_fewer_are_open_and_none_is_ended(
         machine.set(memory=40.0)
         crowd.come(8)
         await crowd.until_limit(6)
-        assert "6 at once from now on, 8 before, 8 are open" in caplog.text and "40 % for memory" in caplog.text
+        assert "6 at once from now on, 8 before, 8 were open" in caplog.text and "40 % for memory" in caplog.text
         for _, sandbox in crowd.open:
             assert (await sandbox.exec("cat a")).output == "b"
         await crowd.leave(2)
@@ -165,6 +168,15 @@ def test_this_machine_s_pressure_is_no_matter_of_sandboxes_elsewhere(machine: Ma
     machine.set(cpu=90.0, memory=90.0)
     assert SandboxPool(backend, concurrency=8, least=1).slots.look() == 8
     assert SandboxPool("local", concurrency=8, least=1).slots.look() == 1
+
+
+async def test_a_run_s_sandboxes_adapt_down_to_a_quarter(machine: Machine) -> None:
+    machine.set(memory=90.0)
+    args = make_args("no checkpoint", "http://127.0.0.1:1", machine.folder, swe_sandbox_concurrency=10)
+    used = await sandboxes_for(RolloutSettings.from_args(args))
+    assert isinstance(used, SandboxPool)
+    assert used.slots.look() == 3
+    await close_loop_scope()
 
 
 def test_linux_tells_pressures_in_this_form() -> None:

@@ -34,14 +34,14 @@ def test_it_stays_between_its_bounds():
     [
         (0.9, 0.0, 0.1, 64),  # busy processors alone are no reason
         (0.0, 0.0, 9.0, 64),  # nor is a slow disk
-        (0.9, 0.0, 0.9, 64),  # nor are sandboxes that open within a second, however quick others were
+        (0.9, 0.0, 0.2, 64),  # nor are sandboxes that open in no time, however quick others were
         (0.9, 0.0, 9.0, 51),
         (0.0, 0.2, 0.1, 51),  # memory is
     ],
 )
 def test_what_is_a_reason_to_shrink(cpu: float, memory: float, seconds: float, limit: int):
     concurrency = Concurrency(4, 64)
-    for taken in (0.1, seconds, seconds):
+    for taken in (0.01, seconds, seconds):
         concurrency.opened("image", taken)
     assert concurrency.observe(in_use=64, cpu_pressure=cpu, memory_pressure=memory) == limit
 
@@ -67,6 +67,18 @@ def test_it_shrinks_from_what_is_in_use_and_grows_only_if_all_are():
     assert concurrency.observe(in_use=30, cpu_pressure=0.0, memory_pressure=0.5) == 24
     assert concurrency.observe(in_use=10, cpu_pressure=0.0, memory_pressure=0.0) == 24
     assert concurrency.observe(in_use=24, cpu_pressure=0.0, memory_pressure=0.0) == 25
+
+
+def test_while_processors_are_short_it_grows_only_if_sandboxes_open_quickly():
+    concurrency = Concurrency(4, 64)
+    concurrency.observe(in_use=64, cpu_pressure=0.0, memory_pressure=0.5)
+
+    def observe() -> int:
+        return concurrency.observe(in_use=51, cpu_pressure=0.9, memory_pressure=0.0)
+
+    assert observe() == 51
+    concurrency.opened("image", 0.1)
+    assert observe() == 54
 
 
 def test_bounds_that_cross_are_refused():

@@ -7,6 +7,7 @@ import itertools
 import logging
 import shutil
 import tempfile
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -59,6 +60,14 @@ class RayNodes:
     def kill(self, node: Any) -> None:
         """As a machine that goes: its raylet gets SIGKILL, and its workers end for want of it."""
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def remove(self, node: Any) -> None:
+        """Kill it, and wait until Ray knows: in the next test it would count as one that is up."""
+        import ray
+
+        self.kill(node)
+        while any(state["Alive"] for state in ray.nodes() if state["NodeID"] == node.node_id):
+            time.sleep(0.05)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

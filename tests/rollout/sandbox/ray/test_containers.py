@@ -118,4 +118,4 @@ async def test_the_next_start_on_a_dead_node_s_machine_removes_its_containers_al
             if place(one) != third.node_id:
                 assert (await one.exec("cat a")).output == "b\n"
     assert owned() == {}
-    ray_nodes.kill(again)
+    ray_nodes.remove(again)

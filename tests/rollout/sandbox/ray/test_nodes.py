@@ -267,7 +267,7 @@ async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
         for one in leave:
             one.set()
         assert len(set(await asyncio.gather(*episodes))) == 3
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 @NODES
@@ -319,7 +319,7 @@ async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_nod
             opened = [await stack.enter_async_context(pool.open({})) for _ in range(9)]
             assert sorted(Counter(map(place, opened)).values()) == [3, 3, 3]
             assert all([(await one.exec("echo ok")).output == "ok\n" for one in opened])
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 @NODES
@@ -353,7 +353,7 @@ async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
             machine.set()
             assert place(await waiting) == third.id
             assert third.room == 3
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 @NODES
@@ -369,7 +369,7 @@ async def test_a_node_that_is_not_as_the_first_is_not_used(
             assert (await sandbox.exec("echo ok")).output == "ok\n"
         assert len(pool._backend._nodes._nodes) == 2  # type: ignore[attr-defined]
     for node in added:
-        ray_nodes.kill(node)
+        ray_nodes.remove(node)
 
 
 @NODES
@@ -467,7 +467,7 @@ def test_a_node_with_other_code_is_not_used(contained_pool: SandboxPool, ray_nod
         added = ray_nodes.add()
         assert any("it has other code than this process" in line for line in driver.stderr)
         driver.kill()
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 ROLLOUT_MANAGER = """

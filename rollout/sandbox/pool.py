@@ -50,6 +50,8 @@ class SandboxPool:
         """
         if concurrency < 1:
             raise UserError(f"sandbox concurrency must be at least 1, got {concurrency}")
+        if least is not None and not 1 <= least <= concurrency:
+            raise UserError(f"the least sandboxes at once must be 1 to concurrency={concurrency}, got {least}")
         self._name = backend
         self._backend = make_backend(backend)
         self._limits = limits or Limits()

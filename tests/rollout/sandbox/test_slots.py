@@ -12,6 +12,7 @@ import pytest
 from tests.rollout.sandbox.conftest import POOLS, of
 from tests.rollout.support import make_args
 
+from slime_swe.errors import UserError
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
 from slime_swe.rollout.sandbox import slots
 from slime_swe.rollout.sandbox.base import Backend, Sandbox, SandboxSpec
@@ -161,6 +162,12 @@ async def test_where_the_kernel_tells_no_pressure_the_limit_stays(tmp_path: Path
         for _ in range(4):
             await stack.enter_async_context(found.slot())
         assert found.look() == 4
+
+
+@pytest.mark.parametrize("least", [0, 9])
+def test_bounds_that_cross_are_refused(least: int) -> None:
+    with pytest.raises(UserError, match="must be 1 to concurrency=8"):
+        SandboxPool("local", concurrency=8, least=least)
 
 
 @pytest.mark.parametrize("backend", ["ray:bubblewrap", "remote:modal"])

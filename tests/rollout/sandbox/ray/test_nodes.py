@@ -324,7 +324,7 @@ async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_nod
 
 @NODES
 async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
-    contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path
+    contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(tmp_path)
     async with SandboxPool(f"{__name__}.eight_to_two", concurrency=64) as pool:
@@ -342,6 +342,7 @@ async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
             assert third.held == 8
             machine.set(memory=50.0)
             await until_room(6)
+            assert f"node {third.name} bears fewer sandboxes: 6 at once" in caplog.text
             assert all([(await one.exec("echo ok")).output == "ok\n" for one in opened])
         await until_room(2)
         async with AsyncExitStack() as stack:

@@ -83,6 +83,8 @@ async def overlay_pool(cache: Path) -> AsyncIterator[SandboxPool]:
 async def docker_pool(cache: Path) -> AsyncIterator[SandboxPool]:
     async with await working_pool("docker") as pool:
         yield pool
+    async with SandboxPool("docker") as pool:  # as the next run, of what tests have killed
+        await pool.start()
     remove_docker_images()
 
 

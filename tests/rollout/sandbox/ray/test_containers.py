@@ -53,8 +53,6 @@ async def test_a_node_s_death_is_an_error_of_its_own_sandboxes_alone(backend: st
         for one in opened:
             if one is not lost:
                 assert (await one.exec("cat a")).output == "b\nc\n"
-    async with SandboxPool(backend.removeprefix("ray:")) as pool:  # the next run on this machine
-        await pool.start()
 
 
 def test_the_doctor_opens_one_of_this_machine(backend: str) -> None:

@@ -1,4 +1,4 @@
-"""Lay token sequences out as a tree of shared prefixes, so that what they have in common is computed once.
+"""Arrange token sequences as a tree of shared prefixes, so that what they have in common is computed once.
 
 Episodes of one step share the system prompt; those of one task also its statement, and often whole first turns. In a
 causal model the hidden states of a shared prefix are equal, so a training step needs them once.

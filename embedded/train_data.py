@@ -41,7 +41,7 @@ class TrainData:
 def to_train_data(
     args: Namespace, samples: Sequence[Sample], post_process: PostProcess, stale_groups: Collection[int | None] = ()
 ) -> TrainData:
-    """Score the group advantages with the post-process hook and lay the samples out, sorted by rollout and index.
+    """Score the group advantages with the post-process hook and arrange the samples, sorted by rollout and index.
 
     stale_groups: numbers of the groups that began under older weights than those that are trained.
     """

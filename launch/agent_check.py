@@ -38,7 +38,7 @@ Report = dict[str, Any]
 async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
     """What one agent did. `script`: what the policy says turn by turn, in place of the agent's own script.
 
-    The agent's own is played twice: as it is, and with a malformed call that the policy repairs when it is told.
+    The agent's own is played twice: as it is, and with a malformed call that the policy repairs when it sees the error.
 
     Token counts are the checkpoint's own. tokens_retained: sampled tokens that are trained on exactly once, with their
     log-probability, of all. forks: training sequences of the episode, less one. false_forks: those that the agent did

@@ -167,7 +167,7 @@ class Rollout:
     agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`, `opencode`,
         `openhands`), or the dotted path of an `Agent` class.
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`; `ray:BACKEND` on all nodes).
-    sandbox_concurrency: sandboxes open at once.
+    sandbox_concurrency: sandboxes open at once, at most: fewer on a machine that does not bear so many.
     system_prompt: first message of every episode.
     generate: dotted path of the plug-in that runs an episode.
     log: dotted path of the plug-in that logs a rollout's episodes.

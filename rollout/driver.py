@@ -46,7 +46,7 @@ class DataSource(Protocol):
 
 @runtime_checkable
 class TaskSource(DataSource, Protocol):
-    """One that is told what becomes of its groups, as ours is."""
+    """One that takes reports of what becomes of its groups, as ours does."""
 
     def set_aside(self, task_id: str) -> None:
         """Infrastructure fails on this task again and again."""

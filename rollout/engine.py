@@ -50,4 +50,4 @@ async def abort_all(url: str) -> None:
                 async with http.post(f"{worker['url']}/abort_request", json={"abort_all": True}) as response:
                     response.raise_for_status()
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-        raise InfrastructureError(f"the engines at {url} can't be told to pause: {error!r}") from error
+        raise InfrastructureError(f"the engines at {url} can't be asked to pause: {error!r}") from error

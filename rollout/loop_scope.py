@@ -6,6 +6,7 @@ SLiME calls the plug-ins thousands of times and never signals a start or an end,
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.sandbox.base import Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
 from slime_swe.rollout.settings import RolloutSettings
+
+LEAST_SHARE = 0.25  # of the sandboxes that a run asks for: so many are open at once on a machine that bears fewer
 
 T = TypeVar("T")
 
@@ -81,8 +84,10 @@ async def agent_for(settings: RolloutSettings) -> Agent:
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
     """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
-    key = (settings.sandbox, settings.sandbox_concurrency, settings.evaluation)
-    return await opened_once(("sandboxes", *key), lambda: SandboxPool(key[0], concurrency=key[1]))
+    most = settings.sandbox_concurrency
+    least = math.ceil(most * LEAST_SHARE)
+    key = ("sandboxes", settings.sandbox, most, settings.evaluation)
+    return await opened_once(key, lambda: SandboxPool(settings.sandbox, concurrency=most, least=least))
 
 
 def require_room_for(agent: str, sandbox: str) -> None:

@@ -115,7 +115,7 @@ def _protected(test_patch: str, failing: list[str]) -> tuple[str, ...]:
 
 
 def test_command(tool: str) -> str:
-    """Run all tests, then print a line for each from the reports; those that lay there before are taken away."""
+    """Run all tests, then print a line for each from the reports; those of an earlier run are removed first."""
     places = " -o ".join(f"-path '*/{folder}/TEST-*.xml'" for folder in _REPORTS[tool])
     return f"find . -type f \\( {places} \\) -delete\n{_RUN[tool]}\n{junit_reports(_REPORTS[tool])}"
 

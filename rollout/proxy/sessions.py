@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def is_unread(self) -> bool:
-        """As far as can be told. A client that has read all that it wants may end its connection before the last bytes,
+        """As far as is known. A client that has read all that it wants may end its connection before the last bytes,
         as one does that was not reading: it gets the same answer but once more.
         """
         if not self.connections:

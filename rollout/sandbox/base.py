@@ -140,6 +140,7 @@ class Backend:
     isolates: Isolation = "always"
     unprotected: str = ""  # what a command can do where it does not isolate
     runs_here: bool = True  # takes memory and disk of the machine that runs the episodes
+    pressure: Path | None = Path("/proc/pressure")  # on this machine, as Linux tells it; None if they are on others
     requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
 
     async def start(self) -> None:

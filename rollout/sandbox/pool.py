@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from slime_swe.data_sources.task import Image
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Backend, Limits, Sandbox, SandboxSpec
+from slime_swe.rollout.sandbox.slots import Slots
 
 BACKENDS = {
     "local": "slime_swe.rollout.sandbox.local.LocalBackend",
@@ -30,18 +32,30 @@ BACKENDS = {
 class SandboxPool:
     """Owns a backend. Belongs to one event loop; leaving it, or `close`, ends what the backend keeps running."""
 
-    def __init__(self, backend: str = "local", *, concurrency: int = 32, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        backend: str = "local",
+        *,
+        concurrency: int = 32,
+        least: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`.
 
         `overlay:IMAGE` and `docker:IMAGE` say in which image tasks without one of their own run; `ray:BACKEND` opens
         the sandboxes of any of them on the nodes of a Ray cluster.
+
+        least: with it, how many are open at once adapts to the machine, between it and `concurrency` (see `Slots`); not
+        to other machines: the nodes of a Ray cluster have pools of their own.
         """
         if concurrency < 1:
             raise UserError(f"sandbox concurrency must be at least 1, got {concurrency}")
+        if least is not None and not 1 <= least <= concurrency:
+            raise UserError(f"the least sandboxes at once must be 1 to concurrency={concurrency}, got {least}")
         self._name = backend
         self._backend = make_backend(backend)
         self._limits = limits or Limits()
-        self._free = asyncio.Semaphore(concurrency)
+        self.slots = Slots(concurrency, least, self._backend.pressure)
         self._starting = asyncio.Lock()
 
     @asynccontextmanager
@@ -52,7 +66,7 @@ class SandboxPool:
         image: Image | None = None,
         layers: Sequence[Path] = (),
     ) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox that starts with `files` written over the image, once fewer than `concurrency` are open.
+        """A fresh sandbox that starts with `files` written over the image, once there is a slot for it.
 
         layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`). They lie over the image
         and below what the sandbox writes, shared by all sandboxes without a copy. A layer owns its first folder that
@@ -62,9 +76,11 @@ class SandboxPool:
         self._check(image, layers)
         content = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
         spec = SandboxSpec(content, limits or self._limits, image, tuple(layers))
-        async with self._free:
+        async with self.slots.slot():
             await self.start()
+            started = time.monotonic()
             async with self._backend.open(spec) as sandbox:
+                self.slots.opened(image, time.monotonic() - started)
                 yield sandbox
 
     async def start(self) -> None:

@@ -72,6 +72,7 @@ class RemoteBackend(Backend):
 
     takes_images = True
     runs_here = False
+    pressure = None
     isolates = "never"
     unprotected = (
         "the deployment's container is all that holds commands: they have its network, can end SWE-ReX's server or use "

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 SHRINK = 0.8
-HIGH = 0.1  # of the time, that a process waits for CPU or memory (`some avg10` of Linux's /proc/pressure)
+GROW = 1 / 16  # of the limit, with each observation
+HIGH_CPU, HIGH_MEMORY = 0.5, 0.1  # of the time, that some process waits (`some avg10` of Linux's /proc/pressure)
+SLOW, SLOW_SECONDS = 4.0, 0.25  # an opening is slow if it takes more than both: times the quickest of its kind; seconds
 
 
 @dataclass
 class Concurrency:
-    """Begins with `least` and doubles until the machine bears no more. Then it grows step by step as long as all are in
-    use, and shrinks by a fifth when they are too many, as TCP's congestion window does (RFC 5681). At most `most`.
+    """Begins with `most`, shrinks by a fifth when they are too many, and grows step by step as long as all are in use,
+    as TCP's congestion window does (RFC 5681). At least `least`.
 
-    slow_opening: how many times longer than at its best a sandbox may take to open.
+    They are too many if memory is short, or if processors are and most sandboxes open slowly: busy processors alone are
+    what a run wants, so while they are busy, it takes some that open quickly for the limit to grow. It does not shrink
+    again before so few are in use, since until then it has had no effect.
     """
 
     least: int
     most: int
-    slow_opening: float = 4.0
-    _trying: bool = True
-    _best_opening: float = float("inf")
+    limit: int = field(init=False)
+    _quickest: dict[Hashable, float] = field(default_factory=dict)
+    _slow: list[bool] = field(default_factory=list)  # of the openings since the last observation
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise ValueError(f"least is {self.least} and most is {self.most}: give 1 <= least <= most")
-        self.limit = self.least
+        self.limit = self.most
 
-    def observe(self, *, in_use: int, cpu_pressure: float, memory_pressure: float, opening: float | None) -> int:
-        """The new limit. Pressures: share of the time that some process had to wait. opening: seconds, if one did."""
-        if opening is not None:
-            self._best_opening = min(self._best_opening, opening)
-        slow = opening is not None and opening > self.slow_opening * self._best_opening
-        if memory_pressure > HIGH or (cpu_pressure > HIGH and slow):
-            self.limit = max(self.least, int(self.limit * SHRINK))
-            self._trying = False
-        elif in_use >= self.limit:
-            step = self.limit if self._trying else max(1, self.limit // 16)
-            self.limit = min(self.most, self.limit + step)
+    def opened(self, kind: Hashable, seconds: float) -> None:
+        """A sandbox has opened. kind: what it has in common with those that open as quickly, such as its image."""
+        quickest = self._quickest[kind] = min(seconds, self._quickest.get(kind, seconds))
+        self._slow.append(seconds > max(SLOW_SECONDS, SLOW * quickest))
+
+    def observe(self, *, in_use: int, cpu_pressure: float, memory_pressure: float) -> int:
+        """The new limit. in_use: the most since the last observation. Pressures: share of the time that some process
+        had to wait.
+        """
+        some_opened, most_slow = bool(self._slow), 2 * sum(self._slow) > len(self._slow)
+        self._slow.clear()
+        is_busy = cpu_pressure > HIGH_CPU
+        if memory_pressure > HIGH_MEMORY or (is_busy and most_slow):
+            if in_use <= self.limit:
+                self.limit = max(self.least, int(in_use * SHRINK))
+        elif in_use >= self.limit and (some_opened or not is_busy):
+            self.limit = min(self.most, self.limit + max(1, int(self.limit * GROW)))
         return self.limit

@@ -28,7 +28,14 @@ Given = ParamSpec("Given")
 T = TypeVar("T")
 Self_ = TypeVar("Self_")
 
-_CODE = ("rollout/sandbox", "patches", "data_sources/task.py", "errors.py", "files.py")
+_CODE = (
+    "rollout/sandbox",
+    "rollout/scheduling/concurrency.py",
+    "patches",
+    "data_sources/task.py",
+    "errors.py",
+    "files.py",
+)
 _SUFFIXES = (".py", ".sh")
 
 
@@ -65,11 +72,13 @@ def _answered(
 
 
 class NodeSandboxes:
-    """backend: opens them, `at_once` at most. Each is known by a number, which the driver chooses."""
+    """backend: opens them, `most` at once, and `least` if the node bears no more. Each is known by a number, which the
+    driver chooses.
+    """
 
-    def __init__(self, backend: str, at_once: int) -> None:
+    def __init__(self, backend: str, most: int, least: int) -> None:
         self._backend = backend
-        self._pool = SandboxPool(backend, concurrency=at_once)
+        self._pool = SandboxPool(backend, concurrency=most, least=least)
         self._held: dict[int, _Held] = {}
         self._left: set[int] = set()  # left before they were opened: Ray keeps no order of calls
 
@@ -89,8 +98,9 @@ class NodeSandboxes:
         warned = [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]
         return await asyncio.to_thread(self._facts), warned
 
-    async def ping(self) -> None:
-        """Return: whoever is stuck does not."""
+    async def ping(self) -> int:
+        """How many sandboxes the node bears now; whoever is stuck does not return."""
+        return self._pool.slots.look()
 
     @_answered
     async def open(
@@ -163,7 +173,7 @@ class NodeSandboxes:
 
 
 class _Held:
-    """An open sandbox: the task that enters it leaves it too, when it is told to."""
+    """An open sandbox: the task that enters it leaves it too, when `leave` says so."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Sandbox]) -> None:
         self.ports = NodePorts()

@@ -33,19 +33,30 @@ class RayBackend(Backend):
     """inner: the other backend's name, as `rollout.sandbox` takes it. It can do what that one can.
 
     cpus: of each node's that the actor reserves; a node without so many in all is not used. per_cpu: sandboxes that a
-    node takes at once for each of its CPUs, as Ray counts them; more wait in order of arrival, for whatever node has
-    room first. silence: seconds without an answer after which a node counts as lost.
+    node takes at once for each of its CPUs, as Ray counts them, down to `least_per_cpu` while it bears no more (see
+    `Slots`); others wait in order of arrival, for whatever node has room first. silence: seconds without an answer
+    after which a node counts as lost.
     """
 
     wraps = True
+    pressure = None  # here; each node's pool looks at its own
 
-    def __init__(self, inner: str = "", *, cpus: float = 1.0, per_cpu: float = 8.0, silence: float = 30.0) -> None:
+    def __init__(
+        self,
+        inner: str = "",
+        *,
+        cpus: float = 1.0,
+        per_cpu: float = 8.0,
+        least_per_cpu: float = 2.0,
+        silence: float = 30.0,
+    ) -> None:
         if not inner:
             raise UserError(f"sandbox ray: which one on the nodes? ray:BACKEND with one of {', '.join(_INNER)}")
         backend = make_backend(inner)
         if backend.wraps or not backend.runs_here:
             raise UserError(f"sandbox ray:{inner}: {inner} runs nothing on the nodes; one of {', '.join(_INNER)} does")
-        self.inner, self._cpus, self._per_cpu, self._silence = inner, cpus, per_cpu, silence
+        self.inner, self._cpus, self._silence = inner, cpus, silence
+        self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
         self.takes_images, self.takes_layers = backend.takes_images, backend.takes_layers
         # A node without isolation is refused where the backend would go on with a warning that nobody sees.
         self.isolates = "always" if backend.isolates == "if possible" else backend.isolates
@@ -61,7 +72,7 @@ class RayBackend(Backend):
                 raise UserError(f"ray sandboxes need Ray: {_INSTALL}")
             from slime_swe.rollout.sandbox.ray.nodes import Nodes  # imports Ray, which takes a second
 
-            nodes = Nodes(self.inner, self._cpus, self._per_cpu, self._silence)
+            nodes = Nodes(self.inner, self._cpus, self._per_cpu, self._least_per_cpu, self._silence)
             try:
                 await nodes.start()
             except BaseException:

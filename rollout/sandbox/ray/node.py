@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import site
 import sys
@@ -22,14 +23,18 @@ from slime_swe.rollout.sandbox.ray.layers import identity, pack
 CALLS_AT_ONCE = 100_000  # of one actor: waiting ones cost it little, and no call may wait for another
 CLOSE_SECONDS = 60.0
 
+_log = logging.getLogger(__name__)
+
 
 class Node:
-    """state: what `ray.nodes()` says of it. room: sandboxes that it takes; held: those that it has."""
+    """state: what `ray.nodes()` says of it. most: sandboxes that it takes; least: if it bears no more. room: how many,
+    by its last answer; held: those that it has.
+    """
 
-    def __init__(self, state: Mapping[str, Any], backend: str, cpus: float, room: int) -> None:
+    def __init__(self, state: Mapping[str, Any], backend: str, cpus: float, most: int, least: int) -> None:
         self.id: str = state["NodeID"]
         self.name = f"{state['NodeManagerHostname']} ({state['NodeManagerAddress']}, {self.id[:8]})"
-        self.room, self.held = room, 0
+        self.room, self.held = most, 0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why
         self.starting: asyncio.Task[Facts] | None = None
         self.pinging: asyncio.Task[None] | None = None
@@ -45,7 +50,7 @@ class Node:
                 scheduling_strategy=where,
                 runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(own_paths())}},
             )
-            .remote(backend, room)
+            .remote(backend, most, least)
         )
 
     async def call(self, method: str, *args: Any, cancels: bool = True) -> Any:
@@ -79,9 +84,12 @@ class Node:
         return answer
 
     async def ping(self) -> None:
-        """Note when the actor has answered."""
+        """Note when the actor has answered, and how many sandboxes it takes."""
         with contextlib.suppress(SandboxError):
-            await self.call("ping")
+            room: int = await self.call("ping")
+            if room < self.room:
+                _log.warning("node %s bears fewer sandboxes: %d at once from now on", self.name, room)
+            self.room = room
             self.answered = asyncio.get_running_loop().time()
 
     @property

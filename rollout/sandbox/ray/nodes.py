@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 class Nodes:
     """The nodes with an actor that is up. Belongs to one event loop. What it is made with: see `RayBackend`."""
 
-    def __init__(self, inner: str, cpus: float, per_cpu: float, silence: float) -> None:
-        self._inner, self._cpus, self._per_cpu, self._silence = inner, cpus, per_cpu, silence
+    def __init__(self, inner: str, cpus: float, per_cpu: float, least_per_cpu: float, silence: float) -> None:
+        self._inner, self._cpus, self._silence = inner, cpus, silence
+        self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
         self._nodes: dict[str, Node] = {}  # by Ray's id: starting or up
         self._refused: dict[str, str] = {}  # why, by name
         self._again: dict[str, float] = {}  # not before this time, by id
@@ -184,13 +185,14 @@ class Nodes:
                 self._drop(node, node.lost.result())
             elif node.is_up and (node.pinging is None or node.pinging.done()):
                 node.pinging = asyncio.create_task(node.ping())
+                node.pinging.add_done_callback(lambda _: self._changed.set())  # it may have more room
 
     def _add(self, state: Mapping[str, Any]) -> None:
         cpus = float(state["Resources"].get("CPU", 0.0))
         if cpus < max(self._cpus, 1.0):
             return
-        room = max(1, int(cpus * self._per_cpu))
-        node = Node(state, self._inner, self._cpus, room)
+        most, least = (max(1, int(cpus * each)) for each in (self._per_cpu, self._least_per_cpu))
+        node = Node(state, self._inner, self._cpus, most, min(most, least))
         self._nodes[node.id] = node
         node.starting = asyncio.create_task(self._start(node))
         node.starting.add_done_callback(self._note_start)

@@ -83,6 +83,8 @@ async def overlay_pool(cache: Path) -> AsyncIterator[SandboxPool]:
 async def docker_pool(cache: Path) -> AsyncIterator[SandboxPool]:
     async with await working_pool("docker") as pool:
         yield pool
+    async with SandboxPool("docker") as pool:  # as the next run, of what tests have killed
+        await pool.start()
     remove_docker_images()
 
 
@@ -119,6 +121,18 @@ async def ray_overlay_pool(overlay_pool: SandboxPool, ray_nodes: RayNodes) -> As
         yield pool
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_docker_pool(docker_pool: SandboxPool, ray_nodes: RayNodes) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("ray:docker") as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_apptainer_pool(apptainer_pool: SandboxPool, ray_nodes: RayNodes) -> AsyncIterator[SandboxPool]:
+    async with await working_pool("ray:apptainer") as pool:
+        yield pool
+
+
 _NAPS = itertools.count()
 POOLS = {
     "bubblewrap": "contained_pool",
@@ -129,6 +143,8 @@ POOLS = {
     "remote": "remote_pool",
     "ray:bubblewrap": "ray_pool",
     "ray:overlay": "ray_overlay_pool",
+    "ray:docker": "ray_docker_pool",
+    "ray:apptainer": "ray_apptainer_pool",
 }
 # Each family of executors runs once by default: the fork server, the shell in an image. The others of a family are the
 # matrix; so is SWE-ReX, as each of its sandboxes starts a server: by default it runs in test_remote alone. Those of Ray
@@ -146,7 +162,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 FORKING = of("bubblewrap", "subprocess")
-IMAGES = of("overlay", "docker", "apptainer", "ray:overlay")
+IMAGES = of("overlay", "docker", "apptainer", "ray:overlay", "ray:docker", "ray:apptainer")
 LAYERED = of("overlay", "apptainer")
 CONFINED = of("bubblewrap", "overlay", "apptainer", "docker", "ray:bubblewrap", "ray:overlay")
 
@@ -189,7 +205,7 @@ def image(
     backend = request.node.callspec.params["image_pool"]
     if backend not in images:
         folder = tmp_path_factory.mktemp("image") / "root"
-        images[backend] = docker_image(folder) if backend == "docker" else overlay_image(cache, folder)
+        images[backend] = docker_image(folder) if backend.endswith("docker") else overlay_image(cache, folder)
     return images[backend]
 
 

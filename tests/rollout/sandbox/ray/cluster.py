@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import shutil
 import tempfile
+import time
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
+
+from slime_swe.rollout.sandbox.ray.backend import RaySandbox
 
 CPUS = 8  # of each node, as Ray counts them
 _MEMORY = 100_000_000  # bytes of each node's object store
@@ -57,6 +61,14 @@ class RayNodes:
         """As a machine that goes: its raylet gets SIGKILL, and its workers end for want of it."""
         self.cluster.remove_node(node, allow_graceful=False)
 
+    def remove(self, node: Any) -> None:
+        """Kill it, and wait until Ray knows: in the next test it would count as one that is up."""
+        import ray
+
+        self.kill(node)
+        while any(state["Alive"] for state in ray.nodes() if state["NodeID"] == node.node_id):
+            time.sleep(0.05)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -69,3 +81,16 @@ class RayNodes:
     def _arguments(self) -> dict[str, Any]:
         address = f"127.0.0.{next(self._addresses)}"
         return {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": _MEMORY, "node_ip_address": address}
+
+
+def place(sandbox: object) -> str:
+    """Ray's name of the node that it is on."""
+    assert isinstance(sandbox, RaySandbox) and sandbox._node is not None
+    return sandbox._node.id
+
+
+async def until_up(pool: Any, count: int) -> None:
+    """Until so many nodes take sandboxes, and no more."""
+    await pool.start()
+    while len(pool._backend._nodes._up()) != count:
+        await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from tests.rollout.agents.tiny_agent import TinyAgent
-from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes
+from tests.rollout.sandbox.conftest import POOLS
+from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes, place, until_up
+from tests.rollout.sandbox.test_slots import Machine
 from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 
 from slime_swe.errors import UserError
@@ -36,7 +39,7 @@ from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.local import BubblewrapBackend
 from slime_swe.rollout.sandbox.ray import layers
-from slime_swe.rollout.sandbox.ray.backend import RayBackend, RaySandbox
+from slime_swe.rollout.sandbox.ray.backend import RayBackend
 from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
@@ -52,6 +55,23 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow, pytest.mark.time
 def tight() -> RayBackend:
     """Two sandboxes a node, and a short wait for an actor that is silent."""
     return RayBackend("bubblewrap", per_cpu=2 / CPUS, silence=3.0)
+
+
+def steady() -> RayBackend:
+    """As many sandboxes under any pressure."""
+    return RayBackend("bubblewrap", least_per_cpu=8.0)
+
+
+class Pressed(BubblewrapBackend):
+    """On a machine whose pressures are files of the test, where it is told of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pressure = Path(os.environ["PRESSURE_OF_NODE"]) if "PRESSURE_OF_NODE" in os.environ else None
+
+
+def eight_to_two() -> RayBackend:
+    return RayBackend(f"{__name__}.Pressed", per_cpu=8 / CPUS, least_per_cpu=2 / CPUS)
 
 
 class Kind(BubblewrapBackend):
@@ -81,18 +101,6 @@ def new_actors(ray_nodes: RayNodes, cache: Path) -> Actors:
 
     before = find()
     return lambda: [pid for pid in find() if pid not in before]
-
-
-def place(sandbox: object) -> str:
-    assert isinstance(sandbox, RaySandbox) and sandbox._node is not None
-    return sandbox._node.id
-
-
-async def until_up(pool: Any, count: int) -> None:
-    """Until so many nodes take sandboxes."""
-    await pool.start()
-    while len(pool._backend._nodes._up()) < count:
-        await asyncio.sleep(0.05)
 
 
 ALONE = """
@@ -166,11 +174,19 @@ async def test_what_a_node_lacks_of_a_layer_is_sent_to_it(
             assert (await sandbox.exec("/opt/tool/bin/run")).output == "the tool\n"
 
 
-async def test_one_of_three_nodes_is_killed_under_64_episodes(
-    pool: SandboxPool, ray_nodes: RayNodes, run_with: Callable[..., Any]
+@pytest.fixture(params=["bubblewrap", *(pytest.param(name, marks=NODES) for name in ("docker", "apptainer"))])
+def inner(request: pytest.FixtureRequest, ray_nodes: RayNodes) -> str:
+    """A backend that works here."""
+    request.getfixturevalue(POOLS[request.param])
+    return str(request.param)
+
+
+async def test_one_of_three_nodes_is_killed_under_its_episodes(
+    inner: str, ray_nodes: RayNodes, run_with: Callable[..., Any]
 ) -> None:
     third, waiting, go_on = ray_nodes.add(), 0, asyncio.Event()
-    settings = {"swe_sandbox": "ray:bubblewrap", "swe_sandbox_concurrency": 64, "swe_max_attempts": 3}
+    sandbox, count = (f"{__name__}.steady", 64) if inner == "bubblewrap" else (f"ray:{inner}", 6)
+    settings = {"swe_sandbox": sandbox, "swe_sandbox_concurrency": 64, "swe_max_attempts": 3}
     async with run_with(VIEW, FIX, SUBMIT, swe_time_budget=120, **settings) as (args, engine):
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -186,22 +202,18 @@ async def test_one_of_three_nodes_is_killed_under_64_episodes(
             await until_up(used, 3)
             episodes = [
                 asyncio.create_task(slime_plugin.generate(args, make_sample(number), dict(PARAMS)))
-                for number in range(64)
+                for number in range(count)
             ]
-            while waiting < 64:  # all are in their first turn
+            while waiting < count:  # all are in their first turn
                 await asyncio.sleep(0.05)
                 assert not any(episode.done() for episode in episodes)
             ray_nodes.kill(third)
-            while (
-                len(used._backend._nodes._up()) > 2
-            ):  # its processes may outlive it for as long as these episodes take
-                await asyncio.sleep(0.05)
+            await until_up(used, 2)  # its processes may outlive it for as long as these episodes take
             go_on.set()
             samples = await asyncio.gather(*episodes)
     await close_loop_scope()
-    lost = 64 // 3
-    assert waiting >= 64 * 3 + lost  # as many were played again
-    assert Counter(sample.status for sample in samples) == {Sample.Status.COMPLETED: 64}
+    assert waiting >= count * 3 + count // 3  # as many were played again
+    assert Counter(sample.status for sample in samples) == {Sample.Status.COMPLETED: count}
     assert all(sample.metadata["episode"]["stop_reason"] == "submitted" for sample in samples)
     assert all("infrastructure" not in sample.metadata for sample in samples)
 
@@ -255,7 +267,7 @@ async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
         for one in leave:
             one.set()
         assert len(set(await asyncio.gather(*episodes))) == 3
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 @NODES
@@ -290,6 +302,62 @@ async def test_an_actor_that_falls_silent_or_dies_is_replaced(
 
 
 @NODES
+async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_node_has_its_share(
+    contained_pool: SandboxPool, ray_nodes: RayNodes, new_actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_swe.rollout.sandbox.ray.nodes.RETRY_SECONDS", 1.0)
+    async with SandboxPool(f"{__name__}.steady", concurrency=64) as pool:
+        await until_up(pool, 2)
+        dead = new_actors()
+        for actor in dead:
+            os.kill(actor, signal.SIGKILL)
+        added = ray_nodes.add()
+        while set(new_actors()) & set(dead) or len(new_actors()) < 3:
+            await asyncio.sleep(0.05)
+        await until_up(pool, 3)
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(pool.open({})) for _ in range(9)]
+            assert sorted(Counter(map(place, opened)).values()) == [3, 3, 3]
+            assert all([(await one.exec("echo ok")).output == "ok\n" for one in opened])
+    ray_nodes.remove(added)
+
+
+@NODES
+async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
+    contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(tmp_path)
+    async with SandboxPool(f"{__name__}.eight_to_two", concurrency=64) as pool:
+        await until_up(pool, 2)
+        added = ray_nodes.add(env_vars={"PRESSURE_OF_NODE": str(tmp_path)})
+        await until_up(pool, 3)
+        third = next(node for node in pool._backend._nodes._up() if node.id == added.node_id)  # type: ignore[attr-defined]
+
+        async def until_room(room: int) -> None:
+            while third.room != room:
+                await asyncio.sleep(0.05)
+
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(pool.open({})) for _ in range(24)]
+            assert third.held == 8
+            machine.set(memory=50.0)
+            await until_room(6)
+            assert f"node {third.name} bears fewer sandboxes: 6 at once" in caplog.text
+            assert all([(await one.exec("echo ok")).output == "ok\n" for one in opened])
+        await until_room(2)
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(pool.open({})) for _ in range(18)]
+            assert third.held == 2
+            waiting = asyncio.create_task(stack.enter_async_context(pool.open({})))
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+            machine.set()
+            assert place(await waiting) == third.id
+            assert third.room == 3
+    ray_nodes.remove(added)
+
+
+@NODES
 async def test_a_node_that_is_not_as_the_first_is_not_used(
     contained_pool: SandboxPool, ray_nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +370,7 @@ async def test_a_node_that_is_not_as_the_first_is_not_used(
             assert (await sandbox.exec("echo ok")).output == "ok\n"
         assert len(pool._backend._nodes._nodes) == 2  # type: ignore[attr-defined]
     for node in added:
-        ray_nodes.kill(node)
+        ray_nodes.remove(node)
 
 
 @NODES
@@ -400,7 +468,7 @@ def test_a_node_with_other_code_is_not_used(contained_pool: SandboxPool, ray_nod
         added = ray_nodes.add()
         assert any("it has other code than this process" in line for line in driver.stderr)
         driver.kill()
-    ray_nodes.kill(added)
+    ray_nodes.remove(added)
 
 
 ROLLOUT_MANAGER = """

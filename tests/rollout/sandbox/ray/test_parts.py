@@ -13,9 +13,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.recipes.changes import variant
+from tests.rollout.sandbox.test_slots import Machine
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.base import Limits, SandboxError
+from slime_swe.launch.plan.memory import holds_images, sandbox_nodes
+from slime_swe.recipes.checks import violations
+from slime_swe.rollout.sandbox.base import Backend, Limits, SandboxError
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_machine
 from slime_swe.rollout.sandbox.ray import layers
@@ -44,7 +48,7 @@ def test_it_takes_the_backends_of_one_machine(name: str, why: str) -> None:
 
 
 def test_it_can_do_what_the_other_backend_can() -> None:
-    for inner in ("local", "subprocess", "overlay", "docker:python:3.12"):
+    for inner in ("local", "subprocess", "overlay", "docker", "docker:python:3.12", "apptainer"):
         ours, other = make_backend(f"ray:{inner}"), make_backend(inner)
         assert (ours.takes_images, ours.takes_layers) == (other.takes_images, other.takes_layers)
         assert [need.name for need in ours.requirements] == ["Ray", *(need.name for need in other.requirements)]
@@ -55,8 +59,16 @@ def test_it_can_do_what_the_other_backend_can() -> None:
     assert make_backend("ray:subprocess").isolates == "never"
 
 
+@pytest.mark.parametrize("inner", ["docker", "apptainer:/images/one.sif"])
+def test_recipes_take_containers_on_all_nodes_and_the_planner_counts_them(inner: str) -> None:
+    recipe = variant("qwen25_coder_32b", rollout__sandbox=f"ray:{inner}")
+    assert violations(recipe) == []
+    assert holds_images(recipe)
+    assert sandbox_nodes(recipe) == recipe.cluster.nodes > 1
+
+
 async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
-    node = NodeSandboxes(f"{__name__}.Unprotected", 1)
+    node = NodeSandboxes(f"{__name__}.Unprotected", 1, 1)
     answer = await node.start()
     assert isinstance(answer, UserError)
     assert "no isolation here. On other machines nobody would see it" in str(answer)
@@ -66,7 +78,7 @@ async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
 async def test_calls_in_any_order_leave_no_sandbox(
     contained_pool: object, count_processes: Callable[[str], int], nap: str
 ) -> None:
-    node = NodeSandboxes("bubblewrap", 4)
+    node = NodeSandboxes("bubblewrap", 4, 4)
     assert not isinstance(await node.start(), Exception)
     assert await node.leave(1) is None  # as when a cancelled opening's end comes before it
     answer = await node.open(1, {}, Limits(), None, ())
@@ -176,3 +188,14 @@ def test_a_layer_s_copy_is_the_layer(cache: Path, tmp_path: Path) -> None:
     program.write_text("#!/bin/no\n")  # as many bytes, at another time
     assert layers.identity(tmp_path) != wanted
     assert layers.find(tmp_path / "elsewhere", wanted) == copy
+
+
+async def test_a_node_says_how_many_sandboxes_it_bears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    monkeypatch.setattr(Backend, "pressure", tmp_path)
+    node = NodeSandboxes("subprocess", 8, 2)
+    assert await node.ping() == 8
+    machine.set(memory=50.0)
+    monkeypatch.setattr("slime_swe.rollout.sandbox.slots.SECONDS", 0.0)
+    assert await node.ping() == 2
+    await node.close()

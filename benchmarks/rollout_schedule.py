@@ -1,8 +1,9 @@
 """How well each rollout schedule uses its slots: our schedulers and SLiME's loops, on a simulated clock.
 
-The schedulers of `slime_swe.rollout.scheduling` decide over simulated episodes (`schedule_workload.py` says where their
-lengths come from; `--episodes FILE` resamples those of a run's `episodes.jsonl`) on simulated machines
-(`schedule_clock.py`). SLiME's loops are a model, which equals SLiME's own code; `--slime real` runs that code itself.
+The schedulers of `slime_swe.rollout.scheduling` decide over simulated episodes on simulated machines
+(`slime_swe.launch.plan.simulation`; its `workload.py` says where the episodes' lengths come from, and `--episodes FILE`
+resamples those of a run's `episodes.jsonl`). SLiME's loops are a model, which equals SLiME's own code; `--slime real`
+runs that code itself.
 
 slots: episodes in flight at most. batch: groups of a training step; 0: 1.25 times the slots' worth of episodes.
 nodes: 0: one for 128 slots.
@@ -26,25 +27,26 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import schedule_ours, schedule_slime
+from benchmarks import schedule_slime
 from benchmarks.command import Figures, run
-from benchmarks.schedule_clock import Cluster, simulate
-from benchmarks.schedule_ledger import Ledger
-from benchmarks.schedule_workload import Assumed, Recorded, Workload
 
 from slime_swe.errors import UserError
+from slime_swe.launch.plan.simulation import schedules as our_schedules
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.ledger import Ledger
+from slime_swe.launch.plan.simulation.machines import Cluster
+from slime_swe.launch.plan.simulation.schedules import Schedule
+from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Workload
 from slime_swe.launch.slime.checkouts import Checkouts
 
 GROUP = 8
 RATIO = 1.25  # episodes of a batch to slots
 LEAST = {"slot_use_continuous": 0.95, "slot_use_carry": 0.90}
 MOST = {"tokens_discarded_continuous": 0.0, "tokens_discarded_carry": 0.0, "ks_continuous": 0.02}
-Schedule = Callable[[Ledger, int, int], Awaitable[None]]
 
 
 def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedule, int, int]]:
@@ -57,9 +59,9 @@ def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedul
         raise UserError(f"--slime {slime}: give model or real")
     loops = schedule_slime if slime == "model" else _real()
     return {
-        "continuous": (partial(schedule_ours.continuous, max_staleness=staleness), steps, staleness),
-        "carry": (partial(schedule_ours.carry, max_staleness=staleness), steps, staleness),
-        "sync": (schedule_ours.sync, steps, 0),
+        "continuous": (partial(our_schedules.continuous, max_staleness=staleness), steps, staleness),
+        "carry": (partial(our_schedules.carry, max_staleness=staleness), steps, staleness),
+        "sync": (our_schedules.sync, steps, 0),
         "slime_sync": (loops.slime_sync, steps, 0),
         "slime_fully_async": (loops.slime_fully_async, 2 * steps, steps // 2),
     }

@@ -6,7 +6,8 @@ resamples those of a run's `episodes.jsonl`). SLiME's loops are a model, which e
 runs that code itself.
 
 slots: episodes in flight at most. batch: groups of a training step; 0: 1.25 times the slots' worth of episodes.
-nodes: 0: one for 128 slots.
+nodes: 0: one for 128 slots. oracles: 1 adds two synchronous schedules that know outcomes and lengths beforehand
+(`schedule_oracle.py`), which bound what `sync` could be.
 
 Figures, each with the schedule's name behind it:
 
@@ -31,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import schedule_slime
+from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.command import Figures, run
 
 from slime_swe.errors import UserError
@@ -49,7 +50,7 @@ LEAST = {"slot_use_continuous": 0.95, "slot_use_carry": 0.90}
 MOST = {"tokens_discarded_continuous": 0.0, "tokens_discarded_carry": 0.0, "ks_continuous": 0.02}
 
 
-def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedule, int, int]]:
+def schedules(steps: int, staleness: int, slime: str, oracles: int = 0) -> dict[str, tuple[Schedule, int, int]]:
     """Each with its training steps, and the number of steps after which what it has begun should be trained.
 
     SLiME's asynchronous loop trains uniform groups too, so it has more steps for about as many informative groups, and
@@ -58,23 +59,29 @@ def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedul
     if slime not in ("model", "real"):
         raise UserError(f"--slime {slime}: give model or real")
     loops = schedule_slime if slime == "model" else _real()
-    return {
+    found: dict[str, tuple[Schedule, int, int]] = {
         "continuous": (partial(our_schedules.continuous, max_staleness=staleness), steps, staleness),
         "carry": (partial(our_schedules.carry, max_staleness=staleness), steps, staleness),
         "sync": (our_schedules.sync, steps, 0),
         "slime_sync": (loops.slime_sync, steps, 0),
         "slime_fully_async": (loops.slime_fully_async, 2 * steps, steps // 2),
     }
+    if oracles:
+        found["known_outcomes"] = (schedule_oracle.known_outcomes, steps, 0)
+        found["known_lengths"] = (schedule_oracle.known_lengths, steps, 0)
+    return found
 
 
-async def measure(slots: int, batch: int, steps: int, nodes: int, staleness: int, seed: int, **options: str) -> Figures:
+async def measure(
+    slots: int, batch: int, steps: int, nodes: int, staleness: int, seed: int, oracles: int = 0, **options: str
+) -> Figures:
     """options: `episodes`, a journal; `slime`, model or real."""
     journal = options["episodes"]
     workload: Workload = Recorded(Path(journal), seed) if journal else Assumed(seed)
     cluster = Cluster(nodes or math.ceil(slots / 128))
     size = batch or math.ceil(RATIO * slots / GROUP)
     figures: Figures = {"slots": slots, "batch": size, "nodes": cluster.nodes, "max_staleness": staleness}
-    for name, (schedule, number, bound) in schedules(steps, staleness, options["slime"]).items():
+    for name, (schedule, number, bound) in schedules(steps, staleness, options["slime"], oracles).items():
         # In another thread, since this one has a loop that runs.
         found = await asyncio.to_thread(simulate, play(schedule, workload, cluster, slots, size, number, bound))
         figures |= {f"{figure}_{name}": value for figure, value in found.items()}
@@ -118,6 +125,7 @@ if __name__ == "__main__":
             nodes=0,
             staleness=2,
             seed=0,
+            oracles=0,
             episodes="",
             slime="model",
         )

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from benchmarks import schedule_slime
+from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.rollout_schedule import measure, play
 
 from slime_swe.launch.plan.simulation import schedules
@@ -74,6 +74,22 @@ def test_a_larger_bound_uses_more_of_the_slots():
 
 def test_a_synchronous_batch_is_never_stale():
     assert figures(schedules.sync)["staleness_max"] == 0
+
+
+def test_who_knows_more_beforehand_is_done_sooner():
+    async def played(schedule):
+        ledger = Ledger(SMALL, Cluster(nodes=1), slots=16, size=8)
+        await schedule(ledger, 4, 8)
+        return [trained.group for trained in ledger.trained], ledger.ends[-1], ledger.figures(0)["episodes_lost"]
+
+    sync, outcomes, lengths = (
+        simulate(played(schedule))
+        for schedule in (schedules.sync, schedule_oracle.known_outcomes, schedule_oracle.known_lengths)
+    )
+    assert sync[0][:4] == outcomes[0][:4], "the first batch, before anything is given back"
+    assert outcomes[0] == lengths[0]
+    assert sync[1] > outcomes[1] > lengths[1]
+    assert outcomes[2] == lengths[2] == 0 < sync[2], "who knows gives nothing back"
 
 
 def test_slimes_loops_lose_what_they_stop():

@@ -54,12 +54,15 @@ class Rollout:
             if not self._waiting:
                 if self.scheduler.wanted(self.ledger.version) <= 0:
                     return
-                group = self._given_back.popleft() if self._given_back else self._fresh
-                self._fresh += group == self._fresh
-                self.scheduler.begin(group, self.ledger.version)
-                self._to_end[group] = self.ledger.size
-                self._waiting.extend((group, member) for member in range(self.ledger.size))
+                self.begin_group()
             self._begin(*self._waiting.popleft())
+
+    def begin_group(self) -> None:
+        group = self._given_back.popleft() if self._given_back else self._fresh
+        self._fresh += group == self._fresh
+        self.scheduler.begin(group, self.ledger.version)
+        self._to_end[group] = self.ledger.size
+        self._waiting.extend((group, member) for member in range(self.ledger.size))
 
     def give_back(self, groups: list[int]) -> None:
         """Stop them and throw away what they have."""
@@ -104,7 +107,12 @@ class Rollout:
 
 
 async def sync(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
-    rollout = Rollout(ledger, DynamicSampling(batch_size, max_over_sampling))
+    await train_in_turns(Rollout(ledger, DynamicSampling(batch_size, max_over_sampling)), steps)
+
+
+async def train_in_turns(rollout: Rollout, steps: int) -> None:
+    """Sampling waits while a batch trains."""
+    ledger = rollout.ledger
     for _ in range(steps):
         ledger.train(await rollout.batch_alone())
         ledger.sampling.stop()

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from slime_swe.errors import UserError
 
+ABOVE_ZERO = ("context", "sampled", "turns", "turn_seconds", "grade_seconds", "informative", "sandbox_cpus")
+"""Without these there is no episode, or no batch, to simulate."""
+AT_MOST_ONE = ("context", "sampled", "turns", "informative")
+
 
 @dataclass(frozen=True)
 class Assumptions:
@@ -78,6 +82,8 @@ def assume(options: Iterable[str]) -> Assumptions:
         if name not in names:
             raise UserError(f"--assume {option!r}: there is no assumption {name!r}. There are {', '.join(names)}")
         changes[name] = _positive(option, value)
+        if (name in ABOVE_ZERO and not changes[name]) or (name in AT_MOST_ONE and changes[name] > 1):
+            raise UserError(f"--assume {option!r}: give more than 0{', and at most 1' * (name in AT_MOST_ONE)}")
     return dataclasses.replace(Assumptions(), **changes)
 
 

@@ -104,9 +104,12 @@ def _longest(timing: Timing) -> str:
 
 def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str]:
     work, run = episodes_of(recipe, assumed), recipe.run
+    passes = (
+        f", and {assumed.informative:.0%} of the groups to pass the filter" if recipe.algorithm.group_filter else ""
+    )
     yield (
-        f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens, of which it samples "
-        f"{work.sampled:.0f}: put in what a first run measures with --assume"
+        f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens on average, of which it "
+        f"samples {work.sampled:.0f}{passes}: put in what a first run measures with --assume"
     )
     wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
     cost = f"cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else "for their cost give cluster.gpu_hour_price"

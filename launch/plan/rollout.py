@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from slime_swe.errors import UserError
 from slime_swe.launch.args import at_once, staleness
 from slime_swe.launch.plan import roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
@@ -21,8 +22,10 @@ from slime_swe.launch.plan.simulation.schedules import Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.rollout.scheduling.dynamic import NothingInformative
 
 WARM_UP, MEASURED = 2, 4  # steps that are simulated
+MOST_EPISODES = 10_000  # with more of them fewer steps are measured: a larger batch has less noise
 MOST_TURNS = 15_000  # that are simulated one by one; more are put together
 SLOW = 1.5  # from here on, commands that take so many times as long are what limits a rollout
 CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes with rollout.sandbox=ray:BACKEND)"
@@ -55,7 +58,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation: all that its result depends on. max_staleness: in training steps. The rest as in `Ledger`."""
+    """One simulation: all that its result depends on. max_staleness: in training steps. measured: steps, after the
+    warm-up. The rest as in `Ledger`."""
 
     schedule: str
     max_staleness: int
@@ -67,6 +71,7 @@ class Case:
     group_size: int
     filtered: bool
     grades_in_slots: bool
+    measured: int
 
 
 @dataclass(frozen=True)
@@ -168,23 +173,27 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
         slots=slots,
         batch_size=rollout.batch_size,
         group_size=rollout.samples_per_task,
-        filtered=bool(recipe.algorithm.group_filter),
+        filtered=_informative(recipe, assumed) < 1,
         grades_in_slots=limit == SANDBOXES,
+        measured=min(MEASURED, max(1, int(MOST_EPISODES / _step_episodes(recipe, assumed)) - WARM_UP)),
     )
 
 
 @lru_cache(maxsize=64)
 def simulated(case: Case) -> Found:
-    """A pure function: the same case is simulated once."""
-    return simulate(_play(case))
+    """A pure function: the same case is simulated once. Raises `UserError` where no batch is ever full."""
+    try:
+        return simulate(_play(case))
+    except NothingInformative as error:
+        raise UserError(f"--assume informative=VALUE is too small: {error}") from error
 
 
 async def _play(case: Case) -> Found:
     ledger = ledger_of(case)
-    await schedule_of(case)(ledger, case.batch_size, WARM_UP + MEASURED)
+    await schedule_of(case)(ledger, case.batch_size, WARM_UP + case.measured)
     attempts, time = ledger.every_attempt(), ledger.sampling()
     return Found(
-        step=(ledger.ends[-1] - ledger.ends[WARM_UP - 1]) / MEASURED,
+        step=(ledger.ends[-1] - ledger.ends[WARM_UP - 1]) / case.measured,
         slot_use=ledger.slot_use(),
         calls=sum(attempt.calls for attempt in attempts) / (time * case.slots),
         commands=sum(attempt.commands for attempt in attempts) / (time * case.slots),
@@ -218,8 +227,7 @@ def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
     that is earlier, after as many turns as fill `max_context` at the mean tokens of a turn."""
     rollout, shape = recipe.rollout, Assumed()
     most_turns = min(rollout.max_turns, max(round(rollout.max_context * work.turns / work.length), 1))
-    groups = rollout.batch_size / (assumed.informative if recipe.algorithm.group_filter else 1.0)
-    turns = groups * rollout.samples_per_task * work.turns * (WARM_UP + MEASURED)
+    turns = _step_episodes(recipe, assumed) * work.turns * (WARM_UP + MEASURED)
     tool = assumed.turn_seconds / capped_mean(
         shape.tool_median * math.exp(shape.tool_spread**2 / 2), shape.tool_spread, shape.most_tool
     )
@@ -235,6 +243,18 @@ def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
         certainty=certainty_of(min(assumed.informative, 0.98), shape.solved, rollout.samples_per_task),
         together=math.ceil(turns / MOST_TURNS),
     )
+
+
+def _step_episodes(recipe: Recipe, assumed: Assumptions) -> float:
+    """Those of groups that the filter drops too."""
+    rollout = recipe.rollout
+    return rollout.batch_size * rollout.samples_per_task / _informative(recipe, assumed)
+
+
+def _informative(recipe: Recipe, assumed: Assumptions) -> float:
+    """Share of the groups that are trained; of single episodes all, since they can't differ."""
+    filtered = recipe.algorithm.group_filter and recipe.rollout.samples_per_task > 1
+    return assumed.informative if filtered else 1.0
 
 
 def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:

@@ -64,7 +64,7 @@ def _time(timing: Timing) -> Table:
     table = _table("Time of a step", "seconds", "")
     for name, phases in (("rollout", timing.rollout), ("training", timing.training)):
         seconds = sum(phase.seconds for phase in phases)
-        use = f"; slots of use {timing.slot_use:.0%} of the time" if name == "rollout" else ""
+        use = f"; {timing.slot_use:.0%} of the slots' time is of use" if name == "rollout" else ""
         table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step{use}", style="bold")
         for phase in phases:
             if phase.seconds >= 0.05:

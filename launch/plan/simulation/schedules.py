@@ -31,14 +31,18 @@ class Rollout:
         self._to_end: dict[int, int] = {}  # group -> episodes of it that have not ended
         self._fresh = 0
         self._changed = asyncio.Event()
+        self._error: BaseException | None = None
         self.held = False
 
     async def batch(self) -> Batch:
-        """Sample until the scheduler has a batch for the present weights."""
+        """Sample until the scheduler has a batch for the present weights. Raises what ended an episode, such as the
+        scheduler's `NothingInformative`."""
         while (batch := self.scheduler.take(self.ledger.version)) is None:
             self.fill()
             self._changed.clear()
             await self._changed.wait()
+            if self._error is not None:
+                raise self._error
         return batch
 
     async def batch_alone(self) -> list[int]:
@@ -80,7 +84,13 @@ class Rollout:
         self._slots -= 1
         task = asyncio.create_task(self._episode(group, member))
         self._running[task] = group
-        task.add_done_callback(self._running.pop)
+        task.add_done_callback(self._episode_ended)
+
+    def _episode_ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()):
+            self._error = error
+            self._changed.set()
 
     async def _episode(self, group: int, member: int) -> None:
         try:

@@ -315,12 +315,12 @@ def test_a_rollout_takes_as_long_as_in_the_simulation_of_its_schedule(schedule):
 
 def test_a_plan_is_quick():
     """Few steps are simulated, and turns together where there are many."""
-    for batch in (32, 64, 128):
+    for batch in (32, 64, 256):
         recipe = assemble(DENSE, [f"rollout.batch_size={batch}"])
-        workload = rollout.case_of(recipe, Assumptions(), 100.0, 10.0).workload
-        scripts = [workload.script(group, 0, 0) for group in range(100)]
-        turns = statistics.mean(len(script.turns) for script in scripts)
-        episodes = batch * 8 / 0.4 * (rollout.WARM_UP + rollout.MEASURED)
+        case = rollout.case_of(recipe, Assumptions(), 100.0, 10.0)
+        turns = statistics.mean(len(case.workload.script(group, 0, 0).turns) for group in range(100))
+        episodes = batch * 8 / 0.4 * (rollout.WARM_UP + case.measured)
+        assert episodes <= 1.6 * rollout.MOST_EPISODES
         assert episodes * turns <= max(1.3 * rollout.MOST_TURNS, 2 * episodes)
 
 
@@ -384,6 +384,16 @@ def test_what_the_filter_drops_is_sampled_too():
     assert rollout_seconds() > 1.4 * rollout_seconds(informative=0.8)
 
 
+def test_groups_of_one_episode_are_not_filtered():
+    alone = time_step(assemble(DENSE, ["rollout.samples_per_task=1"]), Assumptions())
+    assert 0 < alone.rollout_seconds < plan(DENSE).timing.rollout_seconds
+
+
+def test_a_batch_that_is_never_full_is_the_users_to_mend():
+    with pytest.raises(UserError, match="informative=VALUE is too small: none of 50 groups"):
+        plan(DENSE, "rollout.batch_size=1", "rollout.samples_per_task=8", informative=1e-6)
+
+
 def test_a_trainer_that_is_waited_for_is_the_bottleneck():
     slow = plan(ASYNCHRONOUS, "rollout.schedule=continuous", "rollout.sandbox_concurrency=256", mfu=0.02)
     assert slow.timing.seconds == pytest.approx(slow.timing.training_seconds, rel=0.05)
@@ -441,6 +451,9 @@ def test_assumptions_are_read_and_used():
         ("context", "''"),
         ("context=-1", "'-1'"),
         ("context=nan", "'nan'"),
+        ("context=0", "more than 0"),
+        ("turn_seconds=0", "more than 0"),
+        ("informative=1.5", "at most 1"),
     ],
 )
 def test_assumptions_that_are_none(word, said):

@@ -14,7 +14,15 @@ def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
     text = capsys.readouterr().out
     assert "it is legal and fits" in text
     assert max(map(len, text.splitlines())) <= 100
-    for name in ("optimizer states", "KV cache", "logits", "sandboxes", "idle slots", "slots of use", "bottleneck"):
+    for name in (
+        "optimizer states",
+        "KV cache",
+        "logits",
+        "sandboxes",
+        "idle slots",
+        "of the slots' time is of use",
+        "bottleneck",
+    ):
         assert name in text
 
 

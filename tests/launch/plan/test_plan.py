@@ -347,19 +347,18 @@ def test_a_context_that_is_full_ends_an_episode_before_max_turns_does():
     "name", [DENSE, *(pytest.param(name, marks=pytest.mark.matrix("recipes")) for name in ON_GPUS if name != DENSE)]
 )
 def test_more_machinery_and_a_shorter_tail_make_no_rollout_slower(name):
-    """But for the noise of a short simulation, 2 %."""
-    slots = [64, 128, 256]
-    more = [
-        plan(name, f"rollout.sandbox_concurrency={number}", "serving.concurrency=256").timing.rollout_seconds
-        for number in slots
-    ]
-    assert more[1] <= 1.02 * more[0] and more[2] <= 1.02 * more[1]
-    few, many = (plan(name, f"cluster.cpus_per_node={cores}").timing.rollout_seconds for cores in (24, 192))
-    assert many <= few
-    recipe = load_recipe(name)
-    case = rollout.case_of(recipe, Assumptions(), 100.0, 10.0)
-    even = replace(case, workload=replace(case.workload, turns=case.workload.turns, turns_spread=0.1))
-    assert rollout.simulated(even).slot_use >= rollout.simulated(case).slot_use
+    """But for 5 %: where cores are what limits it, groups that `sync` begins for its margin take some of them."""
+
+    def seconds(*overrides):
+        return time_step(assemble(name, overrides), Assumptions()).rollout_seconds
+
+    more = [seconds(f"rollout.sandbox_concurrency={slots}", "serving.concurrency=256") for slots in (64, 128, 256)]
+    assert more[1] <= 1.05 * more[0] and more[2] <= 1.05 * more[1]
+    assert seconds("cluster.cpus_per_node=192") <= seconds("cluster.cpus_per_node=24")
+    wide = ("rollout.sandbox_concurrency=256", "serving.concurrency=256", "cluster.cpus_per_node=192")
+    case = rollout.case_of(assemble(name, wide), Assumptions(), 100.0, 10.0)
+    even = replace(case, workload=replace(case.workload, turns_spread=0.1))
+    assert rollout.simulated(even).slot_use > rollout.simulated(case).slot_use
 
 
 def test_schedules_that_wait_less_take_less_time():

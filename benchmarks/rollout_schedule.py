@@ -1,11 +1,13 @@
 """How well each rollout schedule uses its slots: our schedulers and SLiME's loops, on a simulated clock.
 
-The schedulers of `slime_swe.rollout.scheduling` decide over simulated episodes (`schedule_workload.py` says where their
-lengths come from; `--episodes FILE` resamples those of a run's `episodes.jsonl`) on simulated machines
-(`schedule_clock.py`). SLiME's loops are a model, which equals SLiME's own code; `--slime real` runs that code itself.
+The schedulers of `slime_swe.rollout.scheduling` decide over simulated episodes on simulated machines
+(`slime_swe.launch.plan.simulation`; its `workload.py` says where the episodes' lengths come from, and `--episodes FILE`
+resamples those of a run's `episodes.jsonl`). SLiME's loops are a model, which equals SLiME's own code; `--slime real`
+runs that code itself.
 
 slots: episodes in flight at most. batch: groups of a training step; 0: 1.25 times the slots' worth of episodes.
-nodes: 0: one for 128 slots.
+nodes: 0: one for 128 slots. oracles: 1 adds two synchronous schedules that know outcomes and lengths beforehand
+(`schedule_oracle.py`), which bound what `sync` could be.
 
 Figures, each with the schedule's name behind it:
 
@@ -26,28 +28,29 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import schedule_ours, schedule_slime
+from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.command import Figures, run
-from benchmarks.schedule_clock import Cluster, simulate
-from benchmarks.schedule_ledger import Ledger
-from benchmarks.schedule_workload import Assumed, Recorded, Workload
 
 from slime_swe.errors import UserError
+from slime_swe.launch.plan.simulation import schedules as our_schedules
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.ledger import Ledger
+from slime_swe.launch.plan.simulation.machines import Cluster
+from slime_swe.launch.plan.simulation.schedules import Schedule
+from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Workload
 from slime_swe.launch.slime.checkouts import Checkouts
 
 GROUP = 8
 RATIO = 1.25  # episodes of a batch to slots
 LEAST = {"slot_use_continuous": 0.95, "slot_use_carry": 0.90}
 MOST = {"tokens_discarded_continuous": 0.0, "tokens_discarded_carry": 0.0, "ks_continuous": 0.02}
-Schedule = Callable[[Ledger, int, int], Awaitable[None]]
 
 
-def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedule, int, int]]:
+def schedules(steps: int, staleness: int, slime: str, oracles: int = 0) -> dict[str, tuple[Schedule, int, int]]:
     """Each with its training steps, and the number of steps after which what it has begun should be trained.
 
     SLiME's asynchronous loop trains uniform groups too, so it has more steps for about as many informative groups, and
@@ -56,23 +59,29 @@ def schedules(steps: int, staleness: int, slime: str) -> dict[str, tuple[Schedul
     if slime not in ("model", "real"):
         raise UserError(f"--slime {slime}: give model or real")
     loops = schedule_slime if slime == "model" else _real()
-    return {
-        "continuous": (partial(schedule_ours.continuous, max_staleness=staleness), steps, staleness),
-        "carry": (partial(schedule_ours.carry, max_staleness=staleness), steps, staleness),
-        "sync": (schedule_ours.sync, steps, 0),
+    found: dict[str, tuple[Schedule, int, int]] = {
+        "continuous": (partial(our_schedules.continuous, max_staleness=staleness), steps, staleness),
+        "carry": (partial(our_schedules.carry, max_staleness=staleness), steps, staleness),
+        "sync": (our_schedules.sync, steps, 0),
         "slime_sync": (loops.slime_sync, steps, 0),
         "slime_fully_async": (loops.slime_fully_async, 2 * steps, steps // 2),
     }
+    if oracles:
+        found["known_outcomes"] = (schedule_oracle.known_outcomes, steps, 0)
+        found["known_lengths"] = (schedule_oracle.known_lengths, steps, 0)
+    return found
 
 
-async def measure(slots: int, batch: int, steps: int, nodes: int, staleness: int, seed: int, **options: str) -> Figures:
+async def measure(
+    slots: int, batch: int, steps: int, nodes: int, staleness: int, seed: int, oracles: int = 0, **options: str
+) -> Figures:
     """options: `episodes`, a journal; `slime`, model or real."""
     journal = options["episodes"]
     workload: Workload = Recorded(Path(journal), seed) if journal else Assumed(seed)
     cluster = Cluster(nodes or math.ceil(slots / 128))
     size = batch or math.ceil(RATIO * slots / GROUP)
     figures: Figures = {"slots": slots, "batch": size, "nodes": cluster.nodes, "max_staleness": staleness}
-    for name, (schedule, number, bound) in schedules(steps, staleness, options["slime"]).items():
+    for name, (schedule, number, bound) in schedules(steps, staleness, options["slime"], oracles).items():
         # In another thread, since this one has a loop that runs.
         found = await asyncio.to_thread(simulate, play(schedule, workload, cluster, slots, size, number, bound))
         figures |= {f"{figure}_{name}": value for figure, value in found.items()}
@@ -116,6 +125,7 @@ if __name__ == "__main__":
             nodes=0,
             staleness=2,
             seed=0,
+            oracles=0,
             episodes="",
             slime="model",
         )

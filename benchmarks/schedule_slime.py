@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.schedule_clock import Aborted
-from benchmarks.schedule_ledger import Broken, Ledger
+from slime_swe.launch.plan.simulation.ledger import Broken, Ledger
+from slime_swe.launch.plan.simulation.machines import Aborted
 
 POLL = 1.0  # seconds: of the worker
 POLL_BATCH = 0.05  # of what waits for a batch
@@ -180,7 +180,7 @@ async def train(ledger: Ledger, steps: int, rollout: Callable[[], Awaitable[list
         known |= begun
         ledger.train(groups)
         ledger.sampling.stop()
-        await asyncio.sleep(ledger.cluster.train + ledger.cluster.update)
+        await asyncio.sleep(ledger.machines.train + ledger.machines.update)
         ledger.stepped()
         ledger.sampling.start()
 
@@ -191,7 +191,7 @@ async def train_async(ledger: Ledger, steps: int, rollout: Callable[[], Awaitabl
     for step in range(steps):
         following = asyncio.ensure_future(rollout())
         ledger.train(groups)
-        await asyncio.sleep(ledger.cluster.train)
+        await asyncio.sleep(ledger.machines.train)
         if step + 1 < steps:
             groups = await following
         ledger.engine.abort()

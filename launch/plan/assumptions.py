@@ -8,17 +8,23 @@ from dataclasses import dataclass
 
 from slime_swe.errors import UserError
 
+ABOVE_ZERO = ("context", "sampled", "turns", "turn_seconds", "grade_seconds", "informative", "sandbox_cpus")
+"""Without these there is no episode, or no batch, to simulate."""
+AT_MOST_ONE = ("context", "sampled", "turns", "informative")
+
 
 @dataclass(frozen=True)
 class Assumptions:
     """Numbers to replace by what a first run measures.
 
-    Of an episode:
+    Of episodes, on average; how they spread is in `simulation/workload.py`:
 
-    context: its length at the end, as a share of `rollout.max_context`.
+    context: the length at the end, as a share of `rollout.max_context`.
     sampled: tokens that the policy sampled, as a share of that length.
     turns: model calls, as a share of `rollout.max_turns`.
-    turn_seconds, grade_seconds: in the sandbox, for one model call's commands, and for grading.
+    turn_seconds: in the sandbox, for one model call's commands.
+    grade_seconds: for grading; the median.
+    informative: groups that pass the filter, as a share of those that are sampled.
 
     Of machines:
 
@@ -34,7 +40,7 @@ class Assumptions:
         kills workers of a machine that is 95 % full.
     sync_rate: GB/s at which one node's engines receive weights. SLiME's co-located 30B-A3B takes 7 s for 61 GB.
     pcie, host_bandwidth: GB/s of one GPU's link, and of one machine's memory.
-    sandbox_cpus, sandbox_gib: CPU cores that an open sandbox keeps busy on average, and its memory.
+    sandbox_cpus, sandbox_gib: CPU cores that a command in a sandbox keeps busy, and a sandbox's memory.
     image_gib: of one task's container image beside the layers it shares; SWE-bench Verified is 240 GiB for 500.
     process_gib, node_gib: machine memory of the processes of one GPU, and of everything else on a node.
     """
@@ -44,6 +50,7 @@ class Assumptions:
     turns: float = 0.5
     turn_seconds: float = 2.0
     grade_seconds: float = 60.0
+    informative: float = 0.4
     mfu: float = 0.0
     prefill_mfu: float = 0.4
     decode_bandwidth: float = 0.6
@@ -59,7 +66,7 @@ class Assumptions:
     sync_rate: float = 8.7
     pcie: float = 25.0
     host_bandwidth: float = 200.0
-    sandbox_cpus: float = 0.3
+    sandbox_cpus: float = 1.0
     sandbox_gib: float = 2.0
     image_gib: float = 0.5
     process_gib: float = 12.0
@@ -75,6 +82,8 @@ def assume(options: Iterable[str]) -> Assumptions:
         if name not in names:
             raise UserError(f"--assume {option!r}: there is no assumption {name!r}. There are {', '.join(names)}")
         changes[name] = _positive(option, value)
+        if (name in ABOVE_ZERO and not changes[name]) or (name in AT_MOST_ONE and changes[name] > 1):
+            raise UserError(f"--assume {option!r}: give more than 0{', and at most 1' * (name in AT_MOST_ONE)}")
     return dataclasses.replace(Assumptions(), **changes)
 
 

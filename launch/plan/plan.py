@@ -13,7 +13,8 @@ from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.result import Budget, Component, Plan, Timing
-from slime_swe.launch.plan.timing import time_step, workload_of
+from slime_swe.launch.plan.rollout import episodes_of
+from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.base import Recipe
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
@@ -40,12 +41,15 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
         return plan
     if not engine_of(recipe).on_gpus:
         return _without_gpus(recipe, plan)
-    found, timing = budgets(recipe, assumed), time_step(recipe, assumed)
+    found = budgets(recipe, assumed)
+    if problems:
+        return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
+    timing = time_step(recipe, assumed)
     return replace(
         plan,
         budgets=found,
         timing=timing,
-        bottlenecks=tuple(_bottlenecks(found, timing)),
+        bottlenecks=(_fullest(found), _longest(timing)),
         notes=tuple(_notes(recipe, timing, assumed)),
     )
 
@@ -77,30 +81,35 @@ def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
     machine = Budget("machine", recipe.cluster.memory_per_node * GIB, parts, plan.assumptions.margin)
     note = (
         f"engine {recipe.engine}, {parameters / 1e6:.1f} M parameters, "
-        f"{workload_of(recipe, plan.assumptions).trained_episodes} episodes a step: the planner times GPUs only"
+        f"{recipe.rollout.batch_size * recipe.rollout.samples_per_task} episodes a step: the planner times GPUs only"
     )
     found = tuple(problem for _, problem in overruns(recipe, (machine,)).values())
     return replace(plan, problems=(*plan.problems, *found), budgets=(machine,), notes=(note,))
 
 
-def _bottlenecks(found: tuple[Budget, ...], timing: Timing) -> Iterator[str]:
-    """The fullest budget, and the longest phase of what a step waits for."""
+def _fullest(found: tuple[Budget, ...]) -> str:
     fullest = max(found, key=lambda budget: budget.bytes / budget.capacity)
     share = fullest.bytes / fullest.capacity
-    yield f"memory: {fullest} ({share:.0%}), most of it for {fullest.largest.name}"
-    sampling = timing.rollout_seconds >= timing.training_seconds
-    awaited = timing.rollout if sampling else timing.training
+    return f"memory: {fullest} ({share:.0%}), most of it for {fullest.largest.name}"
+
+
+def _longest(timing: Timing) -> str:
+    """The longest phase of what a step waits for."""
+    awaited = timing.training if timing.waits_for_training else timing.rollout
     phases = awaited if timing.overlap else (*timing.rollout, *timing.training)
     longest = max(phases, key=lambda phase: phase.seconds)
     detail = f": {longest.detail}" if longest.detail else ""
-    yield f"time: {longest.name}, {longest.seconds / timing.seconds:.0%} of a step{detail}"
+    return f"time: {longest.name}, {longest.seconds / timing.seconds:.0%} of a step{detail}"
 
 
 def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str]:
-    work, run = workload_of(recipe, assumed), recipe.run
+    work, run = episodes_of(recipe, assumed), recipe.run
+    passes = (
+        f", and {assumed.informative:.0%} of the groups to pass the filter" if recipe.algorithm.group_filter else ""
+    )
     yield (
-        f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens, of which it samples "
-        f"{work.sampled:.0f}: put in what a first run measures with --assume"
+        f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens on average, of which it "
+        f"samples {work.sampled:.0f}{passes}: put in what a first run measures with --assume"
     )
     wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
     cost = f"cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else "for their cost give cluster.gpu_hour_price"

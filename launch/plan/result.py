@@ -62,6 +62,8 @@ class Timing:
     """One step: a rollout, and training on it.
 
     rollout, training: their phases, in order. overlap: they run at the same time, and a step takes the longer one.
+    slot_use: of the seconds that all slots of episodes have while sampling may run, the share that is neither idle nor
+    thrown away. limit: what holds the episodes in flight at their number.
     episodes, tokens: that a step trains on. cost: of a step, in the currency of `cluster.gpu_hour_price`.
     train_rate, sample_rate: tokens/s of one GPU, while training and while sampling.
     """
@@ -69,6 +71,8 @@ class Timing:
     rollout: tuple[Phase, ...]
     training: tuple[Phase, ...]
     overlap: bool
+    slot_use: float
+    limit: str
     episodes: int
     tokens: float
     train_rate: float
@@ -90,6 +94,11 @@ class Timing:
         return max(both) if self.overlap else sum(both)
 
     @property
+    def waits_for_training(self) -> bool:
+        """Whether sampling beside training can do no more steps, since the trainer is busy all the time."""
+        return self.overlap and self.training_seconds > 0.95 * self.seconds
+
+    @property
     def gpu_hours(self) -> float:
         return self.gpus * self.seconds / 3600
 
@@ -102,7 +111,7 @@ class Timing:
 class Plan:
     """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
-    budgets, timing: empty and None where the layout makes no sense; a recipe without GPUs has no timing.
+    budgets: empty where the layout makes no sense. timing: None where there is a problem, or no GPU.
     """
 
     recipe: str

@@ -64,7 +64,8 @@ def _time(timing: Timing) -> Table:
     table = _table("Time of a step", "seconds", "")
     for name, phases in (("rollout", timing.rollout), ("training", timing.training)):
         seconds = sum(phase.seconds for phase in phases)
-        table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step", style="bold")
+        use = f"; {timing.slot_use:.0%} of the slots' time is of use" if name == "rollout" else ""
+        table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step{use}", style="bold")
         for phase in phases:
             if phase.seconds >= 0.05:
                 table.add_row(f"  {phase.name}", f"{phase.seconds:.1f}", escape(phase.detail))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from benchmarks import schedule_slime
-from benchmarks.schedule_clock import Cluster, simulate
-from benchmarks.schedule_ledger import Ledger
-from benchmarks.schedule_workload import Assumed
+
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.ledger import Ledger
+from slime_swe.launch.plan.simulation.machines import Cluster
+from slime_swe.launch.plan.simulation.workload import Assumed
 
 
 def trained(loops, name, seed):

@@ -28,7 +28,7 @@ def page() -> str:
     """The whole text."""
     room = ("GPUs", "tp, pp, cp, ep", "training", "serving", "machine", "cache of an engine, tokens")
     parts = (*LASTING, "logits or one layer", "the rest")
-    step = ("rollout", "training", "step", "M tokens", "training tokens/s/GPU", "bottleneck")
+    step = ("rollout", "slot use", "training", "step", "M tokens", "training tokens/s/GPU", "bottleneck")
     return "\n".join(
         (
             HEAD,
@@ -68,9 +68,11 @@ def _parts(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
 
 
 def _step(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
-    seconds = (timing.rollout_seconds, timing.training_seconds, timing.seconds)
+    seconds = (timing.training_seconds, timing.seconds)
     bottleneck = plan.bottlenecks[-1].removeprefix("time: ")
     return (
+        f"{timing.rollout_seconds:.0f}",
+        f"{timing.slot_use:.2f}",
         *(f"{figure:.0f}" for figure in seconds),
         f"{timing.tokens / 1e6:.1f}",
         f"{timing.train_rate:.0f}",

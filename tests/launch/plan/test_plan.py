@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,17 @@ from tests.launch.plan import plans_page
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
+from slime_swe.launch.plan import rollout
 from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import make_plan, propose
+from slime_swe.launch.plan.simulation import schedules
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.registry import RECIPES, load_recipe
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b"
+ASYNCHRONOUS = "qwen3_coder_30b_a3b_async"
 PLANS = Path(__file__).parents[3] / "docs" / "plans.md"
 
 
@@ -233,6 +239,7 @@ def test_the_price_of_a_gpu_hour_is_asked_for_where_it_is_missing():
 def test_phases_add_up_to_a_step_or_overlap():
     timing = plan(DENSE).timing
     assert timing.seconds == timing.rollout_seconds + timing.training_seconds
+    assert min(phase.seconds for phase in timing.rollout) >= 0
     ahead = plan(DENSE, "rollout.schedule=async", "cluster.colocate=false", "cluster.rollout_gpus=8").timing
     assert ahead.seconds == max(ahead.rollout_seconds, ahead.training_seconds)
 
@@ -262,7 +269,7 @@ def test_the_reference_and_more_steps_cost_forward_passes():
 
 def test_what_holds_the_episodes_in_flight_is_named():
     def reason(*overrides):
-        return plan(DENSE, *overrides).timing.rollout[0].detail
+        return time_step(assemble(DENSE, overrides), Assumptions()).rollout[0].detail
 
     assert "rollout.sandbox_concurrency" in reason("rollout.sandbox_concurrency=8")
     assert "serving.concurrency" in reason("serving.concurrency=2", "rollout.sandbox_concurrency=512")
@@ -273,10 +280,135 @@ def test_what_holds_the_episodes_in_flight_is_named():
     assert "KV cache" in reason(*small, "rollout.sandbox_concurrency=512")
 
 
+TWIN = {
+    "sync": (DENSE, "sync"),
+    "carry": (DENSE, "carry"),
+    "async": (ASYNCHRONOUS, "ahead"),
+    "continuous": (ASYNCHRONOUS, "continuous"),
+}
+
+
+@pytest.mark.parametrize("schedule", TWIN)
+def test_a_rollout_takes_as_long_as_in_the_simulation_of_its_schedule(schedule):
+    """Of the schedulers themselves, as `benchmarks/rollout_schedule.py` simulates them."""
+    name, driver = TWIN[schedule]
+    timing = plan(name, f"rollout.schedule={schedule}").timing
+    update = timing.training[-1].seconds
+    recipe = assemble(name, [f"rollout.schedule={schedule}"])
+    case = rollout.case_of(recipe, Assumptions(), timing.training_seconds - update, update)
+    assert case.machines.token_seconds(40) > case.machines.token_seconds(1) > 0
+    ledger = rollout.ledger_of(case)
+    limit = {"max_staleness": 2} if schedule in ("carry", "continuous") else {"max_over_sampling": 4.0}
+    steps = rollout.WARM_UP + rollout.MEASURED
+
+    async def twin():
+        await getattr(schedules, driver)(ledger, recipe.rollout.batch_size, steps, **limit)
+        return ledger.figures(0)
+
+    figures = simulate(twin())
+    step = (ledger.ends[-1] - ledger.ends[rollout.WARM_UP - 1]) / rollout.MEASURED
+    step += timing.training_seconds - case.machines.train - case.machines.update  # of sync, where it is left out
+    assert timing.seconds == pytest.approx(step)
+    assert timing.slot_use == figures["slot_use"]
+    assert len(ledger.trained) == steps * recipe.rollout.batch_size
+
+
+def test_a_plan_is_quick():
+    """Few steps are simulated, and turns together where there are many."""
+    for batch in (32, 64, 256):
+        recipe = assemble(DENSE, [f"rollout.batch_size={batch}"])
+        case = rollout.case_of(recipe, Assumptions(), 100.0, 10.0)
+        turns = statistics.mean(len(case.workload.script(group, 0, 0).turns) for group in range(100))
+        episodes = batch * 8 / 0.4 * (rollout.WARM_UP + case.measured)
+        assert episodes <= 1.6 * rollout.MOST_EPISODES
+        assert episodes * turns <= max(1.3 * rollout.MOST_TURNS, 2 * episodes)
+
+
+def test_episodes_are_as_long_as_assumed():
+    """On average, although none is longer than the recipe allows."""
+    case = rollout.case_of(load_recipe(DENSE), Assumptions(), 100.0, 10.0)
+    apart = replace(case.workload, together=1)
+    scripts = [apart.script(group, member, 0) for group in range(400) for member in range(8)]
+    assert max(len(script.turns) for script in scripts) == 50
+    assert statistics.mean(len(script.turns) for script in scripts) == pytest.approx(25, rel=0.05)
+    assert statistics.mean(script.tokens for script in scripts) == pytest.approx(0.3 * 16384, rel=0.05)
+    commands = [seconds for script in scripts for _, seconds in script.turns]
+    assert statistics.mean(commands) == pytest.approx(2.0, rel=0.05)
+    groups = [{script.solved for script in scripts[first : first + 8]} for first in range(0, len(scripts), 8)]
+    assert statistics.mean(len(solved) == 2 for solved in groups) == pytest.approx(0.4, abs=0.06)
+
+
+def test_a_context_that_is_full_ends_an_episode_before_max_turns_does():
+    case = rollout.case_of(load_recipe(DENSE), Assumptions(context=0.8, turns=0.5), 100.0, 10.0)
+    assert case.workload.most_turns == 31  # of 50, at 25 turns to 0.8 of the context
+
+
+@pytest.mark.parametrize(
+    "name", [DENSE, *(pytest.param(name, marks=pytest.mark.matrix("recipes")) for name in ON_GPUS if name != DENSE)]
+)
+def test_more_machinery_and_a_shorter_tail_make_no_rollout_slower(name):
+    """But for 5 %: where cores are what limits it, groups that `sync` begins for its margin take some of them."""
+
+    def seconds(*overrides):
+        return time_step(assemble(name, overrides), Assumptions()).rollout_seconds
+
+    more = [seconds(f"rollout.sandbox_concurrency={slots}", "serving.concurrency=256") for slots in (64, 128, 256)]
+    assert more[1] <= 1.05 * more[0] and more[2] <= 1.05 * more[1]
+    assert seconds("cluster.cpus_per_node=192") <= seconds("cluster.cpus_per_node=24")
+    wide = ("rollout.sandbox_concurrency=256", "serving.concurrency=256", "cluster.cpus_per_node=192")
+    case = rollout.case_of(assemble(name, wide), Assumptions(), 100.0, 10.0)
+    even = replace(case, workload=replace(case.workload, turns_spread=0.1))
+    assert rollout.simulated(even).slot_use > rollout.simulated(case).slot_use
+
+
+def test_schedules_that_wait_less_take_less_time():
+    """For a long tail of episodes and as many slots as a batch has episodes."""
+    wide = ["rollout.sandbox_concurrency=256", "serving.concurrency=256", "cluster.cpus_per_node=192"]
+    sync, carry = (plan(DENSE, *wide, f"rollout.schedule={schedule}").timing for schedule in ("sync", "carry"))
+    assert sync.seconds > 1.2 * carry.seconds
+    assert sync.slot_use < carry.slot_use
+    wide += ["cluster.colocate=false", "cluster.rollout_gpus=8"]
+    ahead, continuous = (plan(DENSE, *wide, f"rollout.schedule={name}").timing for name in ("async", "continuous"))
+    assert ahead.seconds > 1.2 * continuous.seconds
+    assert carry.seconds > continuous.seconds
+    assert continuous.overlap and continuous.seconds == continuous.rollout_seconds
+
+
+def test_what_the_filter_drops_is_sampled_too():
+    def rollout_seconds(*overrides, **assumed):
+        return plan(DENSE, *overrides, **assumed).timing.rollout_seconds
+
+    everything = rollout_seconds("algorithm.group_filter=")
+    assert rollout_seconds(informative=0.8) > everything
+    assert rollout_seconds() > 1.4 * rollout_seconds(informative=0.8)
+
+
+def test_groups_of_one_episode_are_not_filtered():
+    alone = time_step(assemble(DENSE, ["rollout.samples_per_task=1"]), Assumptions())
+    assert 0 < alone.rollout_seconds < plan(DENSE).timing.rollout_seconds
+
+
+def test_a_batch_that_is_never_full_is_the_users_to_mend():
+    with pytest.raises(UserError, match="informative=VALUE is too small: none of 50 groups"):
+        plan(DENSE, "rollout.batch_size=1", "rollout.samples_per_task=8", informative=1e-6)
+
+
+def test_a_trainer_that_is_waited_for_is_the_bottleneck():
+    slow = plan(ASYNCHRONOUS, "rollout.schedule=continuous", "rollout.sandbox_concurrency=256", mfu=0.02)
+    assert slow.timing.seconds == pytest.approx(slow.timing.training_seconds, rel=0.05)
+    assert "time: train" in slow.bottlenecks[-1]
+
+
 def test_slower_sandboxes_make_a_longer_rollout_and_bind():
     slow = plan(DENSE, turn_seconds=60.0)
     assert slow.timing.rollout_seconds > plan(DENSE).timing.rollout_seconds
     assert "sandboxes" in slow.bottlenecks[-1]
+
+
+def test_too_few_cores_are_what_limits_a_rollout():
+    few = plan(DENSE, "cluster.cpus_per_node=16").timing
+    assert "cluster.cpus_per_node" in few.limit
+    assert " x for want of cores" in next(phase.detail for phase in few.rollout if phase.name == "sandboxes")
 
 
 def test_sandboxes_on_all_nodes_have_their_processors_and_memory():
@@ -318,6 +450,9 @@ def test_assumptions_are_read_and_used():
         ("context", "''"),
         ("context=-1", "'-1'"),
         ("context=nan", "'nan'"),
+        ("context=0", "more than 0"),
+        ("turn_seconds=0", "more than 0"),
+        ("informative=1.5", "at most 1"),
     ],
 )
 def test_assumptions_that_are_none(word, said):

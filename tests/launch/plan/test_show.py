@@ -14,7 +14,15 @@ def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
     text = capsys.readouterr().out
     assert "it is legal and fits" in text
     assert max(map(len, text.splitlines())) <= 100
-    for name in ("optimizer states", "KV cache", "logits", "sandboxes", "bottleneck"):
+    for name in (
+        "optimizer states",
+        "KV cache",
+        "logits",
+        "sandboxes",
+        "idle slots",
+        "of the slots' time is of use",
+        "bottleneck",
+    ):
         assert name in text
 
 
@@ -56,7 +64,10 @@ def test_json_holds_the_sums(capsys):
     assert found["proposals"][0] == ["serving.mem_fraction=0.85"]
     for budget in found["budgets"]:
         assert budget["bytes"] == pytest.approx(sum(part["bytes"] for part in budget["components"]))
-    timing = found["timing"]
+    assert found["timing"] is None, "what can't run takes no time"
+    assert run(["plan", "recipe=qwen25_coder_7b", "--json"]) == 0
+    timing = json.loads(capsys.readouterr().out)["timing"]
+    assert 0 < timing["slot_use"] < 1 and timing["limit"] == "rollout.sandbox_concurrency"
     assert timing["seconds"] == pytest.approx(timing["rollout_seconds"] + timing["training_seconds"])
 
 

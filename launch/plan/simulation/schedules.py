@@ -1,17 +1,20 @@
-"""Our three schedules: the schedulers of `slime_swe.rollout.scheduling`, driven on simulated machines."""
+"""Our schedules: the schedulers of `slime_swe.rollout.scheduling`, driven on simulated machines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 
-from benchmarks.schedule_ledger import Broken, Ledger
-
+from slime_swe.launch.plan.simulation.ledger import Broken, Ledger
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 
-OVER_SAMPLING = 4.0  # `max_over_sampling`: more than one over the share of informative groups, which is 0.4
+MAX_OVER_SAMPLING = 4.0  # more than one over the share of informative groups, which is 0.4 in `Assumed`
+
+Schedule = Callable[[Ledger, int, int], Awaitable[None]]
+"""Trains that many steps of that many groups: (ledger, batch_size, steps)."""
 
 
 class Rollout:
@@ -23,58 +26,82 @@ class Rollout:
         self.scheduler = scheduler
         self._waiting: deque[tuple[int, int]] = deque()  # episodes: (group, member)
         self._given_back: deque[int] = deque()
-        self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._running: dict[asyncio.Task[None], int] = {}  # episodes, with their groups
         self._slots = ledger.slots
         self._to_end: dict[int, int] = {}  # group -> episodes of it that have not ended
         self._fresh = 0
         self._changed = asyncio.Event()
+        self._error: BaseException | None = None
         self.held = False
 
     async def batch(self) -> Batch:
-        """Sample until the scheduler has a batch for the present weights."""
+        """Sample until the scheduler has a batch for the present weights. Raises what ended an episode, such as the
+        scheduler's `NothingInformative`."""
         while (batch := self.scheduler.take(self.ledger.version)) is None:
             self.fill()
             self._changed.clear()
             await self._changed.wait()
+            if self._error is not None:
+                raise self._error
         return batch
+
+    async def batch_alone(self) -> list[int]:
+        """The groups of the next batch; the others are given back, and nothing more is sampled."""
+        self.held = False
+        batch = await self.batch()
+        self.held = True
+        self.give_back(list(batch.given_back))
+        return list(batch.groups)
 
     def fill(self) -> None:
         while self._slots and not self.held:
             if not self._waiting:
                 if self.scheduler.wanted(self.ledger.version) <= 0:
                     return
-                group = self._given_back.popleft() if self._given_back else self._fresh
-                self._fresh += group == self._fresh
-                self.scheduler.begin(group, self.ledger.version)
-                self._to_end[group] = self.ledger.size
-                self._waiting.extend((group, member) for member in range(self.ledger.size))
+                self.begin_group()
             self._begin(*self._waiting.popleft())
+
+    def begin_group(self) -> None:
+        group = self._given_back.popleft() if self._given_back else self._fresh
+        self._fresh += group == self._fresh
+        self.scheduler.begin(group, self.ledger.version)
+        self._to_end[group] = self.ledger.size
+        self._waiting.extend((group, member) for member in range(self.ledger.size))
 
     def give_back(self, groups: list[int]) -> None:
         """Stop them and throw away what they have."""
         unwanted = set(groups)
-        for (group, _), task in self._running.items():
+        for task, group in self._running.items():
             if group in unwanted:
                 task.cancel()
         self._waiting = deque(episode for episode in self._waiting if episode[0] not in unwanted)
         for group in groups:
             self.ledger.lose(group)
             del self._to_end[group]
-        self._given_back.extend(groups)
+        self._given_back = deque(sorted((*self._given_back, *groups)))
 
     def _begin(self, group: int, member: int) -> None:
         self._slots -= 1
         task = asyncio.create_task(self._episode(group, member))
-        self._running[group, member] = task
-        task.add_done_callback(lambda _: self._running.pop((group, member)))
+        self._running[task] = group
+        task.add_done_callback(self._episode_ended)
+
+    def _episode_ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()):
+            self._error = error
+            self._changed.set()
 
     async def _episode(self, group: int, member: int) -> None:
         try:
             await self._play(group, member)
+            if self.ledger.grades_in_slots:
+                await self.ledger.grade(group, member)
         finally:
             self._slots += 1
         self.fill()
-        await self.ledger.grade(group, member)
+        if not self.ledger.grades_in_slots:
+            await self.ledger.grade(group, member)
         self._to_end[group] -= 1
         if not self._to_end[group]:
             self.scheduler.end(group, Outcome.INFORMATIVE if self.ledger.informative(group) else Outcome.UNIFORM)
@@ -89,18 +116,33 @@ class Rollout:
                 continue
 
 
-async def sync(ledger: Ledger, batch_size: int, steps: int) -> None:
-    rollout = Rollout(ledger, DynamicSampling(batch_size, OVER_SAMPLING))
+async def sync(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
+    await train_in_turns(Rollout(ledger, DynamicSampling(batch_size, max_over_sampling)), steps)
+
+
+async def train_in_turns(rollout: Rollout, steps: int) -> None:
+    """Sampling waits while a batch trains."""
+    ledger = rollout.ledger
     for _ in range(steps):
-        batch = await rollout.batch()
-        rollout.held = True
-        rollout.give_back(list(batch.given_back))
-        ledger.train(list(batch.groups))
+        ledger.train(await rollout.batch_alone())
         ledger.sampling.stop()
-        await asyncio.sleep(ledger.cluster.train + ledger.cluster.update)
+        await asyncio.sleep(ledger.machines.train + ledger.machines.update)
         ledger.stepped()
         ledger.sampling.start()
-        rollout.held = False
+
+
+async def ahead(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
+    """Batches as with `sync`, by other GPUs than train: the next one is sampled while one trains (SLiME's
+    `train_async.py`), and the weights change when both are done."""
+    rollout = Rollout(ledger, DynamicSampling(batch_size, max_over_sampling))
+    groups = await rollout.batch_alone()
+    for _ in range(steps):
+        ledger.train(groups)
+        following = asyncio.create_task(rollout.batch_alone())
+        await asyncio.sleep(ledger.machines.train)
+        groups = await following
+        await ledger.engine.update_weights()
+        ledger.stepped()
 
 
 async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
@@ -112,7 +154,7 @@ async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int)
         ledger.train(list(batch.groups))
         await ledger.engine.drain()
         ledger.sampling.stop()
-        await asyncio.sleep(ledger.cluster.train + ledger.cluster.update)
+        await asyncio.sleep(ledger.machines.train + ledger.machines.update)
         ledger.stepped()
         ledger.sampling.start()
         ledger.engine.reopen()
@@ -126,6 +168,6 @@ async def continuous(ledger: Ledger, batch_size: int, steps: int, max_staleness:
         batch = await rollout.batch()
         ledger.train(list(batch.groups))
         rollout.fill()
-        await asyncio.sleep(ledger.cluster.train)
+        await asyncio.sleep(ledger.machines.train)
         await ledger.engine.update_weights()
         ledger.stepped()

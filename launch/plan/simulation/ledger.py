@@ -7,23 +7,27 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.schedule_clock import Aborted, Cluster, Engine, Processors, SamplingTime
-from benchmarks.schedule_workload import Script, Workload
-
 from slime_swe.errors import UserError
+from slime_swe.launch.plan.simulation.machines import Aborted, Engine, Machines, Processors, Stopwatch
+from slime_swe.launch.plan.simulation.workload import Script, Workload
 
 
 @dataclass
 class Attempt:
-    """One try at an episode. progress: sampling seconds in which it sampled or ran commands. version: of its begin."""
+    """One try at an episode. version: of its begin. calls, commands: its seconds in these while sampling might run."""
 
     script: Script
     version: int
-    progress: float = 0.0
+    calls: float = 0.0
+    commands: float = 0.0
     tokens: int = 0
     ended: bool = False
     lost: bool = False  # the schedule threw it away
     broken: bool = False  # infrastructure did
+
+    @property
+    def progress(self) -> float:
+        return self.calls + self.commands
 
     @property
     def kept(self) -> bool:
@@ -45,22 +49,30 @@ class Broken(Exception):
 
 @dataclass
 class Ledger:
-    """The machines, and every attempt on them. size: episodes of a group."""
+    """The machines, and every attempt on them.
+
+    size: episodes of a group. filtered: groups whose episodes all end alike are not informative. grades_in_slots: an
+    episode keeps its slot until it is graded. most_open: episodes that ran at once, at most.
+    """
 
     workload: Workload
-    cluster: Cluster
+    machines: Machines
     slots: int
     size: int
+    filtered: bool = True
+    grades_in_slots: bool = False
     version: int = 0
+    most_open: int = 0
     attempts: dict[tuple[int, int], list[Attempt]] = field(default_factory=dict)  # (group, member) -> its attempts
     begun: dict[int, int] = field(default_factory=dict)  # group -> version under which it first began
     trained: list[Trained] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # of the training steps
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.cluster)
-        self.processors = Processors(self.cluster.nodes * self.cluster.cpus)
-        self.sampling = SamplingTime()
+        self.engine = Engine(self.machines)
+        self.processors = Processors(self.machines.cores)
+        self.sampling = Stopwatch()  # stopped while co-located GPUs train
+        self._open = 0
 
     async def play(self, group: int, member: int, stopped: Callable[[], bool] = lambda: False) -> None:
         """One attempt at an episode. Raises `Aborted` where an engine dropped its call, or one would begin after what
@@ -70,6 +82,8 @@ class Ledger:
         attempt = Attempt(script, self.version)
         tries.append(attempt)
         self.begun.setdefault(group, self.version)
+        self._open += 1
+        self.most_open = max(self.most_open, self._open)
         try:
             await self._run(attempt, script.opening)
             for number, (tokens, seconds) in enumerate(script.turns):
@@ -78,28 +92,33 @@ class Ledger:
                     raise Broken
                 if stopped():
                     raise Aborted
-                attempt.progress += await self.engine.sample(tokens)
+                attempt.calls += await self.engine.sample(tokens)
                 attempt.tokens += tokens
                 await self._run(attempt, seconds)
         except (Aborted, asyncio.CancelledError):
             attempt.lost = True
             raise
+        finally:
+            self._open -= 1
         attempt.ended = True
 
     async def _run(self, attempt: Attempt, seconds: float) -> None:
         started = self.sampling()
         await self.processors.run(seconds)
-        attempt.progress += self.sampling() - started
+        attempt.commands += self.sampling() - started
 
     async def grade(self, group: int, member: int) -> bool:
-        """Outside of the slot. Whether it solved its task."""
-        script = self.attempts[group, member][-1].script
-        await self.processors.run(script.grading)
-        return script.solved
+        """Whether it solved its task."""
+        attempt = self.attempts[group, member][-1]
+        if self.grades_in_slots:
+            await self._run(attempt, attempt.script.grading)
+        else:
+            await self.processors.run(attempt.script.grading)
+        return attempt.script.solved
 
     def informative(self, group: int) -> bool:
         solved = [self.attempts[group, member][-1].script.solved for member in range(self.size)]
-        return any(solved) and not all(solved)
+        return not self.filtered or (any(solved) and not all(solved))
 
     def uniform(self, group: int) -> bool:
         """Whether all of its episodes have ended, all alike."""
@@ -124,18 +143,25 @@ class Ledger:
         self.version += 1
         self.ends.append(asyncio.get_running_loop().time())
 
+    def every_attempt(self) -> list[Attempt]:
+        return [attempt for tries in self.attempts.values() for attempt in tries]
+
+    def slot_use(self) -> float:
+        """Of the seconds that all slots have while sampling may run, the share that was not thrown away or idle."""
+        useful = sum(attempt.progress for attempt in self.every_attempt() if attempt.kept)
+        return useful / (self.slots * self.sampling())
+
     def figures(self, bound: int) -> dict[str, float]:
         """bound: what began at least so many versions before the last step has had time to be trained."""
         steps = len(self.ends)
-        everything = [attempt for tries in self.attempts.values() for attempt in tries]
-        useful = sum(attempt.progress for attempt in everything if attempt.kept)
+        everything = self.every_attempt()
         informative = sum(trained.informative for trained in self.trained)
         if not informative:
             raise UserError(f"none of {len(self.trained)} trained groups was informative: give more steps")
         staleness = [trained.staleness for trained in self.trained]
         lost = [attempt for attempt in everything if attempt.lost]
         return {
-            "slot_use": useful / (self.slots * self.sampling()),
+            "slot_use": self.slot_use(),
             "seconds_per_group": self.ends[-1] / informative,
             "step_seconds": self.ends[-1] / steps,
             "episodes_lost": len(lost) / len(everything),

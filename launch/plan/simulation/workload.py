@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -72,6 +73,10 @@ class Assumed:
     solved: float = 0.48
     certainty: float = 0.5  # of the Beta distribution of tasks' solve rates: its two parameters add up to this
     broken: float = 0.01
+    opening: float = 2.0  # median
+    grading: float = 60.0  # median
+    time_budget: float = math.inf  # seconds of tool calls, after which an episode ends
+    together: int = 1  # turns that are simulated as one: quicker, and a little coarser
 
     def script(self, group: int, member: int, attempt: int) -> Script:
         task = random.Random(f"{self.seed}:{group}")
@@ -82,12 +87,22 @@ class Assumed:
         middle = self.turns * math.exp(-(self.turns_spread**2) / 2)
         number = min(max(round(middle * math.exp(shift + own)), 1), self.most_turns)
         return Script(
-            opening=drawn.lognormvariate(math.log(2.0), 0.5),
-            turns=tuple((self._tokens(drawn), self._tool(drawn)) for _ in range(number)),
-            grading=drawn.lognormvariate(math.log(60.0), 0.5),
+            opening=drawn.lognormvariate(math.log(self.opening), 0.5),
+            turns=(turns := tuple(self._turns(drawn, number))),
+            grading=drawn.lognormvariate(math.log(self.grading), 0.5),
             solved=drawn.random() < rate,
-            breaks=drawn.randrange(number) if drawn.random() < self.broken else None,
+            breaks=drawn.randrange(len(turns)) if drawn.random() < self.broken else None,
         )
+
+    def _turns(self, drawn: random.Random, number: int) -> Iterator[tuple[int, float]]:
+        left = self.time_budget
+        for first in range(0, number, self.together):
+            turns = range(first, min(first + self.together, number))
+            tokens, seconds = map(sum, zip(*((self._tokens(drawn), self._tool(drawn)) for _ in turns), strict=True))
+            yield tokens, min(seconds, left)
+            left -= seconds
+            if left <= 0:
+                return
 
     def _tokens(self, drawn: random.Random) -> int:
         return min(max(round(lognormal(drawn, self.tokens, self.tokens_spread)), 1), self.most_tokens)

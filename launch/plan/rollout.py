@@ -1,0 +1,280 @@
+"""A recipe -> the seconds of one step's rollout: its schedule is simulated (`simulation/`), on engines as fast as the
+roofline has them and on the cores of its machines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from slime_swe.errors import UserError
+from slime_swe.launch.args import at_once, staleness
+from slime_swe.launch.plan import roofline, serving
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
+from slime_swe.launch.plan.memory import cache_tokens, sandbox_nodes, sglang_engine
+from slime_swe.launch.plan.result import Phase
+from slime_swe.launch.plan.simulation import schedules
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.ledger import Ledger
+from slime_swe.launch.plan.simulation.schedules import Schedule
+from slime_swe.launch.plan.simulation.workload import Assumed
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.gpus import GPUS
+from slime_swe.rollout.scheduling.dynamic import NothingInformative
+
+WARM_UP, MEASURED = 2, 4  # steps that are simulated
+MOST_EPISODES = 10_000  # with more of them fewer steps are measured: a larger batch has less noise
+MOST_TURNS = 15_000  # that are simulated one by one; more are put together
+SLOW = 1.5  # from here on, commands that take so many times as long are what limits a rollout
+CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes with rollout.sandbox=ray:BACKEND)"
+WANTED = "the groups that the schedule begins (rollout.batch_size x rollout.samples_per_task)"
+KV_CACHE = "the KV cache (serving.mem_fraction, serving.gpus_per_engine)"
+SANDBOXES = "rollout.sandbox_concurrency"
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """As assumed, on average: `length` tokens at the end, `sampled` of them by the policy in `turns` model calls."""
+
+    length: float
+    sampled: float
+    turns: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe's `Machines`. by_calls: seconds of a token, with 1, 2, ... calls in flight on all engines."""
+
+    cores: float
+    train: float
+    update: float
+    by_calls: tuple[float, ...]
+
+    def token_seconds(self, calls: int) -> float:
+        return self.by_calls[calls - 1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation: all that its result depends on. max_staleness: in training steps. measured: steps, after the
+    warm-up. The rest as in `Ledger`."""
+
+    schedule: str
+    max_staleness: int
+    max_over_sampling: float
+    machines: Planned
+    workload: Assumed
+    slots: int
+    batch_size: int
+    group_size: int
+    filtered: bool
+    grades_in_slots: bool
+    measured: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a simulation came to. step: seconds of one. slot_use: as `Ledger.slot_use`. calls, commands: shares of the
+    slots' time. slowness: of commands, for want of cores. sampled: tokens a second, of all slots."""
+
+    step: float
+    slot_use: float
+    calls: float
+    commands: float
+    slowness: float
+    sampled: float
+    most_open: int
+
+
+@dataclass(frozen=True)
+class SampledRollout:
+    """phases add up to a step's seconds of sampling. limit: what holds the episodes in flight at their number."""
+
+    phases: tuple[Phase, ...]
+    slot_use: float
+    limit: str
+    sampled: float  # tokens a second
+
+
+def episodes_of(recipe: Recipe, assumed: Assumptions) -> Episodes:
+    rollout = recipe.rollout
+    length, turns = assumed.context * rollout.max_context, max(assumed.turns * rollout.max_turns, 1.0)
+    return Episodes(length, min(assumed.sampled * length, turns * rollout.max_response), turns)
+
+
+def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> SampledRollout:
+    """train, update: seconds of a training step, and of bringing its weights to the engines."""
+    work = episodes_of(recipe, assumed)
+    case = case_of(recipe, assumed, train, update)
+    found = simulated(case)
+    seconds = found.step if at_once(recipe) else found.step - case.machines.train - case.machines.update
+    full = CORES if found.slowness >= SLOW else slots_of(recipe, work)[1]
+    limit = full if found.most_open == case.slots else WANTED
+    calls = max(round(found.calls * case.slots), 1)
+    prefill = found.calls * _prefill(recipe, work, calls, assumed) / case.machines.token_seconds(calls)
+    slow = f", {found.slowness:.1f} x for want of cores" if found.slowness >= 1.05 else ""
+    turns = f"{work.turns:.0f} turns of {assumed.turn_seconds:g} s"
+    graded = ", grading" if case.grades_in_slots else ""
+    new = work.length - work.sampled  # tokens of an episode
+    phases = (
+        Phase("sample", seconds * (found.calls - prefill), f"{found.most_open} episodes in flight: {limit}"),
+        Phase("prefill", seconds * prefill, f"{new:.0f} new tokens an episode"),
+        Phase("sandboxes", seconds * found.commands, f"{turns}{graded}{slow}"),
+        Phase("idle slots", seconds * (1 - found.calls - found.commands), _idle(recipe)),
+    )
+    return SampledRollout(phases, found.slot_use, limit, found.sampled)
+
+
+def _idle(recipe: Recipe) -> str:
+    if recipe.rollout.schedule in ("carry", "continuous"):
+        return "the oldest group is waited for, or weights are updated"
+    return "the slowest episodes of a batch are waited for"
+
+
+def engines(recipe: Recipe) -> int:
+    """Copies of the model that sample."""
+    if recipe.serving.external_engines:
+        return len(recipe.serving.external_engines)
+    return max(recipe.cluster.serve_gpus // sglang_engine(recipe).gpus, 1)
+
+
+def slots_of(recipe: Recipe, work: Episodes) -> tuple[int, str]:
+    """Episodes that may run at once, and what holds them at that."""
+    copies = engines(recipe)
+    limits = {
+        "serving.concurrency": float(copies * recipe.serving.concurrency),
+        KV_CACHE: copies * cache_tokens(recipe) / work.length,
+        SANDBOXES: float(recipe.rollout.sandbox_concurrency),
+    }
+    if recipe.serving.external_engines:
+        del limits[KV_CACHE]
+    limit = min(limits, key=lambda name: limits[name])
+    return max(int(limits[limit]), 1), limit
+
+
+def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> Case:
+    """Grading takes a sandbox too: where these hold the episodes at their number, an episode keeps its own for it."""
+    rollout, work = recipe.rollout, episodes_of(recipe, assumed)
+    slots, limit = slots_of(recipe, work)
+    if rollout.schedule == "sync":  # nothing is sampled meanwhile, so the same case serves for all
+        train = update = 0.0
+    cores = recipe.cluster.cpus_per_node * sandbox_nodes(recipe) / assumed.sandbox_cpus
+    by_calls = tuple(
+        _decode(recipe, work, calls, assumed) + _prefill(recipe, work, calls, assumed) for calls in range(1, slots + 1)
+    )
+    return Case(
+        schedule=rollout.schedule,
+        max_staleness=staleness(recipe),
+        max_over_sampling=rollout.max_over_sampling,
+        machines=Planned(cores, train, update, by_calls),
+        workload=_workload(recipe, work, assumed),
+        slots=slots,
+        batch_size=rollout.batch_size,
+        group_size=rollout.samples_per_task,
+        filtered=_informative(recipe, assumed) < 1,
+        grades_in_slots=limit == SANDBOXES,
+        measured=min(MEASURED, max(1, int(MOST_EPISODES / _step_episodes(recipe, assumed)) - WARM_UP)),
+    )
+
+
+@lru_cache(maxsize=64)
+def simulated(case: Case) -> Found:
+    """A pure function: the same case is simulated once. Raises `UserError` where no batch is ever full."""
+    try:
+        return simulate(_play(case))
+    except NothingInformative as error:
+        raise UserError(f"--assume informative=VALUE is too small: {error}") from error
+
+
+async def _play(case: Case) -> Found:
+    ledger = ledger_of(case)
+    await schedule_of(case)(ledger, case.batch_size, WARM_UP + case.measured)
+    attempts, time = ledger.every_attempt(), ledger.sampling()
+    return Found(
+        step=(ledger.ends[-1] - ledger.ends[WARM_UP - 1]) / case.measured,
+        slot_use=ledger.slot_use(),
+        calls=sum(attempt.calls for attempt in attempts) / (time * case.slots),
+        commands=sum(attempt.commands for attempt in attempts) / (time * case.slots),
+        slowness=ledger.processors.taken / ledger.processors.asked,
+        sampled=sum(attempt.tokens for attempt in attempts) / time,
+        most_open=ledger.most_open,
+    )
+
+
+def ledger_of(case: Case) -> Ledger:
+    return Ledger(
+        case.workload,
+        case.machines,
+        case.slots,
+        case.group_size,
+        filtered=case.filtered,
+        grades_in_slots=case.grades_in_slots,
+    )
+
+
+def schedule_of(case: Case) -> Schedule:
+    if case.schedule in ("carry", "continuous"):
+        paced = schedules.carry if case.schedule == "carry" else schedules.continuous
+        return partial(paced, max_staleness=case.max_staleness)
+    synchronous = schedules.ahead if case.schedule == "async" else schedules.sync
+    return partial(synchronous, max_over_sampling=case.max_over_sampling)
+
+
+def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
+    """`Assumed` with its spreads, and with means and limits of the recipe: an episode ends after `max_turns`, or, if
+    that is earlier, after as many turns as fill `max_context` at the mean tokens of a turn."""
+    rollout, shape = recipe.rollout, Assumed()
+    most_turns = min(rollout.max_turns, max(round(rollout.max_context * work.turns / work.length), 1))
+    turns = _step_episodes(recipe, assumed) * work.turns * (WARM_UP + MEASURED)
+    tool = assumed.turn_seconds / capped_mean(
+        shape.tool_median * math.exp(shape.tool_spread**2 / 2), shape.tool_spread, shape.most_tool
+    )
+    return Assumed(
+        turns=mean_before_cap(work.turns, shape.turns_spread, most_turns),
+        most_turns=most_turns,
+        tokens=mean_before_cap(work.sampled / work.turns, shape.tokens_spread, rollout.max_response),
+        most_tokens=rollout.max_response,
+        tool_median=tool * shape.tool_median,
+        most_tool=tool * shape.most_tool,
+        time_budget=rollout.time_budget,
+        grading=assumed.grade_seconds,
+        certainty=certainty_of(min(assumed.informative, 0.98), shape.solved, rollout.samples_per_task),
+        together=math.ceil(turns / MOST_TURNS),
+    )
+
+
+def _step_episodes(recipe: Recipe, assumed: Assumptions) -> float:
+    """Those of groups that the filter drops too."""
+    rollout = recipe.rollout
+    return rollout.batch_size * rollout.samples_per_task / _informative(recipe, assumed)
+
+
+def _informative(recipe: Recipe, assumed: Assumptions) -> float:
+    """Share of the groups that are trained; of single episodes all, since they can't differ."""
+    filtered = recipe.algorithm.group_filter and recipe.rollout.samples_per_task > 1
+    return assumed.informative if filtered else 1.0
+
+
+def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:
+    """Seconds of one token of a call."""
+    gpu = GPUS[recipe.cluster.gpu]
+    return serving.decode_seconds(
+        recipe.model.architecture,
+        sglang_engine(recipe),
+        max(calls / engines(recipe), 1.0),
+        work.length / 2,
+        bandwidth=gpu.bandwidth * 1e12 * assumed.decode_bandwidth,
+        flops=gpu.flops * 1e12 * assumed.prefill_mfu,
+        layer_latency=assumed.layer_latency * 1e-6,
+    )
+
+
+def _prefill(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:
+    """By how much prefill lengthens `_decode`: new tokens of one call delay the decoding of the others on its engine.
+    What earlier turns left in the cache is not computed again."""
+    new = work.length / work.sampled - 1  # for one that is sampled
+    flops = new * roofline.forward_flops(recipe.model.architecture, work.length)
+    rate = sglang_engine(recipe).gpus * GPUS[recipe.cluster.gpu].flops * 1e12 * assumed.prefill_mfu
+    return max(calls / engines(recipe), 1.0) * flops / rate

@@ -1,0 +1,210 @@
+"""The machines that simulated episodes run on."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+
+class Aborted(Exception):
+    """The engine dropped the request."""
+
+
+class Machines(Protocol):
+    """cores: of all nodes; a command takes one. train, update: seconds of one training step, and of bringing its
+    weights to the engines."""
+
+    @property
+    def cores(self) -> float: ...
+
+    @property
+    def train(self) -> float: ...
+
+    @property
+    def update(self) -> float: ...
+
+    def token_seconds(self, calls: int) -> float:
+        """Of one token of a call, with so many calls in flight on all engines."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes as the benchmark has them. All of it is assumed; none was measured.
+
+    speed: tokens a second of one request. knee: requests a node serves at that speed; with more, all of them together
+    are as fast as these. cpus: of a node.
+    """
+
+    nodes: int
+    speed: float = 60.0
+    knee: int = 64
+    cpus: int = 96
+    train: float = 180.0
+    update: float = 10.0
+
+    @property
+    def cores(self) -> int:
+        return self.nodes * self.cpus
+
+    def token_seconds(self, calls: int) -> float:
+        return max(1.0, calls / (self.knee * self.nodes)) / self.speed
+
+
+class Shared:
+    """Work that goes on at once, all of it equally fast. speed: units of work a second of each, by how many there are.
+
+    `progress` is what anything that was there from the start would have done by now, so the next to end is the one that
+    has the least to go to: one timer is enough.
+    """
+
+    def __init__(self, speed: Callable[[int], float]) -> None:
+        self._speed = speed
+        self._progress = self._since = 0.0
+        self._ends: list[tuple[float, int]] = []  # a heap: progress at its end, number
+        self._running: dict[int, asyncio.Future[bool]] = {}
+        self._numbers = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def run(self, work: float) -> bool:
+        """Whether it was done; not where it was aborted."""
+        self._advance()
+        number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._running[number] = ended
+        self.idle.clear()
+        heapq.heappush(self._ends, (self._progress + work, number))
+        self._set_timer()
+        try:
+            done: bool = await ended
+            return done
+        finally:
+            if number in self._running:  # cancelled
+                self._advance()
+                self._end(number, False)
+                self._set_timer()
+
+    def abort(self) -> None:
+        self._advance()
+        for number in [*self._running]:
+            self._end(number, False)
+        self._set_timer()
+
+    def pause(self) -> None:
+        self._advance()
+        self._paused = True
+        self._set_timer()
+
+    def resume(self) -> None:
+        self._advance()
+        self._paused = False
+        self._set_timer()
+
+    def _end(self, number: int, done: bool) -> None:
+        ended = self._running.pop(number)
+        if not ended.done():
+            ended.set_result(done)
+        if not self._running:
+            self.idle.set()
+
+    def _advance(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._running and not self._paused:
+            self._progress += (now - self._since) * self._speed(len(self._running))
+        self._since = now
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._ends and self._ends[0][1] not in self._running:
+            heapq.heappop(self._ends)
+        if not self._ends or self._paused:
+            self._timer = None
+            return
+        left = (self._ends[0][0] - self._progress) / self._speed(len(self._running))
+        self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._first_ends)
+
+    def _first_ends(self) -> None:
+        self._advance()
+        self._progress, number = heapq.heappop(self._ends)  # as rounding has it or not
+        self._end(number, True)
+        self._set_timer()
+
+
+@dataclass
+class Stopwatch:
+    """Seconds since the simulation began, less those in which it was stopped."""
+
+    _passed: float = 0.0
+    _since: float | None = field(default=0.0)
+
+    def __call__(self) -> float:
+        return self._passed + (0.0 if self._since is None else asyncio.get_running_loop().time() - self._since)
+
+    def stop(self) -> None:
+        self._passed, self._since = self(), None
+
+    def start(self) -> None:
+        self._since = asyncio.get_running_loop().time()
+
+
+class Engine:
+    """The serving engines of all nodes."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._calls = Shared(lambda calls: 1 / machines.token_seconds(calls))
+        self._serving = Stopwatch()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def sample(self, tokens: int) -> float:
+        """Returns the seconds that it took, less weight updates. Raises `Aborted`."""
+        while not self._open.is_set():
+            await self._open.wait()
+        begun = self._serving()
+        if not await self._calls.run(tokens):
+            raise Aborted
+        return self._serving() - begun
+
+    def abort(self) -> None:
+        self._calls.abort()
+
+    async def update_weights(self) -> None:
+        """Calls in flight stop, and go on after it where they were; none begins meanwhile."""
+        self._open.clear()
+        self._calls.pause()
+        self._serving.stop()
+        await asyncio.sleep(self._machines.update)
+        self._calls.resume()
+        self._serving.start()
+        self._open.set()
+
+    async def drain(self) -> None:
+        """No call begins any more; wait for those in flight."""
+        self._open.clear()
+        await self._calls.idle.wait()
+
+    def reopen(self) -> None:
+        self._open.set()
+
+
+class Processors:
+    """Commands share the cores. asked, taken: seconds that they would take alone, and that they took."""
+
+    def __init__(self, cores: float) -> None:
+        self._commands = Shared(lambda commands: min(1.0, cores / commands))
+        self.asked = self.taken = 0.0
+
+    async def run(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await self._commands.run(seconds)
+        self.asked += seconds
+        self.taken += loop.time() - begun

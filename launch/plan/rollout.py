@@ -23,6 +23,7 @@ from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.rollout.scheduling.dynamic import NothingInformative
+from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 WARM_UP, MEASURED = 2, 4  # steps that are simulated
 MOST_EPISODES = 10_000  # with more of them fewer steps are measured: a larger batch has less noise
@@ -128,7 +129,7 @@ def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: floa
 
 
 def _idle(recipe: Recipe) -> str:
-    if recipe.rollout.schedule in ("carry", "continuous"):
+    if SCHEDULES[recipe.rollout.schedule].carries:
         return "the oldest group is waited for, or weights are updated"
     return "the slowest episodes of a batch are waited for"
 
@@ -158,7 +159,7 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
     """Grading takes a sandbox too: where these hold the episodes at their number, an episode keeps its own for it."""
     rollout, work = recipe.rollout, episodes_of(recipe, assumed)
     slots, limit = slots_of(recipe, work)
-    if rollout.schedule == "sync":  # nothing is sampled meanwhile, so the same case serves for all
+    if rollout.schedule == SYNC:  # nothing is sampled meanwhile, so the same case serves for all
         train = update = 0.0
     cores = recipe.cluster.cpus_per_node * sandbox_nodes(recipe) / assumed.sandbox_cpus
     by_calls = tuple(
@@ -215,10 +216,11 @@ def ledger_of(case: Case) -> Ledger:
 
 
 def schedule_of(case: Case) -> Schedule:
-    if case.schedule in ("carry", "continuous"):
-        paced = schedules.carry if case.schedule == "carry" else schedules.continuous
+    schedule = SCHEDULES[case.schedule]
+    if schedule.carries:
+        paced = schedules.carry if schedule.pauses else schedules.continuous
         return partial(paced, max_staleness=case.max_staleness)
-    synchronous = schedules.ahead if case.schedule == "async" else schedules.sync
+    synchronous = schedules.ahead if schedule.overlaps else schedules.sync
     return partial(synchronous, max_over_sampling=case.max_over_sampling)
 
 

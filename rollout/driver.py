@@ -142,9 +142,10 @@ class Driver:
         self.goes_on, self.gate, self.abort = goes_on, gate or Gate(), abort
         self._version = 0
         self._playing: asyncio.Task[None] | None = None
-        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
+        self._changed, self._woken = asyncio.Event(), asyncio.Event()
         self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
         self._running: dict[asyncio.Task[Group], int] = {}
+        self._in_slots: Counter[int] = Counter()  # episodes of those groups that hold a slot, or wait for one
         self._judged: dict[int, _Judged] = {}
         self._retried = Counter[str]()
 
@@ -155,7 +156,7 @@ class Driver:
         """
         self._version = version
         self.gate.open()
-        self._wanted.set()
+        self._woken.set()
         if self._playing is None:
             self._playing = asyncio.create_task(self._play(data_source))
         try:
@@ -190,6 +191,7 @@ class Driver:
         await self._stop_playing()
         await end_all(self._running)
         self._running.clear()
+        self._in_slots.clear()
 
     async def _stop_playing(self) -> None:
         """No group begins or ends any more; those that have begun are left as they are."""
@@ -210,12 +212,12 @@ class Driver:
     async def _play(self, data_source: DataSource) -> None:
         while True:
             self._begin(data_source)
-            wanted = asyncio.ensure_future(self._wanted.wait())
+            woken = asyncio.ensure_future(self._woken.wait())
             try:
-                await asyncio.wait([*self._running, wanted], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*self._running, woken], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                wanted.cancel()
-            self._wanted.clear()
+                woken.cancel()
+            self._woken.clear()
             done = [task for task in self._running if task.done()]
             for task in sorted(done, key=self._running.__getitem__):
                 self._end(self._running.pop(task), task.result(), data_source)
@@ -231,14 +233,21 @@ class Driver:
 
     @property
     def _full(self) -> bool:
-        return self.failures.outage or len(self._running) * len(next(iter(self._fresh.values()))) >= self.player.slots
+        return self.failures.outage or self._in_slots.total() >= self.player.slots
 
     def _start(self, number: int) -> None:
         self.scheduler.begin(number, self._version)
         played = [_copied(sample) for sample in self._fresh[number]]
-        self._running[asyncio.ensure_future(self.player.play_group(played))] = number
+        self._in_slots[number] = len(played)
+
+        def on_free() -> None:
+            self._in_slots[number] -= 1
+            self._woken.set()
+
+        self._running[asyncio.ensure_future(self.player.play_group(played, on_free))] = number
 
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
+        del self._in_slots[number]
         episodes = trajectories(flatten(group))
         broken = [is_broken(segments) for segments in episodes]
         outage = self.failures.outage
@@ -280,6 +289,7 @@ class Driver:
         self._running = {task: number for task, number in self._running.items() if number not in given_back}
         for number in given_back:
             self._judged.pop(number, None)
+            self._in_slots.pop(number, None)
         if given_back:
             data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
         trained = set(batch.groups)

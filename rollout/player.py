@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from slime_swe.rollout.hooks import RolloutHooks
@@ -24,18 +24,25 @@ class Player:
         self.reward_seconds = 0.0
         self._free = asyncio.Semaphore(self.slots)
 
-    async def play_group(self, group: Sequence[Sample]) -> Group:
-        """Its episodes; those that fan out are lists of siblings."""
+    async def play_group(self, group: Sequence[Sample], on_free: Callable[[], None]) -> Group:
+        """Its episodes; those that fan out are lists of siblings. on_free: called for each that needs its slot no more.
+
+        That is before it is scored, so slots may be free for another group long before this one ends.
+        """
         params = sampling_params(self.args)
         return await gather(
-            self.play(sample, seeded(self.args, params, place), evaluation=False) for place, sample in enumerate(group)
+            self.play(sample, seeded(self.args, params, place), on_free, evaluation=False)
+            for place, sample in enumerate(group)
         )
 
-    async def play(self, sample: Sample, params: dict[str, Any], *, evaluation: bool) -> Sample | list[Sample]:
+    async def play(
+        self, sample: Sample, params: dict[str, Any], on_free: Callable[[], None] = lambda: None, *, evaluation: bool
+    ) -> Sample | list[Sample]:
         """Generate one episode, then score it unless it was aborted."""
         extra = {"evaluation": evaluation} if self.hooks.generate_takes_evaluation else {}
         async with self._free:
             played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
+        on_free()
         segments = played if isinstance(played, list) else [played]
         if any(segment.status == Sample.Status.ABORTED for segment in segments):
             return played

@@ -12,6 +12,7 @@ from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, task_id_of
 from slime_swe.errors import InfrastructureError
+from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.rewards.slime_plugin import keep_group
 from slime_swe.rollout.driver import Driver, FilterError
 from slime_swe.rollout.evaluation import evaluate
@@ -266,3 +267,38 @@ async def test_an_evaluation_is_played_beside_the_episodes_of_training(tmp_path,
     paused.set()
     await training
     await driver.close()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_slots_are_given_to_the_next_group_as_its_predecessors_episodes_end(tmp_path, goes_on):
+    """On a simulated clock: episodes of minutes, some much longer, and gradings."""
+    slots, playing, busy = 32, 0, 0.0
+    dice = random.Random(3)
+
+    async def generate(args: Namespace, sample: Sample, params: dict) -> Sample:
+        nonlocal playing, busy
+        playing += 1
+        assert playing <= slots
+        seconds = min(dice.lognormvariate(5.0, 0.7), 500.0)
+        await asyncio.sleep(seconds)
+        busy += seconds
+        playing -= 1
+        sample.status = Sample.Status.COMPLETED
+        return sample
+
+    async def reward(args: Namespace, sample: Sample) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    async def run() -> float:
+        driver, source = make(tmp_path, Played(), batch=10, slots=slots)
+        player = Player(driver.player.args, RolloutHooks(generate, reward, None))
+        driver = Driver(player, PacedAdmission(10, 2), goes_on=goes_on)
+        for version in range(12):
+            await driver.collect(source, version)
+            if goes_on:
+                await asyncio.sleep(120)  # training; without it sampling waits meanwhile
+        await driver.close()
+        return busy / (slots * asyncio.get_running_loop().time())
+
+    assert simulate(run()) > 0.85

@@ -165,7 +165,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
-        "swe_version_lag": int(recipe.engine == "slime" and at_once(recipe)),
+        "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
         "swe_time_budget": rollout.time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": rollout.sandbox_concurrency,

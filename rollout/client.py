@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, cast
 
@@ -15,11 +16,17 @@ from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.replies import TOKEN_IDS, EngineAborted, EngineError, Part, experts_between, parse_reply
 from slime_swe.rollout.version_spans import VersionSpan, joined
 
+UNREACHABLE = "unreachable"
+ERROR_CODE = "X-SMG-Error-Code"  # header in which SGLang's router names an error
 MIN_REPLY = 16  # tokens: with less room than this for a reply, the context counts as full
 
 
 class _Transient(EngineError):
-    """Worth another try."""
+    """Worth another try. cause: a name to count it by."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Generation:
     """One sampled turn. `log_probs[i]` is that of `tokens[i]`, the stop token included.
 
     `version_spans` cover `tokens`: which weights sampled which. The counts of tokens are of the first request for it.
+    `retries`: why further requests were made for it -> how many: `unreachable`, `aborted`, or what the router calls it.
     `routed_experts` are int32 in bytes, for the tokens of the sequence from `experts_from` up to the last but one: the
     last one was never put into the model.
     """
@@ -65,6 +73,7 @@ class Generation:
     version_spans: tuple[VersionSpan, ...] = ()
     routed_experts: bytes | None = None
     experts_from: int = 0
+    retries: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -75,7 +84,8 @@ class EngineClient:
     reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
     together, for routing replay. A turn that the engine aborts goes on from what was said of it. Connection failures,
     5xx, and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx),
-    timed-out or invalid reply is not retried. gate: each request waits there before it is made.
+    timed-out or invalid reply is not retried. gate: each request waits there before it is made. on_failure: called
+    between a connection failure or 5xx and the next try.
 
     Not covered: of an aborted turn, a stop string across the cut, and a stop token that only the engine knows of.
     """
@@ -90,6 +100,7 @@ class EngineClient:
     vocabulary: int | None = None
     experts_per_token: int = 0
     gate: Gate = field(default_factory=Gate)
+    on_failure: Callable[[], Awaitable[object]] | None = None
     _http: aiohttp.ClientSession | None = field(default=None, init=False)
 
     @property
@@ -134,11 +145,15 @@ class EngineClient:
                     reply = await self._post(turn.request(), headers)
             except _Transient as error:
                 failure = error
+                turn.retries[error.cause] += 1
+                if self.on_failure is not None:
+                    await self.on_failure()
             else:
                 part = parse_reply(reply, turn.room, self.vocabulary or TOKEN_IDS)
                 turn.add(part)
                 if turn.finish_reason is not None:
                     return turn.generation(turn.finish_reason)
+                turn.retries["aborted"] += 1
                 if part.tokens or self.gate.is_closed:  # then it was the run that had it aborted
                     failures = 0
                     continue
@@ -155,14 +170,18 @@ class EngineClient:
             async with self._http.post(self.url, data=body, headers=headers) as response:
                 reply = await self._read(response)
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but nothing was asked yet
-            raise _Transient(f"{self.url} is unreachable: no connection in {self.connect_timeout:g} s") from error
+            why = f"no connection in {self.connect_timeout:g} s"
+            raise _Transient(UNREACHABLE, f"{self.url} is unreachable: {why}") from error
         except TimeoutError as error:
             raise EngineError(f"{self.url} did not reply within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Transient(f"{self.url} is unreachable: {error or type(error).__name__}") from error
+            raise _Transient(UNREACHABLE, f"{self.url} is unreachable: {error or type(error).__name__}") from error
         if response.status != 200:
-            kind = _Transient if response.status >= 500 else EngineError
-            raise kind(f"{self.url} replied HTTP {response.status}: {reply[:200].decode(errors='replace')}")
+            message = f"{self.url} replied HTTP {response.status}: {reply[:200].decode(errors='replace')}"
+            if response.status < 500:
+                raise EngineError(message)
+            code = response.headers.get(ERROR_CODE, "")
+            raise _Transient(code if code.isidentifier() else f"http_{response.status}", message)
         return reply
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
@@ -189,6 +208,7 @@ class _Turn:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.spans: list[VersionSpan] = []
+        self.retries = Counter[str]()
         self.first: Part | None = None  # that sampled something
         self.tables: list[bytes] = []
         self.length = sum(piece.count(b",") for piece in self.prompt)  # of the prompt, in tokens
@@ -250,6 +270,7 @@ class _Turn:
             version_spans=joined(self.spans),
             routed_experts=b"".join(self.tables) if self.experts_from is not None else None,
             experts_from=self.experts_from or 0,
+            retries=self.retries,
         )
 
 

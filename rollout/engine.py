@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import nullcontext
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -10,11 +13,15 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.chat.tokenizer import vocabulary_size
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.gate import Gate
-from slime_swe.rollout.loop_scope import gate_of_loop
+from slime_swe.rollout.loop_scope import gate_of_loop, opened_once
 from slime_swe.rollout.settings import RolloutSettings
 
-_ABORT_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
+_CONNECTION_SECONDS = 5.0
+_UNANSWERED = (aiohttp.ClientError, TimeoutError, ValueError, KeyError)
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
+
+_log = logging.getLogger(__name__)
 
 
 async def engine_client(settings: RolloutSettings) -> EngineClient:
@@ -26,28 +33,92 @@ async def engine_client(settings: RolloutSettings) -> EngineClient:
     experts_per_token = settings.layers * settings.experts_per_token if settings.routing_replay else 0
     if settings.routing_replay and not experts_per_token:
         raise UserError("routing replay needs the sizes of its tables: args.num_layers and args.moe_router_topk")
+    url = settings.engine_url
+    workers = await opened_once(("workers", url), lambda: nullcontext(Workers(url)))
     return EngineClient(
-        settings.engine_url,
+        url,
         timeout=settings.time_budget / 2,
         vocabulary=vocabulary,
         experts_per_token=experts_per_token,
+        on_failure=workers.remove_dead,
         gate=Gate() if settings.evaluation else await gate_of_loop(),
         **({"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}),
     )
 
 
+class Workers:
+    """The engines at one address: a router's workers, or the server itself, which `remove_dead` leaves alone.
+
+    SLiME starts its router without health checks and without circuit breakers. So it goes on sending to a worker that
+    is gone what it once sent there, until somebody removes the worker.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._removing: asyncio.Task[list[str]] | None = None
+
+    async def remove_dead(self) -> list[str]:
+        """Have the router forget the workers that take no connections; returns their URLs. While no worker takes any,
+        all stay. Calls that come while one is under way share it.
+
+        Not covered: a worker that takes connections and answers none.
+        """
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.create_task(self._remove_dead())
+        return await asyncio.shield(self._removing)
+
+    async def _remove_dead(self) -> list[str]:
+        removed = []
+        try:
+            async with _session() as http:
+                workers = await _workers(http, self.url)
+                answers = await asyncio.gather(*(_takes_connections(worker["url"]) for worker in workers))
+                for worker, answer in zip(workers, answers, strict=True):
+                    if any(answers) and not answer and "id" in worker:
+                        async with http.delete(f"{self.url}/workers/{worker['id']}") as response:
+                            response.raise_for_status()
+                        removed.append(worker["url"])
+        except _UNANSWERED as error:
+            _log.warning("the router at %s can't be asked for its workers: %r", self.url, error)
+        for url in removed:
+            _log.warning("the engine at %s takes no connections: the router at %s sends it no more", url, self.url)
+        return removed
+
+
 async def abort_all(url: str) -> None:
-    """Have the engines at this address drop what they sample: a router's workers, or the server itself.
+    """Have the engines at this address drop what they sample. One that takes no connections samples nothing.
 
     Raises `InfrastructureError` where one does not answer.
     """
-    timeout = aiohttp.ClientTimeout(total=_ABORT_SECONDS)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, raise_for_status=False) as http:
-            async with http.get(f"{url}/workers") as response:
-                workers = (await response.json())["workers"] if response.status == 200 else [{"url": url}]
-            for worker in workers:
+        async with _session() as http:
+            for worker in await _workers(http, url):
+                if not await _takes_connections(worker["url"]):
+                    continue
                 async with http.post(f"{worker['url']}/abort_request", json={"abort_all": True}) as response:
                     response.raise_for_status()
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+    except _UNANSWERED as error:
         raise InfrastructureError(f"the engines at {url} can't be asked to pause: {error!r}") from error
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS))
+
+
+async def _workers(http: aiohttp.ClientSession, url: str) -> list[dict[str, str]]:
+    async with http.get(f"{url}/workers") as response:
+        if response.status != 200:  # no router
+            return [{"url": url}]
+        workers: list[dict[str, str]] = (await response.json())["workers"]
+        return workers
+
+
+async def _takes_connections(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        async with asyncio.timeout(_CONNECTION_SECONDS):
+            _, writer = await asyncio.open_connection(address.hostname, address.port or 80)
+    except OSError:  # a `TimeoutError` too
+        return False
+    writer.close()
+    return True

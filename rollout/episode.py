@@ -43,7 +43,11 @@ class Timings:
 
 @dataclass
 class Counters:
-    """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit."""
+    """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit.
+
+    engine_retries: why requests were made again within a turn -> how many (`Generation.retries`). broken_attempts:
+    earlier attempts at this episode, by the stop reason of each.
+    """
 
     tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
     malformed_calls: int = 0
@@ -53,6 +57,8 @@ class Counters:
     first_edit_patch: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    engine_retries: dict[str, int] = field(default_factory=dict)
+    broken_attempts: dict[str, int] = field(default_factory=dict)
     engine_aborted: bool = False  # somebody made the engine drop the request: trying again is no use
 
 
@@ -75,6 +81,7 @@ class EpisodeStatistics(Counters):
     """What has happened so far. Updated as it happens, so that it is complete even if the episode is cut short."""
 
     tool_calls: Counter[str] = field(default_factory=Counter)
+    engine_retries: Counter[str] = field(default_factory=Counter)
     turns: int = 0
     engine_seconds: float = 0.0
     sandbox_seconds: float = 0.0
@@ -92,6 +99,7 @@ class EpisodeStatistics(Counters):
         self.cut_turns += said.finish_reason == "length"
         self.prompt_tokens += said.prompt_tokens
         self.cached_tokens += said.cached_tokens
+        self.engine_retries.update(said.retries)
 
     @contextmanager
     def engine_time(self) -> Iterator[None]:

@@ -21,12 +21,14 @@ Segments = list[Record]  # of one episode
 
 
 def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
-    """Means over a step's episodes, stop reasons one-hot. `episodes` and `infrastructure_failures` are counts.
+    """Means over a step's episodes, stop reasons one-hot. `episodes` and `infrastructure_failures` are counts, and so
+    is what was tried again: `engine_retries/CAUSE` requests, `broken_attempts/STOP_REASON` episodes.
 
     A figure that no episode has a record of is absent. If infrastructure broke every episode, all means are absent.
     """
     episodes, sound = _sorted(samples, reward_key)
     counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
+    counts |= _retries(_reports(episodes))
     return {**counts, **_outcomes(sound), **_means(map(_sizes, sound)), **_means(map(_conduct, _reports(sound)))}
 
 
@@ -122,6 +124,14 @@ def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
         }
         for first, *_ in sound
     )
+
+
+def _retries(reports: Iterable[EpisodeRecord]) -> dict[str, float]:
+    found = Counter[str]()
+    for counters in (report.counters for report in reports):
+        found.update({f"engine_retries/{cause}": count for cause, count in counters.engine_retries.items()})
+        found.update({f"broken_attempts/{reason}": count for reason, count in counters.broken_attempts.items()})
+    return {name: float(count) for name, count in sorted(found.items())}
 
 
 def _sizes(segments: Segments) -> dict[str, float]:

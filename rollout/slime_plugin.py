@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ async def generate(
     (await gate_of_loop()).stop_when(_aborted_by_slime)
     # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
+    broken_attempts = Counter[str]()
     for attempt in range(settings.max_attempts):
         key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
         sampling = Sampling(sampling_params, key, headers)
@@ -84,7 +86,9 @@ async def generate(
         broken = episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted
         if not broken or attempt == settings.max_attempts - 1:
             break
+        broken_attempts[episode.stop_reason.value] += 1
         await asyncio.sleep(_PAUSE * 2**attempt)
+    episode.counters.broken_attempts = dict(broken_attempts)
     samples = to_samples(
         args, sample, episode, agent.decode, placeholder=agent.placeholder_token, evaluation=evaluation
     )
@@ -94,7 +98,7 @@ async def generate(
 def _aborted_by_slime() -> bool:
     """Whether SLiME's own rollout function, where that is what calls `generate`, has its batch and wants no more."""
     theirs = sys.modules.get("slime.rollout.sglang_rollout")
-    state = type(theirs.GenerateState)._instances.get(theirs.GenerateState) if theirs else None
+    state = theirs.GenerateState._instances.get(theirs.GenerateState) if theirs else None
     return state is not None and state.aborted
 
 

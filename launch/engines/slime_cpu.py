@@ -1,6 +1,6 @@
 """The engine that shows, without a GPU, that what trains on one is what was tested: real SLiME on real Megatron.
 
-SLiME's `train.py` runs with the recipe's own plug-ins; the embedded engine's server is its rollout engine.
+SLiME's `train.py` or `train_async.py` runs with the recipe's own plug-ins; the embedded server is its rollout engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ NO_SERVER = "HOST:PORT"  # stands for the server's address, which is not known b
 
 RULES: tuple[Fixed, ...] = (
     *WITHOUT_GPUS,
-    *only("sync", "this engine samples and trains in turns", "rollout.schedule"),
     *only([], "this engine starts the embedded server and names it to SLiME", "serving.external_engines"),
 )
 

@@ -25,14 +25,18 @@ PYTHON = "python3"  # of the machine that the job runs on, where this one has no
 def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Checkouts | None = None) -> Job:
     """The job of a run in `folder`. Touches no file. Raises `UserError`."""
     run, found = folder.resolve(), checkouts or Checkouts.find()
-    script = "train_async.py" if at_once(recipe) else "train.py"
     return Job(
-        program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script)),
+        program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script_of(recipe))),
         flags=render_flags(sections(recipe, run, resume=resume)),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),
         directory=run,
     )
+
+
+def script_of(recipe: Recipe) -> str:
+    """SLiME's entry script: one trains and samples in turns, the other at once."""
+    return "train_async.py" if at_once(recipe) else "train.py"
 
 
 def render_flags(attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, ...]]:

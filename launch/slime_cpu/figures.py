@@ -24,6 +24,8 @@ TRAINED = {  # SLiME's figure of an optimizer step -> its name in the records
     "train/grad_norm": "grad_norm",
 }
 GAP = "train/train_rollout_logprob_abs_diff"
+OURS = ("rollout/staleness", "rollout/dynamic_filter/", "rollout/retried/")  # how our rollout function's figures begin
+OLDEST = "rollout/staleness_max"
 TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
     "perf/rollout_time": "generation",
     "perf/train_time": "training",
@@ -32,8 +34,14 @@ TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
 }
 
 
-def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
-    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
+def read_figures(
+    run: Path, tensorboard: Path, *, steps: int, rollouts: int, evaluated_first: bool = True
+) -> list[dict[str, Any]]:
+    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
+
+    evaluated_first: whether the first evaluation comes before the first rollout, as in SLiME's `train.py`, and not in
+    its `train_async.py`.
+    """
     figures = scalars(tensorboard)
     records: list[dict[str, Any]] = []
     for number, episodes in _by("rollout_id", _counted(run / EPISODES)).items():
@@ -42,8 +50,9 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
         records.append({**where, **means, **step_figures(figures, number, steps)})
     for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
         for place, episodes in enumerate(_rounds(played)):
-            number = -1 if place == 0 else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
-            moment = "before" if place == 0 else "after" if number == rollouts - 1 else "during"
+            is_first = evaluated_first and place == 0
+            number = -1 if is_first else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
+            moment = "before" if is_first else "after" if number == rollouts - 1 else "during"
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
             where["attempt"] = episodes[0].attempt
             records.append({**where, **evaluation_metrics(episodes)})
@@ -51,21 +60,22 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
 
 
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
-    """SLiME's own figures of a rollout: means over its optimizer steps.
+    """Of a rollout, our rollout function's figures and SLiME's own: means over its optimizer steps.
 
-    `logprob_diff_mean` compares trainer and server in the first step, where both have the same weights. SLiME counts no
-    trained tokens; where no step had a gradient there were none.
+    `logprob_diff_mean` compares trainer and server in the first step; it is absent where they had other weights, since
+    older ones have sampled. SLiME counts no trained tokens; where no step had a gradient there were none.
     """
     numbers = range(rollout_id * steps, (rollout_id + 1) * steps)
     found = {
         name: [figures[tag][n] for n in numbers if n in figures[tag]] for tag, name in TRAINED.items() if tag in figures
     }
     means = {name: sum(values) / len(values) for name, values in found.items() if values}
-    gap = figures.get(GAP, {}).get(numbers[0])
+    ours = {tag: values[rollout_id] for tag, values in figures.items() if tag.startswith(OURS) and rollout_id in values}
+    gap = None if ours.get(OLDEST) else figures.get(GAP, {}).get(numbers[0])
     seconds = {name: figures[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in figures.get(tag, {})}
     if means.get("grad_norm") == 0:
         means["trained_tokens"] = 0
-    return means | ({} if gap is None else {"logprob_diff_mean": gap}) | {"seconds": seconds}
+    return ours | means | ({} if gap is None else {"logprob_diff_mean": gap}) | {"seconds": seconds}
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

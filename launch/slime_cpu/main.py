@@ -1,6 +1,6 @@
-"""Run SLiME's own `train.py` with the shims in place.
+"""Run SLiME's own `train.py` or `train_async.py` with the shims in place.
 
-    python -m slime_swe.launch.slime_cpu.main SLIME_HOME ARGUMENT ...
+    python -m slime_swe.launch.slime_cpu.main SCRIPT ARGUMENT ...
 
 Ray counts the trainer's processes as GPUs, so it gets as many as the arguments ask for. SLiME gives each of its
 actors a whole CPU, and most of them only wait, so Ray is given more CPUs than there may be.
@@ -21,23 +21,23 @@ from slime_swe.launch.slime_cpu.shims import install
 CPUS = 16
 
 
-def main(home: str, arguments: list[str]) -> None:
-    script = Path(home) / "train.py"
+def main(script: str, arguments: list[str]) -> None:
     processes = int(arguments[arguments.index("--actor-num-gpus-per-node") + 1])
     with attempting(Path.cwd() / DRIVERS):  # it is started in the run's folder, and may outlive its launcher
         train(script, processes, arguments)
 
 
-def train(script: Path, processes: int, arguments: list[str]) -> None:
+def train(script: str, processes: int, arguments: list[str]) -> None:
     install()
     ray.init(
+        address="local",  # one of its own, where the machine runs another
         num_gpus=processes + 1,  # the server, which SLiME counts in as well
         num_cpus=CPUS,
         include_dashboard=False,
         runtime_env={"worker_process_setup_hook": "slime_swe.launch.slime_cpu.shims.install"},
     )
-    sys.argv = [str(script), *arguments]
-    runpy.run_path(str(script), run_name="__main__")
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, SETTINGS, WEIGHTS
-from slime_swe.launch.slime.render import environment, render_flags, settings_files
+from slime_swe.launch.slime.render import environment, render_flags, script_of, settings_files
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
 
@@ -36,7 +36,7 @@ def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, 
     recipe = with_value(recipe, "run.tensorboard", True)  # SLiME's figures are read back from these files
     run = folder.resolve()
     return Job(
-        program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime)),
+        program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime / script_of(recipe))),
         flags=render_flags(cpu_sections(recipe, run, address, resume=resume)),
         environment=environment(recipe, run, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
         files=settings_files(recipe, run) | {run / SETTINGS: as_yaml(ours(recipe, run) | IN_FLOAT32)},

@@ -1,4 +1,4 @@
-"""One run of `engine=slime_cpu`: start the embedded server, run SLiME's `train.py` beside it, summarise the run."""
+"""One run of `engine=slime_cpu`: start the embedded server, run SLiME beside it, summarise the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.errors import InfrastructureError
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.args import to_args
+from slime_swe.launch.args import at_once, to_args
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
@@ -112,7 +112,10 @@ class Monitor:
     def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
         steps, rollouts = self.recipe.algorithm.steps_per_rollout, self.recipe.run.num_rollouts
-        records = read_figures(self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts)
+        first = not at_once(self.recipe)
+        records = read_figures(
+            self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts, evaluated_first=first
+        )
         with writing(self.folder / METRICS):
             replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
         for record in records[self.shown :]:

@@ -1,53 +1,32 @@
-"""A whole rollout by SLiME's own code: its parser, router and rollout function, our plug-ins, the embedded server."""
+"""Whole rollouts over SLiME's own parser, router and rollout function, with our plug-ins and the embedded server."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import asyncio
 
 import pytest
+from tests.contract.wire import Wire, WiredServer
 
-from slime_swe.launch.config import resolve
-from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime_cpu.render import render
+from slime_swe.data_sources.slime_plugin import TaskDataSource
+from slime_swe.rollout.loop_scope import close_loop_scope
 
-requests = pytest.importorskip("requests", reason="comes with SLiME's environment")
-OVERRIDES = ["rollout.batch_size=2", "rollout.samples_per_task=4", "rollout.max_turns=3", "run.num_rollouts=1"]
-
-
-@pytest.fixture
-async def server(slime_home, tmp_path):
-    from slime_swe.embedded.server_process import ServerProcess
-
-    seed = Path(__file__).parents[2] / "embedded" / "seed" / "checkpoint"
-    async with ServerProcess(seed, tmp_path / "server.log", threads=1, seed=0, slots=16, context_length=640) as server:
-        yield f"{server.host}:{server.port}"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def args(server, tmp_path, monkeypatch):
-    """What SLiME's parser makes of the job that `engine=slime_cpu` would start."""
-    from slime.utils.arguments import parse_args
-
-    job = render(resolve("tiny_cpu", OVERRIDES), tmp_path, server, checkouts=Checkouts.find())
-    job.write_files()
-    monkeypatch.setattr(sys, "argv", ["train.py", *(word for words in job.flags.values() for word in words)])
-    return parse_args()
+def wire():
+    return Wire()
 
 
-@pytest.mark.slow
-def test_slimes_rollout_function_plays_our_episodes(args, server):
-    from slime.ray.rollout import _start_router
+@pytest.fixture
+def server_class(wire):
+    return WiredServer.over(wire)
+
+
+def test_slimes_rollout_function_plays_our_episodes(routed):
     from slime.rollout.sglang_rollout import generate_rollout
-    from slime.utils.http_utils import init_http_client
 
-    from slime_swe.data_sources.slime_plugin import TaskDataSource
-
-    args.sglang_router_ip, args.sglang_router_port = _start_router(args)
-    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    requests.post(f"{router}/workers", json={"url": f"http://{server}"}, timeout=10).raise_for_status()
-    init_http_client(args)
-    samples = played(generate_rollout(args, 0, TaskDataSource(args)).samples)
+    samples = played(generate_rollout(routed, 0, TaskDataSource(routed)).samples)
     assert {sample.group_index for sample in samples} == {0, 1}
 
 
@@ -65,27 +44,50 @@ def played(groups):
     return samples
 
 
-@pytest.mark.slow
-def test_our_rollout_function_is_called_as_slimes(args, server):
+def test_our_rollout_function_is_called_as_slimes(routed):
     """Groups that the filter drops are replaced; what comes back is of SLiME's own type."""
-    from slime.ray.rollout import _start_router
     from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
-    from slime.utils.http_utils import init_http_client
     from slime.utils.misc import load_function
 
-    from slime_swe.data_sources.slime_plugin import TaskDataSource
-
-    args.sglang_router_ip, args.sglang_router_port = _start_router(args)
-    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    requests.post(f"{router}/workers", json={"url": f"http://{server}"}, timeout=10).raise_for_status()
-    init_http_client(args)
-    args.dynamic_sampling_filter_path = "slime_swe.rewards.slime_plugin.keep_group"
-    source = TaskDataSource(args)
+    routed.dynamic_sampling_filter_path = "slime_swe.rewards.slime_plugin.keep_group"
+    source = TaskDataSource(routed)
     rollout = load_function("slime_swe.rollout.slime_plugin.generate_rollout")
-    outputs = [call_rollout_fn(rollout, args, number, source, evaluation=False) for number in range(2)]
+    outputs = [call_rollout_fn(rollout, routed, number, source, evaluation=False) for number in range(2)]
     assert all(isinstance(output, RolloutFnTrainOutput) for output in outputs)
     for output in outputs:
         samples = played(output.samples)
         for group in output.samples:
             assert {sample.reward for sample in group} == {-1.0, 1.0}, "every group has something to learn"
         assert len({sample.group_index for sample in samples}) == 2
+
+
+def test_episodes_that_slime_aborts_make_no_further_calls(routed, wire):
+    """Ten of its twelve groups, of which it wants two."""
+    from slime.rollout.sglang_rollout import generate_rollout
+
+    routed.over_sampling_batch_size = 12
+    played(generate_rollout(routed, 0, TaskDataSource(routed)).samples)
+    aborted = wire.calls.index("/abort_request")
+    assert wire.calls[aborted:].count("/generate") <= 1
+
+
+def test_ten_groups_that_a_batch_leaves_unfinished_make_no_calls_and_lose_nothing(routed, wire):
+    from slime.utils.async_utils import run
+
+    from slime_swe.rollout.slime_plugin import generate_rollout
+
+    routed.swe_schedule, routed.swe_max_staleness = "carry", 5
+    source = TaskDataSource(routed)
+    try:
+        trained = played(generate_rollout(routed, 0, source).samples)
+        calls, waiting = len(wire.calls), list(wire.aborted)
+        run(asyncio.sleep(0.5))
+        assert len(wire.calls) == calls
+        assert wire.left(waiting) == len(waiting) > 0
+        for number in range(1, 6):
+            trained += played(generate_rollout(routed, number, source).samples)
+        assert {sample.group_index for sample in trained} == set(range(12)), "those that began at first"
+        assert not any(sample.metadata.get("infrastructure") for sample in trained)
+        assert not wire.left(waiting)
+    finally:
+        run(close_loop_scope())

@@ -72,7 +72,8 @@ def test_slime_keeps_every_checkpoint_and_takes_no_count(base):
 
 
 def test_real_slime_on_a_cpu_keeps_slimes_own_rules():
-    fields = {v.field for v in violations(variant("tiny_cpu", engine="slime_cpu", rollout__schedule="continuous"))}
+    changes = {"rollout__schedule": "carry", "rollout__generate": "json.loads"}
+    fields = {v.field for v in violations(variant("tiny_cpu", engine="slime_cpu", **changes))}
     assert fields == {"rollout.schedule"}
 
 

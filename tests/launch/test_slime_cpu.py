@@ -16,11 +16,13 @@ from tests.recipes.changes import variant
 
 from slime_swe.attempts import ATTEMPTS, HeldError
 from slime_swe.errors import UserError
+from slime_swe.launch.engines import require_legal
 from slime_swe.launch.runs import create_run
 from slime_swe.launch.slime import checkouts
 from slime_swe.launch.slime.checkouts import require_checkouts
-from slime_swe.launch.slime.paths import DRIVERS
+from slime_swe.launch.slime.paths import DRIVERS, SETTINGS
 from slime_swe.launch.slime_cpu.figures import GAP, read_figures, step_figures
+from slime_swe.launch.slime_cpu.render import render
 from slime_swe.launch.slime_cpu.run import train
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +163,13 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     assert records[-1]["outcomes"] == {"t0": [1], "t1": [1]}
 
 
+def test_where_training_and_sampling_overlap_no_evaluation_comes_first(tmp_path):
+    played = [episode(0, solved, rollout_id=number, dataset="heldout") for number, solved in enumerate((True, False))]
+    journal(tmp_path / "evaluations.jsonl", played)
+    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, evaluated_first=False)
+    assert [(record["rollout_id"], record["moment"]) for record in records] == [(0, "during"), (1, "after")]
+
+
 def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
     played = [
         episode(index, solved=attempt == 2, rollout_id=rollout, attempt=attempt)
@@ -184,6 +193,29 @@ def test_slimes_figures_are_means_over_steps_and_the_gap_is_the_first_steps():
     reported = {"train/grad_norm": {2: 1.0, 3: 3.0}, GAP: {2: 0.25, 3: 9.0}, "perf/train_time": {1: 4.0}}
     assert step_figures(reported, 1, 2) == {"grad_norm": 2.0, "logprob_diff_mean": 0.25, "seconds": {"training": 4.0}}
     assert step_figures(reported, 5, 2) == {"seconds": {}}
+
+
+@pytest.mark.parametrize(("staleness", "gap"), [(0.0, {"logprob_diff_mean": 0.25}), (1.0, {})])
+def test_the_gap_is_reported_where_the_weights_that_sampled_are_the_trainers(staleness, gap):
+    reported = {GAP: {2: 0.25}, "rollout/staleness_max": {2: staleness}, "rollout/dynamic_filter/drop_x": {1: 3.0}}
+    assert step_figures(reported, 2, 1) == {"rollout/staleness_max": staleness, **gap, "seconds": {}}
+    assert step_figures(reported, 1, 1) == {"rollout/dynamic_filter/drop_x": 3.0, "seconds": {}}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps_old", "script", "lag"),
+    [
+        *(("sync", 2, "train.py", 0), ("carry", 2, "train.py", 0), ("continuous", 0, "train.py", 0)),
+        *(("continuous", 2, "train_async.py", 1), ("async", 0, "train_async.py", 1)),
+    ],
+)
+def test_slimes_script_is_the_one_that_the_schedule_needs(tmp_path, schedule, steps_old, script, lag):
+    changes = {"rollout__schedule": schedule, "rollout__max_staleness": steps_old, "algorithm__steps_per_rollout": 1}
+    recipe = variant("tiny_cpu", engine="slime_cpu", **changes)
+    require_legal(recipe)
+    job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
+    assert job.program[-1] == f"/slime/{script}"
+    assert f"swe_version_lag: {lag}\n" in job.files[tmp_path / SETTINGS]
 
 
 def test_a_rollout_whose_steps_have_no_gradient_trained_no_token():

@@ -109,6 +109,29 @@ async def test_passing_trouble_is_tried_again(trouble):
     assert len(handle.asked) == 3
 
 
+async def test_retries_are_counted_by_cause_and_failures_reported():
+    """A router names its errors in a header."""
+
+    def named(cause):
+        async def make(request):
+            return web.Response(status=502, headers={"X-SMG-Error-Code": cause})
+
+        return make
+
+    failed = []
+
+    async def on_failure():
+        failed.append(len(handle.asked))
+
+    aborted = body(reply(tokens=[7], log_probs=[-1.0], kind="abort"))
+    handle = answers(named("no_workers"), aborted, hang_up, named("not <a> name"), body(reply()))
+    async with serve(handle) as url, client(url, on_failure=on_failure) as engine:
+        generation = await engine.generate([1], PARAMS)
+    assert generation.tokens == [7, 5, 6]
+    assert generation.retries == {"no_workers": 1, "aborted": 1, "unreachable": 1, "http_502": 1}
+    assert failed == [1, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("trouble", "message", "asked"),
     [

@@ -59,6 +59,15 @@ def test_outcomes_leave_broken_episodes_out_and_count_siblings_once():
     assert episode_metrics([aborted(0)]) == {"episodes": 1, "infrastructure_failures": 1}
 
 
+def test_what_was_tried_again_is_summed_up_by_cause_over_all_episodes():
+    samples = [make_sample(0, 1.0), make_sample(-1, 1.0, rollout_id=0), make_sample(1, 1.0), aborted(2)]
+    for sample in samples:
+        counters = {"engine_retries": {"aborted": 2}, "broken_attempts": {"sandbox_error": 1}}
+        sample.metadata["episode"] = {"patch": "", "counters": counters}
+    metrics = episode_metrics(samples)
+    assert (metrics["engine_retries/aborted"], metrics["broken_attempts/sandbox_error"]) == (6, 3)
+
+
 def test_a_reward_without_a_score_solves_where_it_is_positive_in_every_figure(tmp_path):
     """One rule for metrics, evaluations, the group filter and the journal; SLiME's `reward_key` chooses the number."""
     good, bad = (make_sample(i, 0.0, reward={"a": value, "b": 9.0}, metadata={}) for i, value in enumerate((1.0, -1.0)))

@@ -109,6 +109,7 @@ async def test_an_episode_that_infrastructure_broke_is_tried_again(run_with, scr
             sample = await slime_plugin.generate(args, make_sample(), PARAMS)
     assert sample.status is Sample.Status.COMPLETED
     assert "infrastructure" not in sample.metadata
+    assert sample.metadata["episode"]["counters"]["broken_attempts"] == {"engine_error": 1}
     assert len(calls) == 3
 
 

@@ -70,7 +70,7 @@ class DynamicSampling:
         given_back = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
         self._running.clear()
         self._ended.clear()
-        return Batch(chosen, [version - self.lag] * len(chosen), given_back)
+        return Batch(chosen, [max(0, version - self.lag)] * len(chosen), given_back)
 
     def _informative(self) -> int:
         return sum(map(self._is_informative, self._ended))

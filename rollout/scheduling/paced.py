@@ -18,8 +18,8 @@ class PacedAdmission:
     begins then has one step less. A batch is the oldest finished groups, but a younger one may not take the place of an
     older one whose last step could not be kept then: the batch waits for that.
 
-    lag: by how many versions the weights that sample are behind those that a batch is trained on: 0 if sampling and
-    training take turns, 1 if a batch is sampled while the one before it is trained.
+    lag: by how many versions the weights that sample are behind those that a batch is trained on, once there have been
+    so many: 0 if sampling and training take turns, 1 if a batch is sampled while the one before it is trained.
     """
 
     batch_size: int
@@ -34,18 +34,22 @@ class PacedAdmission:
         return len(self._begun)
 
     def wanted(self, version: int) -> int:
-        last = version - self.lag + self.max_staleness  # on which what begins now can be trained
+        last = self._sampling(version) + self.max_staleness  # on which what begins now can be trained
         steps = last - max(version, self._following) + 1
         return steps * self.batch_size - len(self._begun)
 
     def begin(self, group: int, version: int) -> None:
-        self._begun[group] = version - self.lag
+        self._begun[group] = self._sampling(version)
 
     def end(self, group: int, outcome: Outcome) -> None:
         if outcome is Outcome.INFORMATIVE:
             self._finished.add(group)
         else:
             del self._begun[group]
+
+    def _sampling(self, version: int) -> int:
+        """The version of the weights that sample while a batch is trained on this one."""
+        return max(0, version - self.lag)
 
     def take(self, version: int) -> Batch | None:
         by_age = sorted(self._finished, key=lambda group: (self._begun[group], group))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from slime_swe.rollout.scheduling.concurrency import Concurrency
+from slime_swe.rollout.scheduling.concurrency import HIGH_MEMORY, Concurrency
 
 SECONDS = 1.0  # between two looks at the machine
 _SOME = re.compile(r"some avg10=([\d.]+)")  # per cent
@@ -73,7 +73,8 @@ class Slots:
         before, peak, self._peak = self.limit, self._peak, self.in_use
         self.limit = concurrency.observe(in_use=peak, cpu_pressure=cpu, memory_pressure=memory)
         if self.limit < before:
-            _log.warning(
+            _log.log(
+                logging.WARNING if memory > HIGH_MEMORY else logging.INFO,  # busy processors are what a run wants
                 "this machine bears fewer sandboxes: %d at once from now on, %d before, %d were open; some process "
                 "waited %.0f %% of the last 10 s for a CPU, and %.0f %% for memory",
                 *(self.limit, before, peak, 100 * cpu, 100 * memory),

@@ -2,9 +2,9 @@
 
     slime-swe train recipe=qwen3_coder_30b_a3b_async data.train=[path/to/tasks.jsonl]
 
-`qwen3_coder_30b_a3b` on separate GPUs: while the trainer works on one rollout, the next is sampled with weights that
-are one rollout old, so slow episodes don't keep the trainer's GPUs waiting. Truncated importance sampling and the clip
-range bound what the difference in weights may do.
+`qwen3_coder_30b_a3b` on separate GPUs: sampling never stops, so slow episodes don't keep the trainer's GPUs waiting.
+None is trained that began more than two optimizer steps earlier (`rollout.max_staleness`), and none is thrown away for
+its age or its length. Truncated importance sampling and the clip range bound what the difference in weights may do.
 
 What to expect: this recipe has not been run on GPUs; see `qwen3_coder_30b_a3b` for what is published.
 """
@@ -26,6 +26,6 @@ def recipe() -> Recipe:
         hardware="4 nodes of 8 x H100-80GB, two of them only to serve",
         cluster=replace(base.cluster, nodes=2, colocate=False, rollout_gpus=16),
         serving=replace(base.serving, mem_fraction=0.85),
-        rollout=replace(base.rollout, schedule="async"),
+        rollout=replace(base.rollout, schedule="continuous"),
         optimizer=replace(base.optimizer, cpu_offload=False),
     )

@@ -74,8 +74,8 @@ LEGAL = [
     (MOE, {"serving__gpus_per_engine": 8, "serving__ep": 8, "serving__dp_attention": True}),
     (MOE, {"cluster__nodes": 2, "serving__gpus_per_engine": 16, "serving__ep": 16, "serving__dp_attention": True}),
     (MOE, {"cluster__colocate": False, "serving__external_engines": ["10.0.0.1:30000"], "serving__gpus_per_engine": 0}),
-    (ASYNC, {"rollout__schedule": "continuous"}),
-    (ASYNC, {"rollout__generate": "my_module.generate"}),
+    (ASYNC, {"rollout__schedule": "async"}),
+    (ASYNC, {"rollout__schedule": "async", "rollout__generate": "my_module.generate"}),
     (MOE, {"rollout__schedule": "carry"}),
 ]
 

@@ -108,7 +108,9 @@ def test_evaluation_metrics():
     for sample, first in zip(samples, (True, False, False), strict=False):
         sample.metadata["score"]["first_edit_solved"] = first
         sample.metadata["episode"] = {"patch": "", "stop_reason": "submitted", "turns": 3, "counters": {"edits": 2}}
+        sample.weight_versions = ["7", "7"]
     metrics = evaluation_metrics(samples)
+    assert metrics["weight_versions"] == ["7"]
     assert metrics["outcomes"] == {"task-0": [1, 0], "task-1": [1, None]}
     assert (metrics["episodes"], metrics["solved"], metrics["tasks"], metrics["infrastructure_failures"]) == (
         3,

@@ -24,7 +24,7 @@ class Player:
         self.reward_seconds = 0.0
         self._free = asyncio.Semaphore(self.slots)
 
-    async def play_group(self, group: Sequence[Sample], on_free: Callable[[], None]) -> Group:
+    async def play_group(self, group: Sequence[Sample], on_free: Callable[[], None] = lambda: None) -> Group:
         """Its episodes; those that fan out are lists of siblings. on_free: called for each that needs its slot no more.
 
         That is before it is scored, so slots may be free for another group long before this one ends.

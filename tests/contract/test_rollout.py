@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from tests.contract.wire import Wire, WiredServer
 
+from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.rollout.loop_scope import close_loop_scope
 
@@ -91,3 +93,25 @@ def test_ten_groups_that_a_batch_leaves_unfinished_make_no_calls_and_lose_nothin
         assert not wire.left(waiting)
     finally:
         run(close_loop_scope())
+
+
+def test_our_rollout_function_plays_evaluations_as_slime_asks_for_them(routed, tmp_path):
+    """SLiME's own reports take what comes back."""
+    from slime.observability.rollout_metrics import log_eval_rollout_data
+    from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
+    from slime.utils.misc import load_function
+
+    sets = {"few": 3, "fewer": 2}
+    for name, count in sets.items():
+        records = [json.dumps(task.to_dict()) for task in load_tasks("synthetic:heldout")[:count]]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(records))
+    routed.swe_eval_tasks = {name: str(tmp_path / f"{name}.jsonl") for name in sets}
+    function = load_function(routed.eval_function_path)
+    output = call_rollout_fn(function, routed, 0, TaskDataSource(routed), evaluation=True)
+    assert isinstance(output, RolloutFnEvalOutput)
+    assert {name: len(result["rewards"]) for name, result in output.data.items()} == sets
+    routed.use_tensorboard = False  # it would write where the test is started
+    figures = log_eval_rollout_data(0, routed, output.data, output.metrics)
+    for name in sets:
+        rewards = output.data[name]["rewards"]
+        assert set(rewards) <= {-1.0, 1.0} and figures[f"eval/{name}"] == sum(rewards) / len(rewards)

@@ -240,7 +240,7 @@ async def test_an_agent_pauses_at_a_closed_gate_and_ends_where_it_is_unwanted(op
                 await asyncio.sleep(0.02)
             assert not (await asyncio.wait({playing}, timeout=1))[0]
             engine.answer = usual
-            gate.stop_when(lambda: unwanted)  # noqa: B023
+            gate.stop_when(lambda unwanted=unwanted: unwanted)
             gate.open()
             episode = await asyncio.wait_for(playing, 60)
             assert episode.stop_reason is reason, episode.detail

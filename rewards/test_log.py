@@ -137,5 +137,5 @@ def _reported(run: _Done) -> ControlRun:
 def _trial(task: Task, run: _Done, patch: str) -> Trial:
     results = {} if run.result.timed_out else parse_test_log(run.result.output)
     tests = {name: results.get(name, False) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
-    details = {"ignored_paths": run.ignored, "binary_paths": binary_paths(patch)}
+    details = {"ignored_paths": run.ignored, "binary_paths": binary_paths(patch), "unnamed": not results.keys() & tests}
     return Trial(tests, all(tests.values()), run.result.output, run.result.exit_code, run.result.timed_out, details)

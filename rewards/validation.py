@@ -216,8 +216,10 @@ def _wrong(task: Task, gold: Trial, empty: Trial, flaky: Collection[str]) -> str
     }
     wrong = [f"{len(names)} of {len(steady)} tests {what}: {_some(names)}" for what, names in found.items() if names]
     runs = {"with the gold patch": gold, "without a patch": empty}
-    late = [f"{which} the time limit is reached" for which, trial in runs.items() if trial.timed_out]
-    return "; ".join(late + wrong)
+    odd = [f"{which} the time limit is reached" for which, trial in runs.items() if trial.timed_out]
+    if gold.details.get("unnamed") and not gold.timed_out:
+        odd.append(f"the output of {task.oracle.command!r} names none of the tests")
+    return "; ".join(odd + wrong)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -165,6 +166,43 @@ def test_what_maven_writes(tmp_path):
 @pytest.mark.parametrize("line", ["PASSED {}", "FAILED {}", "FAILED {} - assert 1 == 2", "ERROR {} - E - why: x::y"])
 def test_names_may_hold_blanks_and_dashes(test: str, line: str):
     assert parse_test_log(f"x\n{line.format(test)}\n{test}\n")[test] is line.startswith("PASSED")
+
+
+def test_every_name_that_pytest_prints_is_found(tmp_path):
+    """Real pytest, with parameters of all kinds: what it collects is what its report is read as."""
+    parameters = [
+        "a b",
+        " a ",
+        "a - b",
+        "- ",
+        "::",
+        "a::b - c",
+        "[x]",
+        "]",
+        "",
+        "ü 漢\u00a0字",
+        "tab\t",
+        "nl\nnl",
+        "100%",
+    ]
+    parameters += [b"bytes \xff", 1.5, None, "x" * 3000, "PASSED t.py::t", "\x1b[31m", "\\", "'\""]
+    folder = tmp_path / "my - tests"
+    folder.mkdir()
+    (folder / "test_a.py").write_text(
+        "import pytest\n"
+        f"@pytest.mark.parametrize('value', {parameters!r})\n"
+        "def test_passes(value): pass\n"
+        f"@pytest.mark.parametrize('value', {parameters!r})\n"
+        "def test_fails(value): assert not repr(value)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    collected = subprocess.run([*command, "--collect-only", "-q"], **options).stdout
+    names = [line for line in collected.splitlines() if "::" in line]
+    report = parse_test_log(subprocess.run([*command, "-rA"], **options).stdout)
+    assert len(names) == 2 * len(parameters)
+    assert {name: report.get(name) for name in names} == {name: "test_passes" in name for name in names}
 
 
 @pytest.mark.parametrize("test", ["t.py::T::t", "t.py::t[a b]", "my tests/t.py::T::t[(1) 2]"])

@@ -17,6 +17,7 @@ from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.families import tool_format_of
+from slime_swe.recipes.sandboxes import sandboxes_at_once
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 EMBEDDED_SEED = "embedded:seed"
@@ -168,7 +169,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
         "swe_time_budget": rollout.time_budget,
         "swe_sandbox": rollout.sandbox,
-        "swe_sandbox_concurrency": rollout.sandbox_concurrency,
+        "swe_sandbox_concurrency": sandboxes_at_once(recipe),
         "swe_reward_mode": recipe.reward.mode,
         "swe_harness": recipe.reward.harness,
         "swe_harness_python": program(recipe.reward.harness_python),

@@ -167,7 +167,8 @@ class Rollout:
     agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`, `opencode`,
         `openhands`), or the dotted path of an `Agent` class.
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`; `ray:BACKEND` on all nodes).
-    sandbox_concurrency: sandboxes open at once, at most: fewer on a machine that does not bear so many.
+    sandbox_concurrency: sandboxes open at once, at most: fewer on a machine that does not bear so many. 0: two for each
+        of `cluster.cpus_per_node`, of all nodes with `ray:BACKEND`.
     system_prompt: first message of every episode.
     generate: dotted path of the plug-in that runs an episode.
     log: dotted path of the plug-in that logs a rollout's episodes.
@@ -191,7 +192,7 @@ class Rollout:
         str, Meta(min_length=1, description="native, another agent's name, or the dotted path of an Agent class")
     ] = "native"
     sandbox: Annotated[str, Meta(min_length=1, description="local, or the dotted path of a sandbox backend")] = "local"
-    sandbox_concurrency: Size = 16
+    sandbox_concurrency: Count = 0
     system_prompt: str = ""
     generate: Hook = "slime_swe.rollout.slime_plugin.generate"
     log: Hook = "slime_swe.rollout.slime_plugin.log_rollout"

@@ -42,7 +42,6 @@ ROLLOUT = Rollout(
     max_response=4096,
     max_context=32768,
     time_budget=900.0,
-    sandbox_concurrency=64,
     system_prompt="You are a software engineer. Repair the repository in the working directory: look at its files, "
     "change them, run its tests, and submit when they pass.",
 )

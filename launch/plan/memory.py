@@ -11,6 +11,7 @@ from slime_swe.launch.plan.result import Budget, Component
 from slime_swe.launch.plan.serving import SglangEngine
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.pool import make_backend
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
@@ -142,8 +143,8 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
     copies = max(formulae.host_weight_bytes(part, reference=reference) for part in held)
-    open_at_once, runs_here = recipe.rollout.sandbox_concurrency, make_backend(recipe.rollout.sandbox).runs_here
-    sandboxes = math.ceil(open_at_once / sandbox_nodes(recipe)) if runs_here else 0
+    runs_here = make_backend(recipe.rollout.sandbox).runs_here
+    sandboxes = math.ceil(sandboxes_at_once(recipe) / sandbox_nodes(recipe)) if runs_here else 0
     parts = (
         Component("optimizer states", count * states, "offloaded" if offload else "while the server has the GPUs"),
         Component("copies of the weights", count * copies, "pinned, the reference's too" if reference else "pinned"),
@@ -163,11 +164,6 @@ def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
         Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
-
-
-def sandbox_nodes(recipe: Recipe) -> int:
-    """How many of the trainer's machines the sandboxes are on."""
-    return recipe.cluster.nodes if make_backend(recipe.rollout.sandbox).wraps else 1
 
 
 def holds_images(recipe: Recipe) -> bool:

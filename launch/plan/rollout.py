@@ -13,7 +13,7 @@ from slime_swe.launch.args import at_once, staleness
 from slime_swe.launch.plan import roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
-from slime_swe.launch.plan.memory import cache_tokens, sandbox_nodes, sglang_engine
+from slime_swe.launch.plan.memory import cache_tokens, sglang_engine
 from slime_swe.launch.plan.result import Phase
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
@@ -22,6 +22,7 @@ from slime_swe.launch.plan.simulation.schedules import Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.scheduling.dynamic import NothingInformative
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
@@ -147,7 +148,7 @@ def slots_of(recipe: Recipe, work: Episodes) -> tuple[int, str]:
     limits = {
         "serving.concurrency": float(copies * recipe.serving.concurrency),
         KV_CACHE: copies * cache_tokens(recipe) / work.length,
-        SANDBOXES: float(recipe.rollout.sandbox_concurrency),
+        SANDBOXES: float(sandboxes_at_once(recipe)),
     }
     if recipe.serving.external_engines:
         del limits[KV_CACHE]

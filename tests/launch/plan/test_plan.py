@@ -19,6 +19,7 @@ from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.recipes.sandboxes import sandboxes_at_once
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b"
@@ -361,6 +362,20 @@ def test_more_machinery_and_a_shorter_tail_make_no_rollout_slower(name):
     assert rollout.simulated(even).slot_use > rollout.simulated(case).slot_use
 
 
+@pytest.mark.parametrize(
+    "name", [DENSE, *(pytest.param(name, marks=pytest.mark.matrix("recipes")) for name in ON_GPUS if name != DENSE)]
+)
+def test_there_are_as_many_sandboxes_as_help(name):
+    """Without a number in the recipe; not where the machine's memory has no room for more."""
+
+    def seconds(count):
+        recipe = assemble(name, [f"rollout.sandbox_concurrency={count}", "serving.concurrency=256"])
+        return time_step(recipe, Assumptions()).seconds
+
+    usual = sandboxes_at_once(assemble(name, ["rollout.sandbox_concurrency=0"]))
+    assert seconds(0) <= 1.1 * min(seconds(round(share * usual)) for share in (1 / 2, 3 / 4, 3 / 2))
+
+
 def test_schedules_that_wait_less_take_less_time():
     """For a long tail of episodes and as many slots as a batch has episodes."""
     wide = ["rollout.sandbox_concurrency=256", "serving.concurrency=256", "cluster.cpus_per_node=192"]
@@ -376,7 +391,7 @@ def test_schedules_that_wait_less_take_less_time():
 
 def test_what_the_filter_drops_is_sampled_too():
     def rollout_seconds(*overrides, **assumed):
-        return plan(DENSE, *overrides, **assumed).timing.rollout_seconds
+        return plan(DENSE, "rollout.sandbox_concurrency=64", *overrides, **assumed).timing.rollout_seconds
 
     everything = rollout_seconds("algorithm.group_filter=")
     assert rollout_seconds(informative=0.8) > everything
@@ -406,7 +421,7 @@ def test_slower_sandboxes_make_a_longer_rollout_and_bind():
 
 
 def test_too_few_cores_are_what_limits_a_rollout():
-    few = plan(DENSE, "cluster.cpus_per_node=16").timing
+    few = plan(DENSE, "cluster.cpus_per_node=16", "rollout.sandbox_concurrency=64").timing
     assert "cluster.cpus_per_node" in few.limit
     assert " x for want of cores" in next(phase.detail for phase in few.rollout if phase.name == "sandboxes")
 

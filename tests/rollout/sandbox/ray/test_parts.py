@@ -17,8 +17,9 @@ from tests.recipes.changes import variant
 from tests.rollout.sandbox.test_slots import Machine
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.memory import holds_images, sandbox_nodes
+from slime_swe.launch.plan.memory import holds_images
 from slime_swe.recipes.checks import violations
+from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.base import Backend, Limits, SandboxError
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_machine
@@ -65,6 +66,10 @@ def test_recipes_take_containers_on_all_nodes_and_the_planner_counts_them(inner:
     assert violations(recipe) == []
     assert holds_images(recipe)
     assert sandbox_nodes(recipe) == recipe.cluster.nodes > 1
+    assert sandboxes_at_once(recipe) == 2 * recipe.cluster.nodes * recipe.cluster.cpus_per_node
+    serving = variant("qwen3_coder_30b_a3b_async", rollout__sandbox=f"ray:{inner}")
+    assert sandbox_nodes(serving) == 4, "two that train, and two that serve"
+    assert sandboxes_at_once(variant("qwen3_coder_30b_a3b_async", rollout__sandbox_concurrency=7)) == 7
 
 
 async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:

@@ -9,13 +9,18 @@ something else when it is sampled anew.
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+import heapq
+import sys
+from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 from slime_swe.launch.plan.simulation.ledger import Ledger
-from slime_swe.launch.plan.simulation.schedules import Rollout, train_in_turns
+from slime_swe.launch.plan.simulation.schedules import SimulatedRun, train_in_turns
 from slime_swe.launch.plan.simulation.workload import Script
 from slime_swe.rollout.scheduling.base import Batch, Outcome
+from slime_swe.sample import Sample
 
 
 class KnowsOutcomes:
@@ -48,26 +53,42 @@ class KnowsOutcomes:
         return Batch(groups, [version] * len(groups))
 
 
-class LongestFirst(Rollout):
-    """Begins all groups of a batch at once, and of their episodes the longest first."""
+class LongestFirst(SimulatedRun):
+    """Of the episodes that wait for a slot, the longest begins first."""
 
-    def fill(self) -> None:
-        if not self.held and self.scheduler.wanted(self.ledger.version) > 0:
-            while self.scheduler.wanted(self.ledger.version) > 0:
-                self.begin_group()
-            self._waiting = deque(sorted(self._waiting, key=lambda episode: -self._turns(*episode)))
-        super().fill()
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._waiting: list[tuple[int, int, asyncio.Event]] = []  # a heap: turns, index, its turn to begin
+        self._free = ledger.slots
 
-    def _turns(self, group: int, member: int) -> int:
-        return len(sound(self.ledger, group, member).turns)
+    async def generate(self, args: Namespace, sample: Sample, params: dict[str, Any]) -> Sample:
+        assert sample.index is not None, sample
+        begins, turns = asyncio.Event(), len(sound(self.ledger, *divmod(sample.index, self.ledger.size)).turns)
+        heapq.heappush(self._waiting, (-turns, sample.index, begins))
+        await asyncio.sleep(0)  # until all that begin at once are here
+        self._begin()
+        await begins.wait()
+        try:
+            return await super().generate(args, sample, params)
+        finally:
+            self._free += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        while self._free and self._waiting:
+            heapq.heappop(self._waiting)[2].set()
+            self._free -= 1
 
 
 async def known_outcomes(ledger: Ledger, batch_size: int, steps: int) -> None:
-    await train_in_turns(Rollout(ledger, scheduler_of(ledger, batch_size)), steps)
+    run = SimulatedRun(ledger)
+    await train_in_turns(run, run.driver(scheduler_of(ledger, batch_size)), steps)
 
 
 async def known_lengths(ledger: Ledger, batch_size: int, steps: int) -> None:
-    await train_in_turns(LongestFirst(ledger, scheduler_of(ledger, batch_size)), steps)
+    run = LongestFirst(ledger)
+    driver = run.driver(scheduler_of(ledger, batch_size), slots=sys.maxsize)  # they are given out by `run`
+    await train_in_turns(run, driver, steps)
 
 
 def scheduler_of(ledger: Ledger, batch_size: int) -> KnowsOutcomes:

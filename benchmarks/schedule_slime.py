@@ -38,12 +38,17 @@ class Hooks:
         """False if it was aborted."""
         while True:
             try:
-                await self.ledger.play(group, member, self.stopped)
+                await self.ledger.play(group, member, self._sample)
                 return True
             except Aborted:
                 return False
             except Broken:
                 continue
+
+    async def _sample(self, tokens: int) -> float:
+        if self.stopped():
+            raise Aborted(tokens, 0.0)
+        return await self.ledger.engine.sample(tokens)
 
     async def reward(self, group: int, member: int) -> float:
         return float(await self.ledger.grade(group, member))

@@ -5,6 +5,7 @@
 What is not stated here (algorithm, machine, sizes, what it trains on without `data.train`) is in `gpu_defaults.py`.
 
 On one node: cluster.nodes=1 parallel.cp=1 parallel.max_tokens_per_gpu=32768 optimizer.cpu_offload=true
+rollout.sandbox_concurrency=96
 
 What to expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 61.4 % pass@1
 after fine-tuning on expert episodes, which this recipe does not do, and then GRPO.

@@ -23,7 +23,7 @@ from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
-from slime_swe.rollout.scheduling.dynamic import NothingInformative
+from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 WARM_UP, MEASURED = 2, 4  # steps that are simulated
@@ -186,8 +186,8 @@ def simulated(case: Case) -> Found:
     """A pure function: the same case is simulated once. Raises `UserError` where no batch is ever full."""
     try:
         return simulate(_play(case))
-    except NothingInformative as error:
-        raise UserError(f"--assume informative=VALUE is too small: {error}") from error
+    except FilterError as error:
+        raise UserError(f"--assume informative=VALUE is too small: {error.__cause__}") from error
 
 
 async def _play(case: Case) -> Found:

@@ -1,5 +1,5 @@
 """Rollout schedules on a simulated clock, from which `slime-swe plan` and `benchmarks/rollout_schedule.py` take times.
 
-The schedulers of `slime_swe.rollout.scheduling` decide as they do in a run. Episodes (`workload.py`) and machines
-(`machines.py`) are simulated; `ledger.py` counts what comes of them.
+The driver, the player and the schedulers are those of a run (`slime_swe.rollout`). Episodes (`workload.py`) and
+machines (`machines.py`) are simulated; `ledger.py` counts what comes of them.
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.simulation.machines import Aborted, Engine, Machines, Processors, Stopwatch
 from slime_swe.launch.plan.simulation.workload import Script, Workload
+from slime_swe.rollout.gate import Gate
 
 
 @dataclass
@@ -71,12 +72,21 @@ class Ledger:
     def __post_init__(self) -> None:
         self.engine = Engine(self.machines)
         self.processors = Processors(self.machines.cores)
+        self.gate = Gate()  # of the episodes' calls, where a schedule pauses them
         self.sampling = Stopwatch()  # stopped while co-located GPUs train
         self._open = 0
 
-    async def play(self, group: int, member: int, stopped: Callable[[], bool] = lambda: False) -> None:
-        """One attempt at an episode. Raises `Aborted` where an engine dropped its call, or one would begin after what
-        runs the episode has `stopped`; `Broken` where infrastructure ends it."""
+    async def play_whole(self, group: int, member: int) -> None:
+        """An episode. What infrastructure breaks begins again; of a call that an engine drops, the rest follows."""
+        while True:
+            try:
+                return await self.play(group, member, self._sample_whole)
+            except Broken:
+                continue
+
+    async def play(self, group: int, member: int, sample: Callable[[int], Awaitable[float]]) -> None:
+        """One attempt at an episode. sample: makes a call of so many tokens, and returns its seconds. Raises what it
+        does, such as `Aborted`; `Broken` where infrastructure ends the episode."""
         tries = self.attempts.setdefault((group, member), [])
         script = self.workload.script(group, member, len(tries))
         attempt = Attempt(script, self.version)
@@ -90,17 +100,24 @@ class Ledger:
                 if number == script.breaks:
                     attempt.broken = True
                     raise Broken
-                if stopped():
-                    raise Aborted
-                attempt.calls += await self.engine.sample(tokens)
+                attempt.calls += await sample(tokens)
                 attempt.tokens += tokens
                 await self._run(attempt, seconds)
-        except (Aborted, asyncio.CancelledError):
+        except Aborted:
             attempt.lost = True
             raise
         finally:
             self._open -= 1
         attempt.ended = True
+
+    async def _sample_whole(self, tokens: int) -> float:
+        left, seconds = float(tokens), 0.0
+        while True:
+            try:
+                async with self.gate.passing():
+                    return seconds + await self.engine.sample(left)
+            except Aborted as dropped:
+                left, seconds = dropped.tokens, seconds + dropped.seconds
 
     async def _run(self, attempt: Attempt, seconds: float) -> None:
         started = self.sampling()

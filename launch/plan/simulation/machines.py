@@ -11,7 +11,11 @@ from typing import Protocol
 
 
 class Aborted(Exception):
-    """The engine dropped the request."""
+    """The engine dropped the request. tokens: that it had not sampled yet. seconds: that it took until then."""
+
+    def __init__(self, tokens: float, seconds: float) -> None:
+        super().__init__(tokens, seconds)
+        self.tokens, self.seconds = tokens, seconds
 
 
 class Machines(Protocol):
@@ -66,34 +70,31 @@ class Shared:
         self._speed = speed
         self._progress = self._since = 0.0
         self._ends: list[tuple[float, int]] = []  # a heap: progress at its end, number
-        self._running: dict[int, asyncio.Future[bool]] = {}
+        self._running: dict[int, tuple[asyncio.Future[float], float]] = {}  # by number; with its progress at its end
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
-        self.idle = asyncio.Event()
-        self.idle.set()
 
-    async def run(self, work: float) -> bool:
-        """Whether it was done; not where it was aborted."""
+    async def run(self, work: float) -> float:
+        """What is left of it: nothing, unless it was aborted."""
         self._advance()
-        number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._running[number] = ended
-        self.idle.clear()
-        heapq.heappush(self._ends, (self._progress + work, number))
+        number, end = next(self._numbers), self._progress + work
+        ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._running[number] = ended, end
+        heapq.heappush(self._ends, (end, number))
         self._set_timer()
         try:
-            done: bool = await ended
-            return done
+            return await ended
         finally:
             if number in self._running:  # cancelled
                 self._advance()
-                self._end(number, False)
+                self._end(number)
                 self._set_timer()
 
     def abort(self) -> None:
         self._advance()
         for number in [*self._running]:
-            self._end(number, False)
+            self._end(number)
         self._set_timer()
 
     def pause(self) -> None:
@@ -106,12 +107,10 @@ class Shared:
         self._paused = False
         self._set_timer()
 
-    def _end(self, number: int, done: bool) -> None:
-        ended = self._running.pop(number)
+    def _end(self, number: int) -> None:
+        ended, end = self._running.pop(number)
         if not ended.done():
-            ended.set_result(done)
-        if not self._running:
-            self.idle.set()
+            ended.set_result(max(end - self._progress, 0.0))
 
     def _advance(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -133,7 +132,7 @@ class Shared:
     def _first_ends(self) -> None:
         self._advance()
         self._progress, number = heapq.heappop(self._ends)  # as rounding has it or not
-        self._end(number, True)
+        self._end(number)
         self._set_timer()
 
 
@@ -164,17 +163,23 @@ class Engine:
         self._open = asyncio.Event()
         self._open.set()
 
-    async def sample(self, tokens: int) -> float:
+    async def sample(self, tokens: float) -> float:
         """Returns the seconds that it took, less weight updates. Raises `Aborted`."""
         while not self._open.is_set():
             await self._open.wait()
         begun = self._serving()
-        if not await self._calls.run(tokens):
-            raise Aborted
-        return self._serving() - begun
+        left = await self._calls.run(tokens)
+        seconds = self._serving() - begun
+        if left:
+            raise Aborted(left, seconds)
+        return seconds
 
     def abort(self) -> None:
         self._calls.abort()
+
+    async def drop(self) -> None:
+        """As `abort`, for who waits for the answer of a request to do so."""
+        self.abort()
 
     async def update_weights(self) -> None:
         """Calls in flight stop, and go on after it where they were; none begins meanwhile."""
@@ -184,14 +189,6 @@ class Engine:
         await asyncio.sleep(self._machines.update)
         self._calls.resume()
         self._serving.start()
-        self._open.set()
-
-    async def drain(self) -> None:
-        """No call begins any more; wait for those in flight."""
-        self._open.clear()
-        await self._calls.idle.wait()
-
-    def reopen(self) -> None:
         self._open.set()
 
 

@@ -1,15 +1,22 @@
-"""Our schedules: the schedulers of `slime_swe.rollout.scheduling`, driven on simulated machines."""
+"""Our schedules: a run's own `Driver`, `Player` and schedulers, with hooks that play episodes on simulated machines."""
 
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from slime_swe.launch.plan.simulation.ledger import Broken, Ledger
-from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
+from slime_swe.launch.plan.simulation.ledger import Ledger
+from slime_swe.rollout.driver import Driver, Rollout
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.player import Group, Player
+from slime_swe.rollout.records import flatten
+from slime_swe.rollout.scheduling.base import Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.sample import Sample
 
 MAX_OVER_SAMPLING = 4.0  # more than one over the share of informative groups, which is 0.4 in `Assumed`
 
@@ -17,157 +24,129 @@ Schedule = Callable[[Ledger, int, int], Awaitable[None]]
 """Trains that many steps of that many groups: (ledger, batch_size, steps)."""
 
 
-class Rollout:
-    """Episodes of the groups that a scheduler wants, in slots. A slot that comes free takes an episode of the oldest
-    group with one to begin; a group begins when its first episode does. What infrastructure breaks begins again."""
+class SimulatedRun:
+    """A run's data source and hooks. A group's number is its place in the data; an episode is its sample's `index`."""
 
-    def __init__(self, ledger: Ledger, scheduler: Scheduler) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.scheduler = scheduler
-        self._waiting: deque[tuple[int, int]] = deque()  # episodes: (group, member)
         self._given_back: deque[int] = deque()
-        self._running: dict[asyncio.Task[None], int] = {}  # episodes, with their groups
-        self._slots = ledger.slots
-        self._to_end: dict[int, int] = {}  # group -> episodes of it that have not ended
         self._fresh = 0
-        self._changed = asyncio.Event()
-        self._error: BaseException | None = None
-        self.held = False
 
-    async def batch(self) -> Batch:
-        """Sample until the scheduler has a batch for the present weights. Raises what ended an episode, such as the
-        scheduler's `NothingInformative`."""
-        while (batch := self.scheduler.take(self.ledger.version)) is None:
-            self.fill()
-            self._changed.clear()
-            await self._changed.wait()
-            if self._error is not None:
-                raise self._error
-        return batch
+    def driver(self, scheduler: Scheduler, *, slots: int = 0, **options: Any) -> Driver:
+        """slots: the ledger's where it is 0."""
+        args = _arguments(slots or self.ledger.slots)
+        return Driver(Player(args, RolloutHooks(self.generate, self.reward, self.keep)), scheduler, **options)
 
-    async def batch_alone(self) -> list[int]:
-        """The groups of the next batch; the others are given back, and nothing more is sampled."""
-        self.held = False
-        batch = await self.batch()
-        self.held = True
-        self.give_back(list(batch.given_back))
-        return list(batch.groups)
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        return [self._group(self._next()) for _ in range(num_samples)]
 
-    def fill(self) -> None:
-        while self._slots and not self.held:
-            if not self._waiting:
-                if self.scheduler.wanted(self.ledger.version) <= 0:
-                    return
-                self.begin_group()
-            self._begin(*self._waiting.popleft())
-
-    def begin_group(self) -> None:
-        group = self._given_back.popleft() if self._given_back else self._fresh
-        self._fresh += group == self._fresh
-        self.scheduler.begin(group, self.ledger.version)
-        self._to_end[group] = self.ledger.size
-        self._waiting.extend((group, member) for member in range(self.ledger.size))
-
-    def give_back(self, groups: list[int]) -> None:
-        """Stop them and throw away what they have."""
-        unwanted = set(groups)
-        for task, group in self._running.items():
-            if group in unwanted:
-                task.cancel()
-        self._waiting = deque(episode for episode in self._waiting if episode[0] not in unwanted)
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """What the schedule gives back: all that these groups have is thrown away, finished or not."""
+        groups = [_number(group) for group in samples]
         for group in groups:
             self.ledger.lose(group)
-            del self._to_end[group]
         self._given_back = deque(sorted((*self._given_back, *groups)))
 
-    def _begin(self, group: int, member: int) -> None:
-        self._slots -= 1
-        task = asyncio.create_task(self._episode(group, member))
-        self._running[task] = group
-        task.add_done_callback(self._episode_ended)
+    async def generate(self, args: Namespace, sample: Sample, params: dict[str, Any]) -> Sample:
+        group, member = self._place(sample)
+        await self.ledger.play_whole(group, member)
+        if self.ledger.grades_in_slots:
+            sample.reward = float(await self.ledger.grade(group, member))
+        sample.status = Sample.Status.COMPLETED
+        return sample
 
-    def _episode_ended(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
-        if not task.cancelled() and (error := task.exception()):
-            self._error = error
-            self._changed.set()
+    async def reward(self, args: Namespace, sample: Sample) -> float:
+        return float(await self.ledger.grade(*self._place(sample)))
 
-    async def _episode(self, group: int, member: int) -> None:
-        try:
-            await self._play(group, member)
-            if self.ledger.grades_in_slots:
-                await self.ledger.grade(group, member)
-        finally:
-            self._slots += 1
-        self.fill()
-        if not self.ledger.grades_in_slots:
-            await self.ledger.grade(group, member)
-        self._to_end[group] -= 1
-        if not self._to_end[group]:
-            self.scheduler.end(group, Outcome.INFORMATIVE if self.ledger.informative(group) else Outcome.UNIFORM)
-            self._changed.set()
-            self.fill()
+    def keep(self, args: Namespace, group: Group) -> bool:
+        return self.ledger.informative(_number(flatten(group)))
 
-    async def _play(self, group: int, member: int) -> None:
-        while True:
-            try:
-                return await self.ledger.play(group, member)
-            except Broken:
-                continue
+    def train(self, rollout: Rollout) -> None:
+        self.ledger.train([_number(flatten(group)) for group in rollout.kept])
+
+    def _next(self) -> int:
+        if self._given_back:
+            return self._given_back.popleft()
+        self._fresh += 1
+        return self._fresh - 1
+
+    def _group(self, number: int) -> list[Sample]:
+        size = self.ledger.size
+        return [Sample(group_index=number, index=number * size + member) for member in range(size)]
+
+    def _place(self, sample: Sample) -> tuple[int, int]:
+        assert sample.index is not None, sample
+        return divmod(sample.index, self.ledger.size)
 
 
 async def sync(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
-    await train_in_turns(Rollout(ledger, DynamicSampling(batch_size, max_over_sampling)), steps)
+    run = SimulatedRun(ledger)
+    await train_in_turns(run, run.driver(DynamicSampling(batch_size, max_over_sampling)), steps)
 
 
-async def train_in_turns(rollout: Rollout, steps: int) -> None:
+async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
+    """When a batch is full, the engines drop their calls, and episodes pause until training has ended."""
+    run, scheduler = SimulatedRun(ledger), PacedAdmission(batch_size, max_staleness)
+    await train_in_turns(run, run.driver(scheduler, gate=ledger.gate, abort=ledger.engine.drop), steps)
+
+
+async def train_in_turns(run: SimulatedRun, driver: Driver, steps: int) -> None:
     """Sampling waits while a batch trains."""
-    ledger = rollout.ledger
+    ledger = run.ledger
     for _ in range(steps):
-        ledger.train(await rollout.batch_alone())
+        run.train(await driver.collect(run, ledger.version))
         ledger.sampling.stop()
         await asyncio.sleep(ledger.machines.train + ledger.machines.update)
         ledger.stepped()
         ledger.sampling.start()
+    await driver.close()
 
 
 async def ahead(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
     """Batches as with `sync`, by other GPUs than train: the next one is sampled while one trains (SLiME's
     `train_async.py`), and the weights change when both are done."""
-    rollout = Rollout(ledger, DynamicSampling(batch_size, max_over_sampling))
-    groups = await rollout.batch_alone()
+    run = SimulatedRun(ledger)
+    driver = run.driver(DynamicSampling(batch_size, max_over_sampling))
+    rollout = await driver.collect(run, ledger.version)
     for _ in range(steps):
-        ledger.train(groups)
-        following = asyncio.create_task(rollout.batch_alone())
+        run.train(rollout)
+        following = asyncio.create_task(driver.collect(run, ledger.version))
         await asyncio.sleep(ledger.machines.train)
-        groups = await following
+        rollout = await following
         await ledger.engine.update_weights()
         ledger.stepped()
-
-
-async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
-    """When a batch is full, the calls in flight finish, episodes pause at their next one, and training begins."""
-    rollout = Rollout(ledger, PacedAdmission(batch_size, max_staleness))
-    for _ in range(steps):
-        batch = await rollout.batch()
-        rollout.held = True
-        ledger.train(list(batch.groups))
-        await ledger.engine.drain()
-        ledger.sampling.stop()
-        await asyncio.sleep(ledger.machines.train + ledger.machines.update)
-        ledger.stepped()
-        ledger.sampling.start()
-        ledger.engine.reopen()
-        rollout.held = False
+    await driver.close()
 
 
 async def continuous(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
     """Training on other GPUs: a batch is trained as soon as it is full, and sampling goes on meanwhile."""
-    rollout = Rollout(ledger, PacedAdmission(batch_size, max_staleness))
+    run = SimulatedRun(ledger)
+    driver = run.driver(PacedAdmission(batch_size, max_staleness), goes_on=True)
     for _ in range(steps):
-        batch = await rollout.batch()
-        ledger.train(list(batch.groups))
-        rollout.fill()
+        run.train(await driver.collect(run, ledger.version))
         await asyncio.sleep(ledger.machines.train)
         await ledger.engine.update_weights()
         ledger.stepped()
+    await driver.close()
+
+
+def _number(group: list[Sample]) -> int:
+    number = group[0].group_index
+    assert number is not None, group
+    return number
+
+
+def _arguments(slots: int) -> Namespace:
+    """What a `Player` reads. The sampling parameters are not looked at here."""
+    return Namespace(
+        sglang_server_concurrency=slots,
+        sglang_enable_deterministic_inference=False,
+        dynamic_sampling_filter_path="the simulated filter",
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=1,
+        rollout_stop=None,
+        rollout_stop_token_ids=None,
+        rollout_skip_special_tokens=False,
+    )

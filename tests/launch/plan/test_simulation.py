@@ -14,7 +14,7 @@ from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.simulation.ledger import Ledger, kolmogorov_smirnov
 from slime_swe.launch.plan.simulation.machines import Aborted, Cluster, Engine, Processors
-from slime_swe.launch.plan.simulation.workload import Assumed, Recorded
+from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Script
 from slime_swe.rollout.episode import Episode, StopReason, Timings
 from slime_swe.rollout.records import Score, append_records, write_episode, write_score
 from slime_swe.sample import Sample
@@ -72,17 +72,17 @@ def test_a_call_goes_on_after_a_weight_update_where_it_was():
     assert simulate(main()) == (pytest.approx(10.0), pytest.approx(15.0))
 
 
-def test_a_call_that_is_aborted_ends_at_once():
-    async def main() -> float:
+def test_a_call_that_is_aborted_ends_at_once_and_says_what_is_left():
+    async def main() -> tuple[float, float, float]:
         engine = Engine(CLUSTER)
         call = asyncio.create_task(engine.sample(100))
         await asyncio.sleep(4)
         engine.abort()
-        with pytest.raises(Aborted):
+        with pytest.raises(Aborted) as dropped:
             await call
-        return now()
+        return dropped.value.tokens, dropped.value.seconds, now()
 
-    assert simulate(main()) == pytest.approx(4.0)
+    assert simulate(main()) == (pytest.approx(60.0), pytest.approx(4.0), pytest.approx(4.0))
 
 
 def test_a_call_gets_faster_when_others_leave():
@@ -99,19 +99,26 @@ def test_a_call_gets_faster_when_others_leave():
     assert simulate(main()) == pytest.approx([12.0, 12.0])
 
 
-def test_draining_waits_for_the_calls_in_flight_and_lets_no_other_begin():
-    async def main() -> tuple[float, float]:
-        engine = Engine(CLUSTER)
-        call = asyncio.create_task(engine.sample(100))
-        await asyncio.sleep(4)
-        await engine.drain()
-        drained, late = now(), asyncio.create_task(engine.sample(100))
-        await asyncio.sleep(90)
-        engine.reopen()
-        await asyncio.gather(call, late)
-        return drained, now()
+class OneCall:
+    def script(self, group: int, member: int, attempt: int) -> Script:
+        return Script(opening=0.0, turns=((100, 0.0),), grading=0.0, solved=True)
 
-    assert simulate(main()) == (pytest.approx(10.0), pytest.approx(110.0))
+
+def test_an_episode_waits_at_the_gate_and_goes_on_where_its_call_was():
+    """A call of 100 tokens at 10 a second, dropped after 4 s of it; the gate is closed for 90 s then."""
+
+    async def main() -> tuple[float, float]:
+        ledger = Ledger(OneCall(), CLUSTER, slots=1, size=1)
+        episode = asyncio.create_task(ledger.play_whole(0, 0))
+        await asyncio.sleep(4)
+        await ledger.gate.drain(ledger.engine.drop)
+        await asyncio.sleep(90)
+        ledger.gate.open()
+        await episode
+        (attempt,) = ledger.attempts[0, 0]
+        return attempt.calls, now()
+
+    assert simulate(main()) == (pytest.approx(10.0), pytest.approx(100.0))
 
 
 def test_assumed_episodes_have_the_published_figures():

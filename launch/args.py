@@ -173,6 +173,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_harness": recipe.reward.harness,
         "swe_harness_python": program(recipe.reward.harness_python),
         "swe_negative_control": recipe.reward.negative_control,
+        "swe_mask_truncated": rollout.mask_truncated,
         "swe_max_attempts": rollout.max_attempts,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,

@@ -33,6 +33,10 @@ class StopReason(StrEnum):
         return self in (StopReason.ENGINE_ERROR, StopReason.SANDBOX_ERROR, StopReason.AGENT_ERROR)
 
 
+# Stop reasons that are a limit of the recipe's: the episode is truncated, and may be left out of the loss.
+TRUNCATED = (StopReason.TIME_BUDGET, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.MAX_RESPONSE)
+
+
 @dataclass(frozen=True)
 class Timings:
     """Where an episode's wall time went, in seconds."""

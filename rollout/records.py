@@ -37,6 +37,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     counters: Counters = Counters()
     timings: Timings = Timings()
     evaluation: bool = False
+    masked: bool = False  # out of the loss for its stop reason (`rollout.mask_truncated`), though it has a reward
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ def write_version_spans(sample: Sample, spans: Iterable[VersionSpan]) -> None:
     sample.metadata = {**(sample.metadata or {}), _SPANS: [[version, count] for version, count in spans]}
 
 
-def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
+def write_episode(sample: Sample, episode: Episode, evaluation: bool, *, masked: bool = False) -> None:
     """Record a new episode in the sample's metadata, and remove what an earlier episode left there."""
     kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE, _SPANS)}
     record = EpisodeRecord(
@@ -130,6 +131,7 @@ def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
         episode.counters,
         episode.timings,
         evaluation,
+        masked,
     )
     sample.metadata = {**kept, _EPISODE: msgspec.to_builtins(record)}
 

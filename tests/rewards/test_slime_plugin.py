@@ -59,6 +59,13 @@ def broken(index: int, **changes) -> Sample:
     return episode(index, status=Sample.Status.ABORTED, reward=0.0, remove_sample=True, **changes)
 
 
+def masked(index: int, solved: bool, **changes) -> Sample:
+    """Truncated, and left out of the loss for it."""
+    sample = graded(index, solved, status=Sample.Status.TRUNCATED, remove_sample=True, **changes)
+    sample.metadata["episode"]["masked"] = True
+    return sample
+
+
 def test_the_signatures_are_slime_s():
     assert inspect.iscoroutinefunction(slime_plugin.reward)
     for function in (slime_plugin.reward, slime_plugin.post_process, slime_plugin.keep_group):
@@ -161,6 +168,11 @@ def test_advantages_are_per_group_and_per_trajectory():
     assert slime_plugin.post_process(make_args(), nested) == (raw, advantages)
 
 
+def test_an_episode_that_is_left_out_of_the_loss_counts_in_the_baseline():
+    samples = [graded(0, True), masked(1, False), masked(2, False), graded(3, False), broken(4)]
+    assert slime_plugin.post_process(make_args(), samples)[1] == [0.75, -0.25, -0.25, -0.25, 0.0]
+
+
 def test_advantages_of_an_odd_number_of_samples_do_not_become_one_group():
     samples = [graded(i, True, group=0) for i in range(3)] + [graded(i, False, group=1) for i in range(3, 5)]
     assert slime_plugin.post_process(make_args(grpo_std_normalization=True), samples)[1] == [0.0] * 5
@@ -194,6 +206,9 @@ def test_a_reward_of_several_is_read_by_its_key():
         ([graded(0, False, 0.25), graded(1, False, 0.75)], False, "all_unsolved"),
         ([graded(0, True), broken(1)], False, "all_solved"),
         ([broken(0), broken(1)], False, "all_infrastructure_failures"),
+        ([graded(0, True), masked(1, False)], True, None),
+        ([graded(0, False), masked(1, False)], False, "all_unsolved"),
+        ([masked(0, True), masked(1, False), broken(2)], False, "all_truncated"),
         ([[graded(0, True), graded(0, True)], [graded(1, False)]], True, None),
         ([[graded(0, True), graded(0, True)], graded(1, True)], False, "all_solved"),
         ([Sample(index=0, reward=1.0), Sample(index=1, reward=0.0)], True, None),

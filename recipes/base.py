@@ -216,6 +216,10 @@ class Reward:
         on Docker).
     harness_python: an interpreter that has swebench; empty for the one that trains.
     negative_control: believe a log that would be rewarded only with a witness from a second run.
+    overlong_tokens: the last tokens of `rollout.max_context` in which a penalty grows from 0 to `overlong_penalty`
+        (DAPO's soft overlong punishment); 0 for none.
+    overlong_turns: the same for the last turns of `rollout.max_turns`.
+    overlong_penalty: what each of the two takes off the reward at its limit.
     """
 
     mode: Annotated[str, one_of(*MODES)] = "plus_minus"
@@ -223,6 +227,9 @@ class Reward:
     harness: Annotated[str, one_of(*HARNESSES)] = "sandboxed"
     harness_python: str = ""
     negative_control: bool = True
+    overlong_tokens: Count = 0
+    overlong_turns: Count = 0
+    overlong_penalty: Weight = 1.0
 
 
 @dataclass(frozen=True)

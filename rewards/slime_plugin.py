@@ -16,6 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
+from slime_swe.rewards.shaping import ShapingSettings, penalties
 from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.records import (
@@ -130,7 +131,10 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
                 for segment in segments:
                     write_failure(segment, "grader_error", str(error))
                 return
-    write_score(segments, score)
+    tokens = max(len(segment.tokens) for segment in segments)
+    found = penalties(read_arguments(ShapingSettings, args), tokens, episode.turns)
+    value, components = score.value + sum(found.values()), score.components | found
+    write_score(segments, msgspec.structs.replace(score, value=value, components=components))
 
 
 async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:

@@ -272,3 +272,20 @@ async def test_a_reward_function_of_the_user_s_own_may_be_plain_and_may_have_par
         await checked(make_args(), episode(0))
     with pytest.raises(SandboxError):
         await checked_reward(no_sandbox, "mine.score")(make_args(), episode(0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "turns", "long", "many"),
+    [(60, 3, 0, 0), (80, 4, 0, 0), (90, 5, -0.25, -0.25), (100, 6, -0.5, -0.5), (120, 9, -0.5, -0.5)],
+)
+async def test_a_long_episode_loses_reward_and_not_its_outcome(tokens, turns, long, many):
+    args = make_args(swe_overlong_tokens=20, swe_overlong_turns=2, swe_overlong_penalty=0.5)
+    one, two = episode(0, tokens=[1] * tokens), episode(-1, tokens=[1])
+    two.rollout_id = 0
+    for sample in (one, two):
+        sample.metadata["episode"]["turns"] = turns
+    assert await slime_plugin.reward(args, [one, two]) == [1.0 + long + many] * 2
+    score = one.metadata["score"]
+    assert score["solved"] and score["components"]["overlong_tokens"] == long
+    assert score["components"]["overlong_turns"] == many
+    assert slime_plugin.keep_group(args, [one, graded(2, True)]).reason == "all_solved"

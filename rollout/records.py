@@ -156,8 +156,16 @@ def write_failure(sample: Sample, where: str, detail: str) -> None:
 
 def reward_of(sample: Sample, reward_key: str | None = None) -> float | None:
     """The reward as a number; `reward_key` (SLiME's) chooses it where the reward is a mapping."""
-    given: Any = sample.reward[reward_key] if reward_key and isinstance(sample.reward, dict) else sample.reward
-    return float(given) if hasattr(given, "__float__") else None  # numpy's and torch's numbers too
+    given: Any = sample.reward.get(reward_key) if reward_key and isinstance(sample.reward, dict) else sample.reward
+    return number(given)
+
+
+def number(given: Any) -> float | None:
+    """A number, also numpy's or torch's; None for anything else, such as an array of several."""
+    try:
+        return float(given) if hasattr(given, "__float__") else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def record_of(sample: Sample, reward_key: str | None = None) -> Record:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 from argparse import Namespace
 
+import numpy as np
 import pytest
 from tests.data_sources.tasks import GOLD, make_task
 
@@ -289,3 +290,18 @@ async def test_a_long_episode_loses_reward_and_not_its_outcome(tokens, turns, lo
     assert score["solved"] and score["components"]["overlong_tokens"] == long
     assert score["components"]["overlong_turns"] == many
     assert slime_plugin.keep_group(args, [one, graded(2, True)]).reason == "all_solved"
+
+
+@pytest.mark.parametrize("given", [np.array([1.0, 2.0]), {"other": 1.0}, {"total": None}, None])
+async def test_a_reward_of_another_type_or_without_its_key_is_named(given):
+    args, sample = make_args(reward_key="total"), episode(0)
+    sample.reward = given if given is not None else {}
+    with pytest.raises(UserError, match="a reward is a finite number"):
+        slime_plugin.post_process(args, [sample])
+    if not isinstance(given, dict):
+        with pytest.raises(UserError, match=r"reward.function=mine.score gave .*: a reward is a finite number"):
+            await checked_reward(lambda args, sample: given, "mine.score")(args, sample)
+
+
+async def test_a_number_of_numpy_s_is_a_reward():
+    assert await checked_reward(lambda args, sample: np.float32(0.5), "mine.score")(make_args(), episode(0)) == 0.5

@@ -35,7 +35,7 @@ COLORS = {  # of stop reasons: the same in every figure, and none of those of th
     f"stop/{reason.value}": color
     for reason, color in zip(
         (reason for reason in StopReason if not reason.is_infrastructure),
-        ("#a8d5a2", "#e4a853", "#c9593f", "#8d6cab", "#7aa6c2", "#9a9a9a"),
+        ("#a8d5a2", "#e4a853", "#c9593f", "#8d6cab", "#d69bb5", "#7aa6c2", "#9a9a9a"),
         strict=True,
     )
 }

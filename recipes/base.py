@@ -27,8 +27,10 @@ from slime_swe.recipes.fields import (
 )
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.rewards.grade import HARNESSES, MODES
+from slime_swe.rollout.episode import TRUNCATED, StopReason
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
+MASKED = (StopReason.TIME_BUDGET.value, StopReason.MAX_TURNS.value, StopReason.CONTEXT_FULL.value)
 _WHOLE = "a trained token's log-probability is that of the whole distribution"
 
 
@@ -160,6 +162,8 @@ class Rollout:
         sampling).
     max_staleness: with `carry` and `continuous`, how many optimizer steps older than the weights that it trains those
         may be under which an episode began.
+    mask_truncated: stop reasons of episodes that are left out of the loss, though not of the baseline: `time_budget`,
+        `max_turns`, `context_full`, `max_response`.
     max_attempts: attempts at an episode that infrastructure breaks.
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
@@ -184,6 +188,9 @@ class Rollout:
     time_budget: Positive = 120.0
     schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
     max_staleness: Count = 2
+    mask_truncated: Annotated[
+        list[Annotated[str, one_of(*TRUNCATED)]], Meta(description=f"a list of {', '.join(TRUNCATED)}")
+    ] = field(default_factory=lambda: [*MASKED])
     max_attempts: Size = 3
     temperature: Positive = 1.0
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
@@ -210,6 +217,10 @@ class Reward:
         on Docker).
     harness_python: an interpreter that has swebench; empty for the one that trains.
     negative_control: believe a log that would be rewarded only with a witness from a second run.
+    overlong_tokens: the last tokens of `rollout.max_context` in which a penalty grows from 0 to `overlong_penalty`
+        (DAPO's soft overlong punishment); 0 for none.
+    overlong_turns: the same for the last turns of `rollout.max_turns`.
+    overlong_penalty: what each of the two takes off the reward at its limit.
     """
 
     mode: Annotated[str, one_of(*MODES)] = "plus_minus"
@@ -217,6 +228,9 @@ class Reward:
     harness: Annotated[str, one_of(*HARNESSES)] = "sandboxed"
     harness_python: str = ""
     negative_control: bool = True
+    overlong_tokens: Count = 0
+    overlong_turns: Count = 0
+    overlong_penalty: Weight = 1.0
 
 
 @dataclass(frozen=True)

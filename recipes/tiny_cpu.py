@@ -9,6 +9,8 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 - groups in which every episode, or none, solved the task carry no gradient, and are not sampled again: near the end
   most groups are such, and steps become small by themselves;
 - the baseline is over trajectories, whatever the number of training sequences that each became;
+- truncated episodes are trained like others, where larger recipes mask them: the budgets are tight on purpose, and to
+  keep within them is what the policy learns first;
 - two optimizer steps on each rollout: on a CPU sampling costs more than training;
 - the ratio's denominator is the server's: on the embedded engine it has the trainer's to the last bits, without a
   forward pass.
@@ -67,6 +69,7 @@ def recipe() -> Recipe:
             max_response=160,
             max_context=640,
             time_budget=60.0,
+            mask_truncated=[],
             sandbox_concurrency=32,
             system_prompt="Repair the code.",  # what the seed policy was trained with
         ),

@@ -16,6 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
+from slime_swe.rewards.shaping import ShapingSettings, penalties
 from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.records import (
@@ -72,6 +73,7 @@ async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> flo
 def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple[list[float], list[float]]:
     """Raw rewards and advantages (`--custom-reward-post-process-path`), grouped by `group_index` alone.
 
+    An episode that is left out of the loss for its stop reason counts in its group's baseline, as its reward is known.
     With `rewards_normalization` off the second list is the raw rewards, except 0.0 for infrastructure failures.
     """
     flat = flatten(samples)
@@ -89,14 +91,15 @@ def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple
 def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **kwargs: Any) -> DynamicFilterOutput:
     """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`).
 
-    Infrastructure failures do not count as an outcome.
+    Infrastructure failures do not count as an outcome. Truncated episodes that are left out of the loss do, as they are
+    in the baseline; but a group of which nothing else is left has nothing to train.
     """
-    outcomes = {
-        trajectory_of(s): record_of(s, args.reward_key).solved for s in flatten(list(samples)) if not _excluded(s)
-    }
+    counted = [sample for sample in flatten(list(samples)) if not _excluded(sample)]
+    outcomes = {trajectory_of(sample): record_of(sample, args.reward_key).solved for sample in counted}
     values = set(outcomes.values())
     if len(values) > 1:
-        return DynamicFilterOutput(keep=True)
+        trained = any(not sample.remove_sample for sample in counted)
+        return DynamicFilterOutput(keep=trained, reason=None if trained else "all_truncated")
     reason = f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
     return DynamicFilterOutput(keep=False, reason=reason)
 
@@ -128,7 +131,10 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
                 for segment in segments:
                     write_failure(segment, "grader_error", str(error))
                 return
-    write_score(segments, score)
+    tokens = max(len(segment.tokens) for segment in segments)
+    found = penalties(read_arguments(ShapingSettings, args), tokens, episode.turns)
+    value, components = score.value + sum(found.values()), score.components | found
+    write_score(segments, msgspec.structs.replace(score, value=value, components=components))
 
 
 async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:
@@ -144,7 +150,13 @@ async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sa
 
 
 def _excluded(sample: Sample) -> bool:
-    return sample.status == Sample.Status.ABORTED or sample.remove_sample
+    """Whether it is in no baseline: the reward is not known, or nothing was sampled that could have earned it."""
+    return sample.status == Sample.Status.ABORTED or (sample.remove_sample and not _masked(sample))
+
+
+def _masked(sample: Sample) -> bool:
+    episode = episode_of(sample)
+    return episode is not None and episode.masked
 
 
 def _value(args: Any, sample: Sample) -> float:

@@ -59,6 +59,7 @@ class Sampling:
 class Generation:
     """One sampled turn. `log_probs[i]` is that of `tokens[i]`, the stop token included.
 
+    `finish_reason` is `length` where its limit cut the turn: not where the last token allowed was a stop token.
     `version_spans` cover `tokens`: which weights sampled which. The counts of tokens are of the first request for it.
     `retries`: why further requests were made for it -> how many: `unreachable`, `aborted`, or what the router calls it.
     `routed_experts` are int32 in bytes, for the tokens of the sequence from `experts_from` up to the last but one: the
@@ -246,7 +247,7 @@ class _Turn:
             self.finish_reason = part.finish_reason
         elif kept == room:
             self.finish_reason = "length"
-        elif kept and self.tokens[-1] in self._stops():
+        if kept and self.tokens[-1] in self._stops():  # engines say `length` where it is the last token allowed
             self.finish_reason = "stop"
         if self.experts_end is not None and (self.finish_reason or part.routed_experts is not None):
             start, end, kept_end = self.experts_end, before + len(part.tokens), before + kept

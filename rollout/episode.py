@@ -21,6 +21,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     CONTEXT_FULL = "context_full"
     TIME_BUDGET = "time_budget"
+    MAX_RESPONSE = "max_response"
     NO_TOOL_CALL = "no_tool_call"
     GAVE_UP = "gave_up"
     ENGINE_ERROR = "engine_error"
@@ -30,6 +31,10 @@ class StopReason(StrEnum):
     @property
     def is_infrastructure(self) -> bool:
         return self in (StopReason.ENGINE_ERROR, StopReason.SANDBOX_ERROR, StopReason.AGENT_ERROR)
+
+
+# Stop reasons that are a limit of the recipe's: the episode is truncated, and may be left out of the loss.
+TRUNCATED = (StopReason.TIME_BUDGET, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.MAX_RESPONSE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Counters:
 
     tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
     malformed_calls: int = 0
-    cut_turns: int = 0  # ended by max_new_tokens
+    cut_turns: int = 0  # that their token limit ended before the policy did
     edits: int = 0
     failed_edits: int = 0
     first_edit_patch: str | None = None

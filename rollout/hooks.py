@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from slime_swe.dotted import load_object
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.rollout.records import number
 from slime_swe.sample import Sample
 
 A_REWARD = "a reward is a finite number; its parts are the components of metadata['score']"
@@ -77,7 +78,7 @@ def checked_reward(function: Any, path: str) -> Any:
                 f"reward.function={path} gave {shown(found)} for {len(sample)} samples: give a list of as many"
             )
         for value in found if isinstance(sample, list) else [found]:
-            if not isinstance(value, int | float) and not (args.reward_key and isinstance(value, Mapping)):
+            if number(value) is None and not (args.reward_key and isinstance(value, Mapping)):
                 raise UserError(f"reward.function={path} gave {shown(value)}: {A_REWARD}")
         return found
 

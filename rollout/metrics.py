@@ -80,6 +80,8 @@ def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
     rates = {step["solve_rate"] for step in steps if step.get("solve_rate") is not None}
     if not rates:
         return "infrastructure broke every episode"
+    if all(step.get("masked") == 1.0 for step in steps):
+        return "every episode was truncated, and rollout.mask_truncated leaves such out of the loss"
     if rates <= {0.0} or rates <= {1.0}:
         return f"{'every' if rates == {1.0} else 'no'} episode was solved, so that no group had rewards to compare"
     return "every advantage was zero, as where in each group all episodes are solved or none is"
@@ -151,6 +153,7 @@ def _conduct(report: EpisodeRecord) -> dict[str, float]:
         "engine_seconds": timings.engine,
         "sandbox_seconds": timings.sandbox,
         **{name: getattr(counters, name) for name in _COUNTERS},
+        "masked": float(report.masked),
         "test_runs": counters.tool_calls.get("run_tests", 0),
         **{f"stop/{r.value}": float(report.stop_reason == r) for r in StopReason if not r.is_infrastructure},
     }

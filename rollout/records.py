@@ -37,6 +37,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     counters: Counters = Counters()
     timings: Timings = Timings()
     evaluation: bool = False
+    masked: bool = False  # out of the loss for its stop reason (`rollout.mask_truncated`), though it has a reward
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ def write_version_spans(sample: Sample, spans: Iterable[VersionSpan]) -> None:
     sample.metadata = {**(sample.metadata or {}), _SPANS: [[version, count] for version, count in spans]}
 
 
-def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
+def write_episode(sample: Sample, episode: Episode, evaluation: bool, *, masked: bool = False) -> None:
     """Record a new episode in the sample's metadata, and remove what an earlier episode left there."""
     kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE, _SPANS)}
     record = EpisodeRecord(
@@ -130,6 +131,7 @@ def write_episode(sample: Sample, episode: Episode, evaluation: bool) -> None:
         episode.counters,
         episode.timings,
         evaluation,
+        masked,
     )
     sample.metadata = {**kept, _EPISODE: msgspec.to_builtins(record)}
 
@@ -154,8 +156,16 @@ def write_failure(sample: Sample, where: str, detail: str) -> None:
 
 def reward_of(sample: Sample, reward_key: str | None = None) -> float | None:
     """The reward as a number; `reward_key` (SLiME's) chooses it where the reward is a mapping."""
-    given: Any = sample.reward[reward_key] if reward_key and isinstance(sample.reward, dict) else sample.reward
-    return float(given) if hasattr(given, "__float__") else None  # numpy's and torch's numbers too
+    given: Any = sample.reward.get(reward_key) if reward_key and isinstance(sample.reward, dict) else sample.reward
+    return number(given)
+
+
+def number(given: Any) -> float | None:
+    """A number, also numpy's or torch's; None for anything else, such as an array of several."""
+    try:
+        return float(given) if hasattr(given, "__float__") else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def record_of(sample: Sample, reward_key: str | None = None) -> Record:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import base64
 import copy
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.episode import TRUNCATED, Episode
 from slime_swe.rollout.records import trajectory_of, write_episode, write_failure, write_version_spans
 from slime_swe.rollout.session import Segment
 from slime_swe.rollout.version_spans import part_of
 from slime_swe.sample import Sample
 
 MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet
-
-_TRUNCATED = (StopReason.CONTEXT_FULL, StopReason.MAX_TURNS, StopReason.TIME_BUDGET)
 
 
 def to_samples(
@@ -28,17 +26,21 @@ def to_samples(
     *,
     placeholder: int,
     evaluation: bool = False,
+    masked: Collection[str] = (),
 ) -> list[Sample]:
     """`sample` and, for every further segment, a sibling with the same `rollout_id` and `group_index`.
 
     Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
     masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
-    ABORTED with reward 0.0 and `remove_sample`; its metadata says what failed.
+    ABORTED with reward 0.0 and `remove_sample`; its metadata says what failed. An episode that ended for one of the
+    stop reasons in `masked` has `remove_sample` too, and its record says so: out of the loss, but not of the baseline.
     """
     segments = episode.segments or (_nothing_sampled(args, placeholder),)
     assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
     rollout_id = trajectory_of(sample)
-    write_episode(sample, episode, evaluation)
+    sampled = any(any(segment.loss_mask) for segment in segments)
+    is_masked = sampled and not evaluation and episode.stop_reason.value in masked
+    write_episode(sample, episode, evaluation, masked=is_masked)
     metadata = sample.metadata
     samples = []
     for number, segment in enumerate(segments):
@@ -48,7 +50,7 @@ def to_samples(
             made.index = -(1 + sample.index * MAX_SEGMENTS + number)
         made.metadata = dict(metadata)
         _fill(args, made, _without_tail(segment), decode)
-        _judge(made, episode)
+        _judge(made, episode, is_masked)
         samples.append(made)
     return samples
 
@@ -79,11 +81,11 @@ def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequenc
         sample.append_response_tokens(args, meta_info={"routed_experts": base64.b64encode(table).decode()})
 
 
-def _judge(sample: Sample, episode: Episode) -> None:
+def _judge(sample: Sample, episode: Episode, masked: bool) -> None:
     reason = episode.stop_reason
-    sample.remove_sample = not any(sample.loss_mask or ())
+    sample.remove_sample = masked or not any(sample.loss_mask or ())
     sample.reward = None
-    sample.status = Sample.Status.TRUNCATED if reason in _TRUNCATED else Sample.Status.COMPLETED
+    sample.status = Sample.Status.TRUNCATED if reason in TRUNCATED else Sample.Status.COMPLETED
     sample.non_generation_time = episode.timings.sandbox
     sample.prefix_cache_info = Sample.PrefixCacheInfo(
         cached_tokens=episode.counters.cached_tokens,

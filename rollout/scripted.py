@@ -87,7 +87,8 @@ class ScriptedEngine:
         prompt, params = asked["input_ids"], asked["sampling_params"]
         ids = self._rest.pop(tuple(prompt), None) or self._say(asked)
         tokens = ids[: params["max_new_tokens"]]
-        finish = {"type": "stop" if tokens == ids and ids[-1] in params["stop_token_ids"] else "length"}
+        stopped = ids[-1] in params["stop_token_ids"] and len(ids) < params["max_new_tokens"]  # SGLang's order
+        finish = {"type": "stop" if stopped else "length"}
         if self.aborts:
             tokens = ids[: self.aborts.pop(0)]
             finish = {"type": "abort", "message": "Aborted"}

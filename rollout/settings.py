@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
+Truncation = Literal["time_budget", "max_turns", "context_full", "max_response"]  # values of `episode.TRUNCATED`
 _WHOLE_DISTRIBUTION = {"rollout_top_p": 1.0, "rollout_top_k": -1}
 
 
@@ -38,6 +39,8 @@ class RolloutSettings:
     # Each model call names its own sampling seed.
     deterministic: Annotated[bool, Argument("sglang_enable_deterministic_inference")] = False
     schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
+    # Stop reasons of episodes that are left out of the loss.
+    mask_truncated: Annotated[tuple[Truncation, ...], Argument("swe_mask_truncated")] = ()
     evaluation: bool = False  # what an evaluation has of its own, as training may hold the rest meanwhile
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0

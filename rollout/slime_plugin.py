@@ -90,7 +90,13 @@ async def generate(
         await asyncio.sleep(_PAUSE * 2**attempt)
     episode.counters.broken_attempts = dict(broken_attempts)
     samples = to_samples(
-        args, sample, episode, agent.decode, placeholder=agent.placeholder_token, evaluation=evaluation
+        args,
+        sample,
+        episode,
+        agent.decode,
+        placeholder=agent.placeholder_token,
+        evaluation=evaluation,
+        masked=settings.mask_truncated,
     )
     return samples[0] if len(samples) == 1 else samples
 

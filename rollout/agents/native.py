@@ -23,6 +23,7 @@ from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, ToolResult
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
+MAX_CUT_TURNS = 3  # in a row without a call that was run: the next one would be cut as well
 _TOOLS = {tool.spec.name: tool for tool in TOOLS}
 _CHANGES_FILES = frozenset({"bash", "str_replace"})
 
@@ -74,6 +75,7 @@ class _Run:
     sampling: Sampling
     statistics: EpisodeStatistics
     submitted: bool = False
+    cut_in_a_row: int = 0  # turns that were cut before a call was complete
 
     def __post_init__(self) -> None:
         self.settings, self.template = self.agent.settings, self.agent.template
@@ -90,16 +92,23 @@ class _Run:
         while True:
             generation = await self._sample()
             turn = await asyncio.to_thread(self._parsed, generation)
-            if not turn.calls and turn.error is None:
+            cut = generation.finish_reason == "length"
+            if not turn.written and (self.room < MIN_REPLY or not cut):
                 return StopReason.CONTEXT_FULL if self.room < MIN_REPLY else StopReason.NO_TOOL_CALL
+            self.cut_in_a_row = self.cut_in_a_row + 1 if cut and not turn.calls else 0
             results = await self._answer(turn)
             if self.submitted:
                 return StopReason.SUBMITTED
             if self.statistics.turns >= self.settings.max_turns:
                 return StopReason.MAX_TURNS
+            if self.room < MIN_REPLY:
+                return StopReason.CONTEXT_FULL
+            if self.cut_in_a_row == MAX_CUT_TURNS:
+                return StopReason.MAX_RESPONSE
             closed = generation.tokens[-1] in self.template.stop_token_ids
+            notice = cut_notice(len(generation.tokens), any_run=bool(turn.calls)) if cut else ""
             room = self.room - self._reserve()
-            added = await asyncio.to_thread(fit, results, partial(self._delta, closed), room)
+            added = await asyncio.to_thread(fit, results, partial(self._delta, closed, notice), room)
             if added is None:
                 return StopReason.CONTEXT_FULL
             self.head = self.session.add_context(added)
@@ -165,9 +174,20 @@ class _Run:
     def _parsed(self, generation: Generation) -> ParsedTurn:
         return parse(self.template.decode(generation.tokens), self.settings.tool_format)
 
-    def _delta(self, closed: bool, texts: list[str]) -> list[int]:
+    def _delta(self, closed: bool, notice: str, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
+        if notice:  # never a tool's result: it may be the answer to a turn without a call
+            messages.append({"role": "user", "content": notice})
         return self.template.delta(messages, closed=closed)
+
+
+def cut_notice(tokens: int, *, any_run: bool) -> str:
+    """What the policy is told after a turn that its limit cut at so many tokens."""
+    what = "Only its complete tool calls were run." if any_run else "No tool call in it was complete, so none was run."
+    return (
+        f"Your reply was cut off at its limit of {tokens} tokens. {what} "
+        "Reply again, more briefly, with a complete tool call. Make a long edit in several calls."
+    )
 
 
 def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: int) -> list[int] | None:
@@ -180,7 +200,7 @@ def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: in
     if len(tokens) <= room:
         return tokens
     fitting = None
-    low, high = MIN_SHOWN, max(map(len, texts))
+    low, high = MIN_SHOWN, max(map(len, texts), default=0)
     while low <= high:
         middle = (low + high) // 2
         tokens = encode([cut(text, middle) for text in texts])

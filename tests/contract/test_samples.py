@@ -59,13 +59,13 @@ def segment(length, prompt=3):
     return Segment(list(range(1, length + 1)), sampled, log_probs, prompt, (("1", length),))
 
 
-def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0):
+def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0, masked=()):
     """What `slime_swe.rollout.slime_plugin.generate` returns for such an episode, scored."""
     from slime_swe.sample import Sample
 
     sample = Sample(group_index=index // GROUP, index=index, rollout_id=index, prompt="p", metadata={"task": {}})
     episode = Episode("t", tuple(segment(8 + number) for number in range(segments)), "", reason)
-    made = to_samples(None, sample, episode, str, placeholder=0)
+    made = to_samples(None, sample, episode, str, placeholder=0, masked=masked)
     for part in made:
         if part.reward is None:
             part.reward = reward
@@ -147,6 +147,50 @@ def test_advantages_masks_and_denominators_are_per_episode(manager_class):
     assert all(len(log_probs) == length == len(mask) > 0 for log_probs, length, mask in lengths)
 
 
+def a_masked_rollout(masked):
+    """A group that holds one solved, one failed and two truncated episodes, one of which in two segments."""
+    return [
+        play(0, reward=1.0),
+        play(1, reward=-1.0),
+        play(2, StopReason.MAX_TURNS, segments=2, reward=-1.0, masked=masked),
+        play(3, StopReason.TIME_BUDGET, reward=-1.0, masked=masked),
+    ]
+
+
+def test_a_masked_episode_is_in_the_baseline_and_not_in_the_loss(manager_class):
+    masked = ("max_turns", "time_budget")
+    data, unmasked = (
+        make_manager(manager_class)._convert_samples_to_train_data(flat([a_masked_rollout(stops)]))
+        for stops in (masked, ())
+    )
+    assert data["rewards"] == unmasked["rewards"] == pytest.approx([1.5, -0.5, -0.5, -0.5, -0.5])
+    assert data["raw_reward"] == [1.0, -1.0, -1.0, -1.0, -1.0]
+    assert data["rollout_ids"] == [0, 1, 2, 2, 3]
+    sums = [sum(mask) for mask in data["loss_masks"]]
+    assert min(sums[:2]) > 0 and sums[2:] == data["rollout_mask_sums"][2:] == [0, 0, 0]
+    assert min(sum(mask) for mask in unmasked["loss_masks"]) > 0
+    assert data["truncated"] == unmasked["truncated"] == [0, 0, 1, 1, 1]
+
+
+def test_what_a_masked_episode_does_to_each_denominator(manager_class, one_process):
+    """It still counts among the episodes of the step by which SLiME divides trajectory and constant reductions; in the
+    token mean SLiME counts one token for each of its sequences."""
+    import torch
+    from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
+
+    manager = make_manager(manager_class)
+    data = manager._convert_samples_to_train_data(flat([a_masked_rollout(("max_turns", "time_budget"))]))
+    (box,) = manager._split_train_data_by_dp(data)
+    assert ray.get(box.inner)["global_batch_sizes"] == [GROUP]
+    masks = [torch.tensor(mask) for mask in data["loss_masks"]]
+    lengths, sums = data["response_lengths"], [torch.tensor(n) for n in data["rollout_mask_sums"]]
+    total = [len(tokens) for tokens in data["tokens"]]
+    losses = torch.cat([torch.full((length,), value) for length, value in zip(lengths, data["rewards"], strict=True)])
+    assert get_sum_of_sample_mean(total, lengths, masks, sums)(losses).item() == pytest.approx(1.5 - 0.5)
+    trained = [sum(mask) for mask in data["loss_masks"]]
+    assert sum(torch.clamp_min(mask.sum(), 1) for mask in masks) == sum(trained) + 3
+
+
 @pytest.mark.parametrize("dp_size", [1, 2])
 def test_the_split_keeps_every_sample_once_and_an_episode_in_one_step(manager_class, dp_size):
     manager = make_manager(manager_class, dp_size=dp_size)
@@ -167,11 +211,12 @@ def test_the_split_keeps_every_sample_once_and_an_episode_in_one_step(manager_cl
     assert all(len(found) == 1 for found in steps.values())
 
 
-def test_the_embedded_engine_lays_out_the_same_data(manager_class):
+@pytest.mark.parametrize("groups", [a_rollout, lambda: [a_masked_rollout(("max_turns", "time_budget"))]])
+def test_the_embedded_engine_lays_out_the_same_data(manager_class, groups):
     from slime_swe.embedded.train_data import to_train_data
     from slime_swe.rewards.slime_plugin import post_process
 
-    manager, samples = make_manager(manager_class), flat(a_rollout())
+    manager, samples = make_manager(manager_class), flat(groups())
     ours = to_train_data(manager.args, samples, post_process)
     theirs = manager._convert_samples_to_train_data(sorted(samples, key=lambda s: (s.rollout_id, s.index)))
     assert ours.tokens == theirs["tokens"]

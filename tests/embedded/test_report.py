@@ -110,3 +110,8 @@ def test_the_learning_curve_shows_solve_rate_reward_and_stop_reasons():
 
 def test_a_run_whose_hook_reports_no_stop_reasons_has_a_curve_without_them():
     assert [axes.get_ylabel() for axes in draw_curve(RECORDS).axes] == ["solve rate", "mean reward"]
+
+
+def test_a_run_whose_episodes_were_all_masked_says_so():
+    steps = [step(0, None) | {"trained_tokens": 0, "solve_rate": 0.5, "masked": 1.0}]
+    assert "rollout.mask_truncated" in summarize(ARGS, steps, {}, 1.0)["nothing_trained_because"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 from argparse import Namespace
 
+import numpy as np
 import pytest
 from tests.data_sources.tasks import GOLD, make_task
 
@@ -57,6 +58,13 @@ def graded(index: int, solved: bool, value: float | None = None, **changes) -> S
 
 def broken(index: int, **changes) -> Sample:
     return episode(index, status=Sample.Status.ABORTED, reward=0.0, remove_sample=True, **changes)
+
+
+def masked(index: int, solved: bool, **changes) -> Sample:
+    """Truncated, and left out of the loss for it."""
+    sample = graded(index, solved, status=Sample.Status.TRUNCATED, remove_sample=True, **changes)
+    sample.metadata["episode"]["masked"] = True
+    return sample
 
 
 def test_the_signatures_are_slime_s():
@@ -161,6 +169,11 @@ def test_advantages_are_per_group_and_per_trajectory():
     assert slime_plugin.post_process(make_args(), nested) == (raw, advantages)
 
 
+def test_an_episode_that_is_left_out_of_the_loss_counts_in_the_baseline():
+    samples = [graded(0, True), masked(1, False), masked(2, False), graded(3, False), broken(4)]
+    assert slime_plugin.post_process(make_args(), samples)[1] == [0.75, -0.25, -0.25, -0.25, 0.0]
+
+
 def test_advantages_of_an_odd_number_of_samples_do_not_become_one_group():
     samples = [graded(i, True, group=0) for i in range(3)] + [graded(i, False, group=1) for i in range(3, 5)]
     assert slime_plugin.post_process(make_args(grpo_std_normalization=True), samples)[1] == [0.0] * 5
@@ -194,6 +207,9 @@ def test_a_reward_of_several_is_read_by_its_key():
         ([graded(0, False, 0.25), graded(1, False, 0.75)], False, "all_unsolved"),
         ([graded(0, True), broken(1)], False, "all_solved"),
         ([broken(0), broken(1)], False, "all_infrastructure_failures"),
+        ([graded(0, True), masked(1, False)], True, None),
+        ([graded(0, False), masked(1, False)], False, "all_unsolved"),
+        ([masked(0, True), masked(1, False), broken(2)], False, "all_truncated"),
         ([[graded(0, True), graded(0, True)], [graded(1, False)]], True, None),
         ([[graded(0, True), graded(0, True)], graded(1, True)], False, "all_solved"),
         ([Sample(index=0, reward=1.0), Sample(index=1, reward=0.0)], True, None),
@@ -257,3 +273,35 @@ async def test_a_reward_function_of_the_user_s_own_may_be_plain_and_may_have_par
         await checked(make_args(), episode(0))
     with pytest.raises(SandboxError):
         await checked_reward(no_sandbox, "mine.score")(make_args(), episode(0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "turns", "long", "many"),
+    [(60, 3, 0, 0), (80, 4, 0, 0), (90, 5, -0.25, -0.25), (100, 6, -0.5, -0.5), (120, 9, -0.5, -0.5)],
+)
+async def test_a_long_episode_loses_reward_and_not_its_outcome(tokens, turns, long, many):
+    args = make_args(swe_overlong_tokens=20, swe_overlong_turns=2, swe_overlong_penalty=0.5)
+    one, two = episode(0, tokens=[1] * tokens), episode(-1, tokens=[1])
+    two.rollout_id = 0
+    for sample in (one, two):
+        sample.metadata["episode"]["turns"] = turns
+    assert await slime_plugin.reward(args, [one, two]) == [1.0 + long + many] * 2
+    score = one.metadata["score"]
+    assert score["solved"] and score["components"]["overlong_tokens"] == long
+    assert score["components"]["overlong_turns"] == many
+    assert slime_plugin.keep_group(args, [one, graded(2, True)]).reason == "all_solved"
+
+
+@pytest.mark.parametrize("given", [np.array([1.0, 2.0]), {"other": 1.0}, {"total": None}, None])
+async def test_a_reward_of_another_type_or_without_its_key_is_named(given):
+    args, sample = make_args(reward_key="total"), episode(0)
+    sample.reward = given if given is not None else {}
+    with pytest.raises(UserError, match="a reward is a finite number"):
+        slime_plugin.post_process(args, [sample])
+    if not isinstance(given, dict):
+        with pytest.raises(UserError, match=r"reward.function=mine.score gave .*: a reward is a finite number"):
+            await checked_reward(lambda args, sample: given, "mine.score")(args, sample)
+
+
+async def test_a_number_of_numpy_s_is_a_reward():
+    assert await checked_reward(lambda args, sample: np.float32(0.5), "mine.score")(make_args(), episode(0)) == 0.5

@@ -216,7 +216,7 @@ async def test_a_turn_goes_on_from_what_was_said_when_the_engine_aborted_it():
         ([5, 9, 6, 9, 1], [5, 9], "stop"),  # speculative decoding samples several tokens in one step
         ([5] * 8, [5] * 8, "length"),
         ([5] * 11, [5] * 8, "length"),
-        ([5] * 7 + [9], [5] * 7 + [9], "length"),  # SGLang looks at the length first
+        ([5] * 7 + [9], [5] * 7 + [9], "stop"),  # SGLang looks at the length first, but nothing was cut
         ([5] * 8 + [9], [5] * 8, "length"),
     ],
 )

@@ -11,13 +11,14 @@ from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
 from tests.rollout.watch import HELD, watched
 
-from slime_swe.rollout.agents.native import NativeAgent, load_template
-from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.agents.native import MAX_CUT_TURNS, NativeAgent, cut_notice, load_template
+from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import ScriptedEngine, serve
+from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import RolloutSettings
 
 
@@ -42,6 +43,7 @@ def settings(checkpoint) -> RolloutSettings:
     )
 
 
+LONG = call("bash", command="touch made.txt; " + "true; " * 500) + END
 _TEMPLATES: dict[str, object] = {}
 
 
@@ -68,6 +70,13 @@ def shown(engine: ScriptedEngine, episode: Episode) -> list[str]:
     """The tool results of each turn, as the policy saw them."""
     text = engine.tokenizer.decode(episode.segments[0].tokens)
     return [part.split("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
+
+
+def user_messages(engine: ScriptedEngine, segment: Segment) -> list[str]:
+    """What the policy was told but for tools' results."""
+    text = engine.tokenizer.decode(segment.tokens)
+    said = [part.split("<|im_end|>")[0] for part in text.split("<|im_start|>user\n")[1:]]
+    return [part for part in said if not part.startswith("<tool_response>")]
 
 
 async def test_an_agent_that_solves_the_task(scripted, play):
@@ -203,7 +212,11 @@ async def test_control_tokens_in_a_file_do_not_open_a_turn(scripted, play):
         (["I give up." + END], {}, StopReason.NO_TOOL_CALL, 1),
         ([VIEW], {"max_turns": 3}, StopReason.MAX_TURNS, 3),
         ([VIEW], {"max_context": 1100}, StopReason.CONTEXT_FULL, None),
-        (["word " * 5000], {"max_new_tokens": 50}, StopReason.NO_TOOL_CALL, 1),
+        (["word " * 5000], {"max_new_tokens": 50}, StopReason.MAX_RESPONSE, MAX_CUT_TURNS),
+        (["word " * 5000], {"max_new_tokens": 50, "max_turns": 2}, StopReason.MAX_TURNS, 2),
+        (["word " * 5000], {"max_new_tokens": 50, "max_context": 1200}, StopReason.CONTEXT_FULL, None),
+        ([LONG], {"max_new_tokens": 50}, StopReason.MAX_RESPONSE, MAX_CUT_TURNS),
+        ([LONG, "I give up." + END], {"max_new_tokens": 50}, StopReason.NO_TOOL_CALL, 2),
         (["word " * 5000], {"max_new_tokens": 5000, "max_context": 1100}, StopReason.CONTEXT_FULL, 1),
         ([VIEW], {"max_context": 100}, StopReason.CONTEXT_FULL, 0),
     ],
@@ -238,9 +251,47 @@ async def test_a_turn_cut_by_its_length_is_closed_and_its_whole_calls_are_run(sc
     assert shown(engine, episode)[1].startswith("Error: the tool call is not valid JSON")
     assert episode.counters.cut_turns == 1
     (segment,) = episode.segments
+    assert user_messages(engine, segment)[1:] == [cut_notice(120, any_run=True)]
     cut_at = len(engine.requests[0]["input_ids"]) + 120
     assert segment.loss_mask[cut_at - 1 : cut_at + 1] == [1, 0]
     assert segment.tokens[cut_at] == engine.tokenizer.convert_tokens_to_ids(END)
+
+
+@pytest.mark.parametrize("said", ["I think. " * 500, LONG])
+async def test_after_a_turn_that_is_cut_before_its_call_the_episode_goes_on(scripted, play, said):
+    async with scripted(said, FIX, SUBMIT) as engine:
+        episode = await play(engine.url, max_new_tokens=100)
+    assert (episode.stop_reason, episode.turns) == (StopReason.SUBMITTED, 3)
+    assert "made.txt" not in episode.patch and "a + b" in episode.patch
+    assert episode.counters.cut_turns == 1
+    assert "bash" not in episode.counters.tool_calls
+    (segment,) = episode.segments
+    notices = user_messages(engine, segment)[1:]
+    assert notices == [cut_notice(100, any_run=False)]
+    assert "100 tokens" in notices[0] and "none was run" in notices[0]
+    assert sum(segment.loss_mask) == sum(len(one.tokens) for one in engine.sampled)
+
+
+async def test_a_cut_turn_ends_the_episode_only_where_no_call_is_run_several_times_in_a_row(scripted, play):
+    some = call("bash", command="echo one") + "and " * 500
+    async with scripted(LONG, LONG, some, LONG, LONG, VIEW, LONG, SUBMIT) as engine:
+        episode = await play(engine.url, max_new_tokens=100, max_turns=20)
+    assert (episode.stop_reason, episode.counters.cut_turns) == (StopReason.SUBMITTED, 6)
+
+
+async def test_a_turn_whose_last_token_allowed_is_its_stop_token_is_not_cut(scripted, play):
+    async with scripted("I give up." + END) as engine:
+        whole = len(engine.tokenizer.encode("I give up." + END, add_special_tokens=False))
+        episode = await play(engine.url, max_new_tokens=whole)
+    assert (episode.stop_reason, episode.counters.cut_turns) == (StopReason.NO_TOOL_CALL, 0)
+
+
+async def test_where_no_room_is_left_for_the_notice_the_context_is_full(scripted, play):
+    async with scripted("word " * 5000) as engine:
+        await play(engine.url, max_new_tokens=50, max_turns=1)
+        room = len(engine.requests[0]["input_ids"]) + 50 + MIN_REPLY + 2
+        episode = await play(engine.url, max_new_tokens=50, max_context=room)
+    assert (episode.stop_reason, episode.turns) == (StopReason.CONTEXT_FULL, 1)
 
 
 async def test_a_hung_command_ends_with_the_time_budget_and_keeps_the_patch(scripted, play):

@@ -6,6 +6,7 @@ import shutil
 from argparse import Namespace
 from array import array
 from contextlib import asynccontextmanager
+from typing import get_args
 from urllib.parse import urlsplit
 
 import orjson
@@ -19,11 +20,13 @@ from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import TemplateError
 from slime_swe.rollout.client import EngineClient
-from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.episode import TRUNCATED, Episode, StopReason
+from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.records import version_spans_of
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scripted import serve
 from slime_swe.rollout.session import Segment
+from slime_swe.rollout.settings import Truncation
 from slime_swe.sample import Sample
 
 
@@ -189,6 +192,24 @@ async def test_the_policy_s_own_failures_keep_their_tokens(run_with, turns, chan
     assert sample.reward is None and not sample.remove_sample and any(sample.loss_mask)
     assert sample.loss_mask[-1] == 1, "context after the last sampled token is dropped"
     assert len(sample.tokens) <= args.rollout_max_context_len
+
+
+@pytest.mark.parametrize(
+    ("stops", "evaluation", "masked"),
+    [(["max_turns"], False, True), (["time_budget"], False, False), ([], False, False), (["max_turns"], True, False)],
+)
+async def test_a_truncated_episode_is_left_out_of_the_loss_where_its_stop_reason_is_named(
+    run_with, stops, evaluation, masked
+):
+    async with run_with(VIEW, swe_max_turns=2, swe_mask_truncated=stops) as (args, _):
+        sample = await slime_plugin.generate(args, make_sample(), PARAMS, evaluation=evaluation)
+    assert sample.status is Sample.Status.TRUNCATED and any(sample.loss_mask)
+    assert sample.remove_sample == sample.metadata["episode"]["masked"] == masked
+    assert episode_metrics([sample])["masked"] == masked
+
+
+def test_the_stop_reasons_that_may_be_left_out_are_those_that_truncate():
+    assert set(get_args(Truncation)) == {reason.value for reason in TRUNCATED}
 
 
 class Forking(Agent):

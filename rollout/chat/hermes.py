@@ -1,9 +1,10 @@
-"""Hermes tool calls (Qwen2.5): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Hermes tool calls (Qwen2.5, Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from slime_swe.rollout.chat.tool_formats import (
     ParsedTurn,
     ToolCall,
     ToolFormat,
+    Tools,
     first_of,
     parse_calls,
     skip_space,
@@ -24,7 +26,7 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
-def parse_hermes(text: str) -> ParsedTurn:
+def parse_hermes(text: str, tools: Tools = ()) -> ParsedTurn:
     """The turn's calls. A closing tag inside a JSON string is part of the string."""
     if OPEN not in text and CLOSE in text:
         end = text.find(CLOSE)
@@ -33,9 +35,13 @@ def parse_hermes(text: str) -> ParsedTurn:
     return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
 
 
-def render_hermes(call: ToolCall) -> str:
-    """What the models write between the tags for this call."""
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+def render_hermes(calls: Sequence[ToolCall]) -> list[str]:
+    texts = [json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in calls]
+    rendered = [f"{OPEN}\n"]
+    for text in texts:
+        rendered += [text, f"\n{CLOSE}\n{OPEN}\n"]
+    rendered[-1] = f"\n{CLOSE}"
+    return rendered
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:

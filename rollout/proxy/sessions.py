@@ -403,7 +403,7 @@ class ProxySession:
         gets plain text.
         """
         cut = generation.finish_reason == "length"
-        parsed = parse(text, self.policy.tool_format)
+        parsed = parse(text, self.policy.tool_format, request.tools)
         if not parsed.written or not request.tools:
             return Message("assistant", text), "length" if cut else "stop"
         self.statistics.malformed_calls += sum(isinstance(call, MalformedCall) for call in parsed.written)

@@ -8,7 +8,7 @@ import pytest
 from tests.rollout.conftest import CHATML, make_tokenizer
 
 from slime_swe.rollout.chat.tokenizer import TemplateError
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, tool_format
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
 from slime_swe.rollout.proxy.sessions import arguments_json
 from slime_swe.rollout.proxy.templates import Templates
@@ -47,15 +47,6 @@ def test_text_for_what_is_to_be_none_is_read_as_json(given, reported):
     assert json.loads(arguments_json("other", given, TOOLS)) == given
 
 
-@pytest.mark.parametrize("format", TOOL_FORMATS)
-def test_what_is_written_for_a_call_is_parsed_as_that_call(format):
-    call = ToolCall(
-        "view", {"path": "a.py", "text": "a\nb </x> <tool_call>"} if format == "hermes" else {"path": "a\nb"}
-    )
-    turn = tool_format(format).parse(f"<tool_call>\n{tool_format(format).render(call)}\n</tool_call>")
-    assert (turn.calls, turn.error) == ([call], None)
-
-
 def test_lists_of_tools_share_what_is_proven(tokenizer):
     templates = Templates(tokenizer, "hermes")
     first = templates.of(TOOLS)
@@ -73,6 +64,20 @@ def test_a_turn_of_nobody_s_has_the_tags_as_tokens_and_its_words_as_text(tokeniz
     names = tokenizer.convert_ids_to_tokens(tokens)
     assert (names.count("<tool_call>"), names.count("<|im_end|>"), names[-1]) == (1, 1, "<|im_end|>")
     assert '"arguments": {"input": "no json"}' in tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("format", TOOL_FORMATS)
+def test_a_turn_of_nobody_s_has_the_calls_as_the_format_writes_them(tokenizer, format):
+    calls = [MessageCall("", "view", '{"path": "a.py", "line": 3}'), MessageCall("", "submit", "{}")]
+    text = Templates(tokenizer, format).decode(
+        Templates(tokenizer, format).turn(Message("assistant", "So.", tuple(calls)))
+    )
+    wanted = [ToolCall("view", {"path": "a.py", "line": 3}), ToolCall("submit", {})]
+    assert text == "So.\n" + "".join(tool_format(format).render(wanted))
+    reported = [
+        (call.name, json.loads(arguments_json(call.name, call.arguments, TOOLS))) for call in parse(text, format).calls
+    ]
+    assert reported == [(call.name, call.arguments) for call in wanted]
 
 
 def test_a_template_that_tells_tools_in_later_turns_is_refused():

@@ -1,7 +1,7 @@
 """Tool calls of GLM-4.5 to 4.7: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>…</tool_call>`.
 
 GLM-4.5 and 4.6 write a newline after the name, a key and a value, GLM-4.7 nothing. Both are read alike, `glm45` and
-`glm47` write as the models do. All values are strings.
+`glm47` write as the models do. Values are text.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from slime_swe.rollout.chat.tool_formats import (
     first_of,
     parse_calls,
     skip_space,
+    with_types,
 )
 
 _KEY, _END_KEY = "<arg_key>", "</arg_key>"
@@ -36,7 +37,8 @@ def parse_glm47(text: str, tools: Tools = ()) -> ParsedTurn:
         end = text.find(CLOSE)
         start = max(0, text.find(_KEY, 0, end))
         return ParsedTurn(text[:start], [MalformedCall("", text[start:end].strip(), f"{CLOSE} without {OPEN}")])
-    return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
+    turn = parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
+    return with_types(turn, tools)
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from slime_swe.rollout.chat.tool_formats import (
+    JSON,
     CallError,
     MalformedCall,
     ParsedTurn,
@@ -90,18 +91,12 @@ def _string(literal: str) -> str:
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
     try:
-        return _DECODER.raw_decode(text, start)
+        return JSON.raw_decode(text, start)
     except RecursionError:
         raise CallError("the tool call is nested too deeply") from None
     except ValueError as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
         raise CallError(f"the tool call is not valid JSON: {why}") from None
 
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 HERMES = ToolFormat(parse_hermes, render_hermes)

@@ -6,7 +6,7 @@
     </invoke>
     </minimax:tool_call>
 
-All values are strings.
+Values are text.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from slime_swe.rollout.chat.tool_formats import (
     first_of,
     parse_calls,
     skip_space,
+    with_types,
 )
 
 _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -43,7 +44,8 @@ def parse_minimax_m2(text: str, tools: Tools = ()) -> ParsedTurn:
         end = text.find(_CLOSE)
         start = max(0, text.find(_INVOKE, 0, end))
         return ParsedTurn(text[:start], [MalformedCall("", text[start:end].strip(), f"{_CLOSE} without {_OPEN}")])
-    return parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
+    turn = parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
+    return with_types(turn, tools)
 
 
 def _find(text: str, after: int) -> int:

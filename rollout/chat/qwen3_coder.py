@@ -2,7 +2,7 @@
 
     <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>
 
-All values are strings, without the one newline that the format puts on either side of them.
+Values are text, without the one newline that the format puts on either side of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from slime_swe.rollout.chat.tool_formats import (
     first_of,
     parse_calls,
     skip_space,
+    with_types,
 )
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
@@ -39,7 +40,8 @@ def parse_qwen3_coder(text: str, tools: Tools = ()) -> ParsedTurn:
         start = max(0, text.find(_PARAMETER, 0, end))
         call = MalformedCall("", text[start:end].strip(), f"{_END_FUNCTION} without {_FUNCTION}name>")
         return ParsedTurn(text[:start], [call])
-    return parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
+    turn = parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
+    return with_types(turn, tools)
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:

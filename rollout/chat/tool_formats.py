@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_swe.dotted import load_registered
 
@@ -78,15 +78,16 @@ class CallError(Exception):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """parse: a sampled turn's text; never raises. It may look at the tools that were offered (OpenAI's JSON schemas),
-    and gives text where the format does not say what type a value has.
+    """parse: a sampled turn's text, by one who was offered these tools (OpenAI's JSON schemas); never raises. Where the
+    format does not say what type a value has, the tool's schema does.
 
     render: what the models write for the calls of a turn, as texts that alternate between the format's own (its tags
-    may be control tokens) and what a call holds (which never are).
+    may be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
+    behind the proxy need.
     """
 
     parse: Callable[[str, Tools], ParsedTurn]
-    render: Callable[[Sequence[ToolCall]], list[str]]
+    render: Callable[[Sequence[ToolCall]], list[str]] | None
 
 
 def parse_calls(
@@ -152,6 +153,56 @@ def expect(text: str, position: int, tag: str) -> int:
     return position + len(tag)
 
 
+def with_types(turn: ParsedTurn, tools: Tools) -> ParsedTurn:
+    """The turn of a format that has only text. What is no text by the tool's schema is read as JSON, if it is JSON."""
+    written: list[ToolCall | MalformedCall] = []
+    for call in turn.written:
+        if isinstance(call.arguments, dict):
+            properties = _properties(call.name, tools)
+            call = replace(call, arguments={key: _typed(v, properties.get(key)) for key, v in call.arguments.items()})
+        written.append(call)
+    return ParsedTurn(turn.text_before, written)
+
+
+def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            found = (tool["function"].get("parameters") or {}).get("properties")
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _typed(value: Any, schema: Any) -> Any:
+    types = _types(schema)
+    if not isinstance(value, str) or not types or not types <= _NO_TEXT:
+        return value
+    try:
+        return JSON.decode(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema names itself or in its alternatives; none where it leaves one open."""
+    if not isinstance(schema, Mapping):
+        return set()
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(alternatives, list) and "type" not in schema:
+        each = [_types(one) for one in alternatives]
+        return set().union(*each) if all(each) else set()
+    named = schema.get("type")
+    named = named if isinstance(named, list) else [named]
+    return set(named) if all(isinstance(name, str) for name in named) else set()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
+
+
+JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+_NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
+
+
 def first_of(tags: re.Pattern[str], text: str, start: int) -> int:
     """Where the first of these tags is after `start`; the text's end where none is."""
     found = tags.search(text, start)
@@ -166,7 +217,11 @@ def skip_space(text: str, position: int) -> int:
 
 @cache
 def tool_format(name: str) -> ToolFormat:
-    """The format of a name in `TOOL_FORMATS`, or at a dotted path. Raises `UserError`."""
+    """The format of a name in `TOOL_FORMATS`, of SGLang's (`sglang.NAME`), or at a dotted path. Raises `UserError`."""
+    if name.startswith("sglang."):
+        from slime_swe.rollout.chat.sglang_detectors import sglang_format  # that imports this module
+
+        return sglang_format(name)
     found: ToolFormat = load_registered(name, TOOL_FORMATS, "model.tool_format")
     return found
 

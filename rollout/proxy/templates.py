@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from slime_swe.rollout.chat.template import ChatTemplate
-from slime_swe.rollout.chat.tokenizer import Piece
+from slime_swe.rollout.chat.tokenizer import Piece, TemplateError
 from slime_swe.rollout.chat.tool_formats import ToolCall
 from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
@@ -32,7 +32,12 @@ class Templates:
 
     def __init__(self, tokenizer: Any, tool_format: str) -> None:
         """Raises `TemplateError` where the chat template can't be used token-exactly."""
-        self._render = tool_format_of(tool_format).render
+        render = tool_format_of(tool_format).render
+        if render is None:
+            raise TemplateError(
+                f"model.tool_format={tool_format}: calls can be read but not written, for agents' histories"
+            )
+        self._render = render
         self._usual = ChatTemplate(tokenizer, [_TOOL])
         self._usual.prove()
         self._known: dict[bytes, ChatTemplate] = {}

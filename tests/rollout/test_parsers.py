@@ -181,6 +181,47 @@ def test_what_can_be_read_of_a_malformed_qwen3_coder_call(text, name, arguments)
     assert call.error
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "line": {"type": "integer"},
+        "deep": {"type": "object"},
+        "all": {"type": "boolean"},
+        "any": {},
+        "odd": True,
+        "last": {"type": ["integer", "null"]},
+        "some": {"anyOf": [{"type": "integer"}, {"type": "array"}]},
+        "free": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "open": {"anyOf": [{"type": "integer"}, {}]},
+    },
+}
+TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}},)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"path": "3", "any": "1", "odd": "1", "unknown": "1", "free": "1", "open": "1"}, {}),
+        ({"line": "three", "all": "yes", "deep": "{", "last": "", "some": "NaN"}, {}),
+        ({"line": "3", "all": "true", "deep": '{"a": [1]}'}, {"line": 3, "all": True, "deep": {"a": [1]}}),
+        ({"last": "null", "some": "[1]"}, {"last": None, "some": [1]}),
+        ({"line": "1" + "0" * 30}, {"line": 10**30}),
+        ({"deep": "[" * 100_000}, {}),
+    ],
+)
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "glm47", "minimax_m2"])
+def test_a_value_that_is_no_text_by_the_tool_s_schema_is_read_as_json(format, written, read):
+    text = WRITERS[format]("view", **written)
+    assert parse(text, format, TOOLS).written == [ToolCall("view", written | read)]
+    assert parse(text, format).written == [ToolCall("view", written)]
+
+
+def test_a_hermes_call_has_its_own_types():
+    given = {"line": "3", "path": 3}
+    assert parse(hermes("view", **given), "hermes", TOOLS).written == [ToolCall("view", given)]
+
+
 def test_calls_around_a_malformed_one_are_read(format):
     write = WRITERS[format]
     opening = OPENING[format]

@@ -154,7 +154,9 @@ def expect(text: str, position: int, tag: str) -> int:
 
 
 def with_types(turn: ParsedTurn, tools: Tools) -> ParsedTurn:
-    """The turn of a format that has only text. What is no text by the tool's schema is read as JSON, if it is JSON."""
+    """The turn of a format that has only text. What is no text by the tool's schema is read as JSON, if it is
+    JSON of that type.
+    """
     written: list[ToolCall | MalformedCall] = []
     for call in turn.written:
         if isinstance(call.arguments, dict):
@@ -174,12 +176,13 @@ def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
 
 def _typed(value: Any, schema: Any) -> Any:
     types = _types(schema)
-    if not isinstance(value, str) or not types or not types <= _NO_TEXT:
+    if not isinstance(value, str) or not types or not types <= _PYTHON.keys():
         return value
     try:
-        return JSON.decode(value)
+        read = JSON.decode(value)
     except (ValueError, RecursionError):
         return value
+    return read if any(type(read) in _PYTHON[name] for name in types) else value
 
 
 def _types(schema: Any) -> set[str]:
@@ -200,7 +203,14 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 JSON = json.JSONDecoder(parse_constant=_refuse_constant)
-_NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
+_PYTHON: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
 
 
 def first_of(tags: re.Pattern[str], text: str, start: int) -> int:

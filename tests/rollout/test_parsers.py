@@ -203,6 +203,7 @@ TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}
     ("written", "read"),
     [
         ({"path": "3", "any": "1", "odd": "1", "unknown": "1", "free": "1", "open": "1"}, {}),
+        ({"line": "1.5", "all": "1", "deep": "[]", "last": "true", "some": "{}"}, {}),
         ({"line": "three", "all": "yes", "deep": "{", "last": "", "some": "NaN"}, {}),
         ({"line": "3", "all": "true", "deep": '{"a": [1]}'}, {"line": 3, "all": True, "deep": {"a": [1]}}),
         ({"last": "null", "some": "[1]"}, {"last": None, "some": [1]}),

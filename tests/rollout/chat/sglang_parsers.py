@@ -15,17 +15,21 @@ NEEDS = "pip install --no-deps sglang==0.5.15.post1 partial-json-parser (tests/r
 
 
 def installed() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("sglang", "partial_json_parser"))
+    return _folder() is not None and importlib.util.find_spec("partial_json_parser") is not None
+
+
+def _folder() -> Path | None:
+    found = importlib.util.find_spec("sglang")
+    return Path(found.origin).parent if found and found.origin else None
 
 
 @contextmanager
 def sglang_parsers() -> Iterator[Any]:
     """The module of `FunctionCallParser`. SGLang's packages around it are empty ones, and gone afterwards."""
-    found = importlib.util.find_spec("sglang")
-    assert found is not None and found.origin is not None
+    folder = _folder()
+    assert folder is not None
     before = {name: sys.modules.pop(name) for name in _loaded()}
     try:
-        folder = Path(found.origin).parent
         for name, path in (("sglang", folder), ("sglang.srt", folder / "srt")):
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = [str(path)]

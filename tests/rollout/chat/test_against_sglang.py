@@ -34,7 +34,10 @@ FORMATS = [
 NAMES = {tool["function"]["name"] for tool in TOOLS}
 DOCS = Path(__file__).parents[3] / "docs" / "native_agent.md"
 
-pytestmark = pytest.mark.skipif(not installed(), reason=f"needs SGLang's wheel: {NEEDS}")
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason=f"needs SGLang's wheel: {NEEDS}"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning"),  # its `ast.literal_eval`
+]
 
 
 @pytest.fixture(scope="module")

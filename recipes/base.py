@@ -41,8 +41,8 @@ class Model:
     checkpoint: a folder in Hugging Face format; `ORG/NAME`, a folder of that name in `folder`; or `embedded:seed`, this
         package's seed policy.
     architecture: its shape, which must be what the checkpoint's config.json says.
-    tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder` or the dotted path of a `ToolFormat`;
-        empty for its family's.
+    tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder`, `glm45`, `glm47`, `minimax_m2`,
+        `sglang.NAME` for SGLang's parser of that name or the dotted path of a `ToolFormat`; empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
         the same weights, converted for Megatron.
     """

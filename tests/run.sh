@@ -13,6 +13,8 @@ cd "$root"
 bin=$root/.venv-test/bin
 # Its dependencies would bring CUDA along, and what the tests use needs none of them.
 "$bin/python" -m pip install --quiet --no-deps megatron-core==0.16.1
+# 13 MB without their dependencies. The tests of tool calls compare with SGLang's parsers, which need none of those.
+"$bin/python" -m pip install --quiet --no-deps sglang==0.5.15.post1 partial-json-parser==0.2.1.1.post7
 [ "${1:-}" != --install ] || exit 0
 
 "$bin/ruff" check .

@@ -181,7 +181,7 @@ def _tool_calls(tokenizer: Any, written: str) -> Finding:
 
 
 def _reads_back(tokenizer: Any, call: ToolCall, name: str) -> bool:
-    turn = parse(_rendered(tokenizer, call), name)
+    turn = parse(_rendered(tokenizer, call), name, [tool.spec.schema() for tool in TOOLS])
     return turn.error is None and turn.calls == [call]
 
 

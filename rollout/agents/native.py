@@ -25,6 +25,7 @@ from slime_swe.rollout.tools import TOOLS, ToolResult
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
 MAX_CUT_TURNS = 3  # in a row without a call that was run: the next one would be cut as well
 _TOOLS = {tool.spec.name: tool for tool in TOOLS}
+_SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 _CHANGES_FILES = frozenset({"bash", "str_replace"})
 
 
@@ -172,7 +173,7 @@ class _Run:
             statistics.first_edit_patch = await self.sandbox.diff()
 
     def _parsed(self, generation: Generation) -> ParsedTurn:
-        return parse(self.template.decode(generation.tokens), self.settings.tool_format)
+        return parse(self.template.decode(generation.tokens), self.settings.tool_format, _SCHEMAS)
 
     def _delta(self, closed: bool, notice: str, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
@@ -221,6 +222,6 @@ def cut(text: str, length: int) -> str:
 
 def load_template(checkpoint: str) -> ChatTemplate:
     """The checkpoint's template with the native agent's tools, proven."""
-    template = ChatTemplate(load_tokenizer(checkpoint), [tool.spec.schema() for tool in TOOLS])
+    template = ChatTemplate(load_tokenizer(checkpoint), _SCHEMAS)
     template.prove()
     return template

@@ -1,18 +1,21 @@
-"""Hermes tool calls (Qwen2.5): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Hermes tool calls (Qwen2.5, Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from slime_swe.rollout.chat.tool_formats import (
+    JSON,
     CallError,
     MalformedCall,
     ParsedTurn,
     ToolCall,
     ToolFormat,
+    Tools,
     first_of,
     parse_calls,
     skip_space,
@@ -24,7 +27,7 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
-def parse_hermes(text: str) -> ParsedTurn:
+def parse_hermes(text: str, tools: Tools = ()) -> ParsedTurn:
     """The turn's calls. A closing tag inside a JSON string is part of the string."""
     if OPEN not in text and CLOSE in text:
         end = text.find(CLOSE)
@@ -33,9 +36,13 @@ def parse_hermes(text: str) -> ParsedTurn:
     return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
 
 
-def render_hermes(call: ToolCall) -> str:
-    """What the models write between the tags for this call."""
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+def render_hermes(calls: Sequence[ToolCall]) -> list[str]:
+    texts = [json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in calls]
+    rendered = [f"{OPEN}\n"]
+    for text in texts:
+        rendered += [text, f"\n{CLOSE}\n{OPEN}\n"]
+    rendered[-1] = f"\n{CLOSE}"
+    return rendered
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
@@ -84,18 +91,12 @@ def _string(literal: str) -> str:
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
     try:
-        return _DECODER.raw_decode(text, start)
+        return JSON.raw_decode(text, start)
     except RecursionError:
         raise CallError("the tool call is nested too deeply") from None
     except ValueError as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
         raise CallError(f"the tool call is not valid JSON: {why}") from None
 
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 HERMES = ToolFormat(parse_hermes, render_hermes)

@@ -1,11 +1,12 @@
-"""Qwen3-Coder tool calls: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+"""Tool calls of Qwen3-Coder, Coder-Next and Qwen3.5.
 
-All values are strings, without the one newline that the format puts on either side of them.
+    <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>
+
+Values are text, without the one newline that the format puts on either side of them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from functools import partial
@@ -15,11 +16,15 @@ from slime_swe.rollout.chat.tool_formats import (
     CallError,
     MalformedCall,
     ParsedTurn,
+    Tags,
     ToolCall,
     ToolFormat,
+    Tools,
+    expect,
     first_of,
     parse_calls,
     skip_space,
+    with_types,
 )
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
@@ -28,29 +33,21 @@ _STARTS = re.compile(f"{OPEN}|{_FUNCTION}")
 _TAGS = re.compile(f"{OPEN}|{CLOSE}|{_FUNCTION}|{_END_FUNCTION}")
 
 
-def parse_qwen3_coder(text: str) -> ParsedTurn:
+def parse_qwen3_coder(text: str, tools: Tools = ()) -> ParsedTurn:
     """The turn's calls. As in the models' own output, the outer `<tool_call>` tags may be missing."""
     if _END_FUNCTION in text and _find(text, 0) < 0:
         end = text.find(_END_FUNCTION)
         start = max(0, text.find(_PARAMETER, 0, end))
         call = MalformedCall("", text[start:end].strip(), f"{_END_FUNCTION} without {_FUNCTION}name>")
         return ParsedTurn(text[:start], [call])
-    return parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
-
-
-def render_qwen3_coder(call: ToolCall) -> str:
-    """What the models write between the outer tags for this call; values that are no strings are given as JSON."""
-    lines = [f"{_FUNCTION}{call.name}>"]
-    for key, value in call.arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"{_PARAMETER}{key}>\n{text}\n{_END_PARAMETER}")
-    return "\n".join([*lines, _END_FUNCTION])
+    turn = parse_calls(text, partial(_find, text), partial(_parse_one, text), partial(_read_malformed, text))
+    return with_types(turn, tools)
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
     wrapped = text.startswith(OPEN, start)
     call, end = _parse_function(text, _inside(text, start))
-    return call, _expect(text, end, CLOSE) if wrapped else end
+    return call, expect(text, end, CLOSE) if wrapped else end
 
 
 def _parse_function(text: str, position: int) -> tuple[ToolCall, int]:
@@ -66,7 +63,7 @@ def _parse_function(text: str, position: int) -> tuple[ToolCall, int]:
             raise CallError(f"parameter {key!r} does not end in {_END_PARAMETER}")
         arguments[key] = text[position:end].removeprefix("\n").removesuffix("\n")
         position = skip_space(text, end + len(_END_PARAMETER))
-    return ToolCall(name, arguments), _expect(text, position, _END_FUNCTION)
+    return ToolCall(name, arguments), expect(text, position, _END_FUNCTION)
 
 
 def _read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
@@ -99,16 +96,18 @@ def _tag(text: str, position: int, opening: str) -> tuple[str, int]:
     return name, end + 1
 
 
-def _expect(text: str, position: int, tag: str) -> int:
-    position = skip_space(text, position)
-    if not text.startswith(tag, position):
-        raise CallError(f"expected {tag} but found {text[position : position + 20]!r}")
-    return position + len(tag)
-
-
 def _find(text: str, after: int) -> int:
     found = _STARTS.search(text, after)
     return found.start() if found else -1
 
 
-QWEN3_CODER = ToolFormat(parse_qwen3_coder, render_qwen3_coder)
+_WRITTEN = Tags(
+    before_name=f"{OPEN}\n{_FUNCTION}",
+    after_name=">\n",
+    before_key=_PARAMETER,
+    before_value=">\n",
+    after_value=f"\n{_END_PARAMETER}\n",
+    after_call=f"{_END_FUNCTION}\n{CLOSE}",
+    between_calls="\n",
+)
+QWEN3_CODER = ToolFormat(parse_qwen3_coder, _WRITTEN.render)

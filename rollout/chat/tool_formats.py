@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_swe.dotted import load_registered
 
@@ -14,12 +15,18 @@ from slime_swe.dotted import load_registered
 TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
+    "glm45": "slime_swe.rollout.chat.glm47.GLM45",
+    "glm47": "slime_swe.rollout.chat.glm47.GLM47",
+    "minimax_m2": "slime_swe.rollout.chat.minimax_m2.MINIMAX_M2",
 }
 # Parsing a turn is not to hold up the others for longer than 50 ms. Neither limit is enough alone: each call may be
 # looked for up to the turn's end (12,000 calls in 128 KiB: 0.2 s), and one call of 8 MiB is much JSON (0.5 s).
 MAX_TURN = 1 << 19  # characters
 MOST_CALLS = 128  # of one turn
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,16 @@ class CallError(Exception):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """parse: a sampled turn's text; never raises. render: what the models write between the outer tags for a call."""
+    """parse: a sampled turn's text, by one who was offered these tools (OpenAI's JSON schemas); never raises. Where the
+    format does not say what type a value has, the tool's schema does.
 
-    parse: Callable[[str], ParsedTurn]
-    render: Callable[[ToolCall], str]
+    render: what the models write for the calls of a turn, as texts that alternate between the format's own (its tags
+    may be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
+    behind the proxy need.
+    """
+
+    parse: Callable[[str, Tools], ParsedTurn]
+    render: Callable[[Sequence[ToolCall]], list[str]] | None
 
 
 def parse_calls(
@@ -104,6 +117,102 @@ def parse_calls(
     return ParsedTurn(before, written)
 
 
+@dataclass(frozen=True)
+class Tags:
+    """What a format that has only text writes around the names, keys and values of a turn's calls."""
+
+    before_name: str
+    after_name: str
+    before_key: str
+    before_value: str
+    after_value: str
+    after_call: str
+    between_calls: str = ""
+    before_calls: str = ""
+    after_calls: str = ""
+
+    def render(self, calls: Sequence[ToolCall]) -> list[str]:
+        """As of a `ToolFormat`. A value that is no text is given as JSON."""
+        texts, tag = [], self.before_calls
+        for number, call in enumerate(calls):
+            texts += [tag + self.between_calls * (number > 0) + self.before_name, call.name]
+            tag = self.after_name
+            for key, value in call.arguments.items():
+                written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                texts += [tag + self.before_key, key, self.before_value, written]
+                tag = self.after_value
+            tag += self.after_call
+        return [*texts, tag + self.after_calls]
+
+
+def expect(text: str, position: int, tag: str) -> int:
+    """Where the tag ends that has to come next, after white space. Raises `CallError`."""
+    position = skip_space(text, position)
+    if not text.startswith(tag, position):
+        raise CallError(f"expected {tag} but found {text[position : position + 20]!r}")
+    return position + len(tag)
+
+
+def with_types(turn: ParsedTurn, tools: Tools) -> ParsedTurn:
+    """The turn of a format that has only text. What is no text by the tool's schema is read as JSON, if it is
+    JSON of that type.
+    """
+    written: list[ToolCall | MalformedCall] = []
+    for call in turn.written:
+        if isinstance(call.arguments, dict):
+            properties = _properties(call.name, tools)
+            call = replace(call, arguments={key: _typed(v, properties.get(key)) for key, v in call.arguments.items()})
+        written.append(call)
+    return ParsedTurn(turn.text_before, written)
+
+
+def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            found = (tool["function"].get("parameters") or {}).get("properties")
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _typed(value: Any, schema: Any) -> Any:
+    types = _types(schema)
+    if not isinstance(value, str) or not types or not types <= _PYTHON.keys():
+        return value
+    try:
+        read = JSON.decode(value)
+    except (ValueError, RecursionError):
+        return value
+    return read if any(type(read) in _PYTHON[name] for name in types) else value
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema names itself or in its alternatives; none where it leaves one open."""
+    if not isinstance(schema, Mapping):
+        return set()
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(alternatives, list) and "type" not in schema:
+        each = [_types(one) for one in alternatives]
+        return set().union(*each) if all(each) else set()
+    named = schema.get("type")
+    named = named if isinstance(named, list) else [named]
+    return set(named) if all(isinstance(name, str) for name in named) else set()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
+
+
+JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+_PYTHON: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
 def first_of(tags: re.Pattern[str], text: str, start: int) -> int:
     """Where the first of these tags is after `start`; the text's end where none is."""
     found = tags.search(text, start)
@@ -118,11 +227,15 @@ def skip_space(text: str, position: int) -> int:
 
 @cache
 def tool_format(name: str) -> ToolFormat:
-    """The format of a name in `TOOL_FORMATS`, or at a dotted path. Raises `UserError`."""
+    """The format of a name in `TOOL_FORMATS`, of SGLang's (`sglang.NAME`), or at a dotted path. Raises `UserError`."""
+    if name.startswith("sglang."):
+        from slime_swe.rollout.chat.sglang_detectors import sglang_format  # that imports this module
+
+        return sglang_format(name)
     found: ToolFormat = load_registered(name, TOOL_FORMATS, "model.tool_format")
     return found
 
 
-def parse(text: str, format: str) -> ParsedTurn:
-    """The calls in `text`. Raises `UserError` for an unknown format."""
-    return tool_format(format).parse(text)
+def parse(text: str, format: str, tools: Tools = ()) -> ParsedTurn:
+    """The calls in `text`, of one who was offered these tools. Raises `UserError` for an unknown format."""
+    return tool_format(format).parse(text, tools)

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +31,6 @@ from slime_swe.rollout.session import Segment, Session
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
 UNNAMED = "unnamed_tool"
-_NO_TEXT = frozenset({"integer", "number", "boolean", "array", "object", "null"})
 KEY_BYTES = 24
 MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MOST_AT_ONCE = 64  # requests of one session under way, as many as its sandbox may have connections
@@ -403,11 +402,11 @@ class ProxySession:
         gets plain text.
         """
         cut = generation.finish_reason == "length"
-        parsed = parse(text, self.policy.tool_format)
+        parsed = parse(text, self.policy.tool_format, request.tools)
         if not parsed.written or not request.tools:
             return Message("assistant", text), "length" if cut else "stop"
         self.statistics.malformed_calls += sum(isinstance(call, MalformedCall) for call in parsed.written)
-        calls = tuple(message_call(call, request.tools) for call in parsed.written)
+        calls = tuple(message_call(call) for call in parsed.written)
         pairs = zip(parsed.written, calls, strict=True)
         well_formed = [given for call, given in pairs if isinstance(call, ToolCall)]
         self.statistics.tool_calls.update(call.name for call in well_formed)
@@ -435,7 +434,7 @@ def _characters(request: Request, start: Start) -> int:
     return texts + (0 if start.prompt else len(orjson.dumps(request.tools)))
 
 
-def message_call(call: ToolCall | MalformedCall, tools: Sequence[Mapping[str, Any]]) -> MessageCall:
+def message_call(call: ToolCall | MalformedCall) -> MessageCall:
     """A call as clients get it, under an id of ours.
 
     Arguments that can't be read are the text that the policy wrote. A call without a name is named `UNNAMED`: no client
@@ -443,30 +442,12 @@ def message_call(call: ToolCall | MalformedCall, tools: Sequence[Mapping[str, An
     """
     name = call.name.encode("utf-8", "replace").decode() or UNNAMED  # JSON can spell half a surrogate pair
     written = call.arguments
-    arguments = written if isinstance(written, str) else arguments_json(name, written, tools)
+    arguments = written if isinstance(written, str) else _arguments_json(written)
     return MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", name, arguments)
 
 
-def arguments_json(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
-    """The arguments of a call as JSON text, with the types that the tool's schema names.
-
-    If the model's format has only text (Qwen3-Coder's), values of other types than text are read as JSON.
-    """
-    known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    properties = known.get(name, {}).get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    values = {key: _typed(value, properties.get(key)) for key, value in arguments.items()}
+def _arguments_json(arguments: Mapping[str, Any]) -> str:
     try:
-        return orjson.dumps(values).decode()
+        return orjson.dumps(arguments).decode()
     except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits
-        return json.dumps(values)
-
-
-def _typed(value: Any, schema: Any) -> Any:
-    wanted = schema.get("type") if isinstance(schema, Mapping) else None
-    if not isinstance(value, str) or not isinstance(wanted, str) or wanted not in _NO_TEXT:
-        return value
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return value
+        return json.dumps(arguments)

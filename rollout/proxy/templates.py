@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 
-from slime_swe.rollout.chat.hermes import CLOSE, OPEN
 from slime_swe.rollout.chat.template import ChatTemplate
-from slime_swe.rollout.chat.tokenizer import Piece
+from slime_swe.rollout.chat.tokenizer import Piece, TemplateError
 from slime_swe.rollout.chat.tool_formats import ToolCall
 from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
@@ -33,7 +32,12 @@ class Templates:
 
     def __init__(self, tokenizer: Any, tool_format: str) -> None:
         """Raises `TemplateError` where the chat template can't be used token-exactly."""
-        self._render = tool_format_of(tool_format).render
+        render = tool_format_of(tool_format).render
+        if render is None:
+            raise TemplateError(
+                f"model.tool_format={tool_format}: calls can be read but not written, for agents' histories"
+            )
+        self._render = render
         self._usual = ChatTemplate(tokenizer, [_TOOL])
         self._usual.prove()
         self._known: dict[bytes, ChatTemplate] = {}
@@ -65,10 +69,12 @@ class Templates:
     def turn(self, said: Message) -> list[int]:
         """Tokens of an assistant's message that the policy did not sample, stop token included."""
         pieces: list[Piece] = [0] if said.text else []
-        for number, _ in enumerate(said.calls, 1):
+        contents = [said.text]
+        if said.calls:
             pieces += ["\n"] if pieces else []
-            pieces += [f"{OPEN}\n", number, f"\n{CLOSE}"]
-        contents = [said.text, *(self._render(_tool_call(call)) for call in said.calls)]
+            for number, text in enumerate(self._render([_tool_call(call) for call in said.calls])):
+                pieces.append(text if number % 2 == 0 else len(contents))
+                contents += [text] if number % 2 else []
         return [*self._usual.encoder.ids(pieces, contents), self.stop_token_ids[0]]
 
 

@@ -116,7 +116,7 @@ BROKEN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls}}\n</tool_c
         ('<tool_call>\n{"name": 3}\n</tool_call>', [(UNNAMED, '{"name": 3}')]),
         ('<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>', [(UNNAMED, "{}")]),
         ('<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>', [("?", "{}")]),
-        ('<tool_call>\n{"name": "bash", "arguments": {"lines": "3"}\n</tool_call>', [("bash", '{"lines":3}')]),
+        ('<tool_call>\n{"name": "bash", "arguments": {"lines": "3"}\n</tool_call>', [("bash", '{"lines":"3"}')]),
         (
             BROKEN + "\n" + call("bash", command="pwd"),
             [("bash", '{"command": "ls}'), ("bash", '{"command":"pwd"}')],

@@ -1,4 +1,4 @@
-"""Chat templates for whatever tools clients bring, and the types of a call's arguments."""
+"""Chat templates for whatever tools clients bring."""
 
 from __future__ import annotations
 
@@ -8,52 +8,12 @@ import pytest
 from tests.rollout.conftest import CHATML, make_tokenizer
 
 from slime_swe.rollout.chat.tokenizer import TemplateError
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, tool_format
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
-from slime_swe.rollout.proxy.sessions import arguments_json
 from slime_swe.rollout.proxy.templates import Templates
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "line": {"type": "integer"},
-        "deep": {"type": "object"},
-        "all": {"type": "boolean"},
-        "any": {},
-        "odd": True,
-    },
-}
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer"}}}
 TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}},)
-
-
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
-        ({"path": "3"}, {"path": "3"}),
-        ({"line": "3"}, {"line": 3}),
-        ({"line": 3}, {"line": 3}),
-        ({"line": "three"}, {"line": "three"}),
-        ({"deep": '{"a": [1]}'}, {"deep": {"a": [1]}}),
-        (
-            {"all": "true", "any": "1", "odd": "1", "unknown": "1"},
-            {"all": True, "any": "1", "odd": "1", "unknown": "1"},
-        ),
-        ({"line": 10**30}, {"line": 10**30}),
-    ],
-)
-def test_text_for_what_is_to_be_none_is_read_as_json(given, reported):
-    assert json.loads(arguments_json("view", given, TOOLS)) == reported
-    assert json.loads(arguments_json("other", given, TOOLS)) == given
-
-
-@pytest.mark.parametrize("format", TOOL_FORMATS)
-def test_what_is_written_for_a_call_is_parsed_as_that_call(format):
-    call = ToolCall(
-        "view", {"path": "a.py", "text": "a\nb </x> <tool_call>"} if format == "hermes" else {"path": "a\nb"}
-    )
-    turn = tool_format(format).parse(f"<tool_call>\n{tool_format(format).render(call)}\n</tool_call>")
-    assert (turn.calls, turn.error) == ([call], None)
 
 
 def test_lists_of_tools_share_what_is_proven(tokenizer):
@@ -73,6 +33,17 @@ def test_a_turn_of_nobody_s_has_the_tags_as_tokens_and_its_words_as_text(tokeniz
     names = tokenizer.convert_ids_to_tokens(tokens)
     assert (names.count("<tool_call>"), names.count("<|im_end|>"), names[-1]) == (1, 1, "<|im_end|>")
     assert '"arguments": {"input": "no json"}' in tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("format", TOOL_FORMATS)
+def test_a_turn_of_nobody_s_has_the_calls_as_the_format_writes_them(tokenizer, format):
+    calls = [MessageCall("", "view", '{"path": "a.py", "line": 3}'), MessageCall("", "submit", "{}")]
+    text = Templates(tokenizer, format).decode(
+        Templates(tokenizer, format).turn(Message("assistant", "So.", tuple(calls)))
+    )
+    wanted = [ToolCall("view", {"path": "a.py", "line": 3}), ToolCall("submit", {})]
+    assert text == "So.\n" + "".join(tool_format(format).render(wanted))
+    assert parse(text, format, TOOLS).written == wanted
 
 
 def test_a_template_that_tells_tools_in_later_turns_is_refused():

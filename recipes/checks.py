@@ -170,8 +170,8 @@ def ratios(recipe: Recipe) -> Iterator[Violation]:
         for key in acting_on_ratio(recipe):
             off = "grpo" if key == "algorithm.estimator" else "0"
             fix = (
-                f"use {off}, more steps_per_rollout, rollout_logprobs=true, or keep_old_actor=true where rollouts are "
-                "sampled during training"
+                f"use {off}, more steps_per_rollout, rollout_logprobs=true with mismatch=none, or keep_old_actor=true "
+                "where rollouts are sampled during training"
             )
             yield no(key, why, fix)
     if 0 < algorithm.dual_clip <= 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG_RATIO = 20.0  # the largest that is exponentiated; the token is out of any bounds by then
+LOG_RATIO = 20.0  # the largest that is exponentiated, as in SLiME's example: 5e8 is out of every sensible bound
 
 
 def constant_reduction(
@@ -71,7 +71,7 @@ def masked_importance_sampling(
 
     low, high, veto = args.tis_clip_low, args.tis_clip, args.swe_mismatch_veto
     parts = [
-        (trained - sampled).clamp(-LOG_RATIO, LOG_RATIO).exp()
+        (trained - sampled).clamp(max=LOG_RATIO).exp()
         for trained, sampled in zip(train_log_probs, rollout_log_probs, strict=True)
     ]
     masks, vetoed = [], []

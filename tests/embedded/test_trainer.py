@@ -171,10 +171,12 @@ def test_gspo_and_cispo_agree_with_transformers_and_plain_autograd(tiny_checkpoi
     """The ratios are those of whole sequences, however they are packed; all began under older weights."""
     from transformers import Qwen2ForCausalLM
 
-    data = make_data(perturbed(tiny_checkpoint, tmp_path), 6)
+    data = make_data(perturbed(tiny_checkpoint, tmp_path), 20)
+    batches = micro_batches(data, range(len(data)), 128)
+    assert any(len({sample for sample, _ in batch.source_N}) > 1 for batch in batches)
     rng = random.Random(2)
     older = [[value + rng.uniform(-0.3, 0.5) for value in row] for row in data.rollout_log_probs]
-    data = dataclasses.replace(data, rollout_log_probs=older, stale=frozenset(range(6)))
+    data = dataclasses.replace(data, rollout_log_probs=older, stale=frozenset(range(20)))
     policy = Qwen2ForCausalLM.from_pretrained(tmp_path).double()
     loss = torch.zeros((), dtype=torch.float64)
     for i, (tokens, mask) in enumerate(zip(data.tokens, data.loss_masks, strict=True)):

@@ -154,6 +154,7 @@ class Trainer:
             weight=torch.tensor(weight),
             reference=gather(reference) if reference is not None else None,
             on_policy=torch.tensor([first and self._is_own(data, sample) for sample, _ in batch.source_N]),
+            sequence=torch.tensor([sample for sample, _ in batch.source_N]),
         )
 
     def _clip_gradients(self) -> float:

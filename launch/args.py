@@ -17,12 +17,16 @@ from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.families import tool_format_of
+from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.recipes.sandboxes import sandboxes_at_once
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 EMBEDDED_SEED = "embedded:seed"
 CONSTANT_REDUCTION = "slime_swe.launch.slime.slime_plugin.constant_reduction"
 KL_IN_REWARD = "slime_swe.launch.slime.slime_plugin.advantages_less_kl"
+MISMATCH = {  # algorithm.mismatch -> the function that SLiME takes in place of its own, which truncates
+    "icepop": "slime.backends.megatron_utils.loss.icepop_function",
+    "mis": "slime_swe.launch.slime.slime_plugin.masked_importance_sampling",
+}
 PLUG_INS = {  # SLiME's argument -> the recipe's key; both hold a dotted path
     "custom_generate_function_path": "rollout.generate",
     "custom_rm_path": "reward.function",
@@ -94,6 +98,10 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
             "custom_pg_loss_reducer_function_path": CONSTANT_REDUCTION if algorithm.reduction == "constant" else None,
             "eps_clip": algorithm.clip_low,
             "eps_clip_high": algorithm.clip_high,
+            "eps_clip_c": algorithm.dual_clip or None,
+            "use_opsm": algorithm.opsm_delta > 0,
+            "opsm_delta": algorithm.opsm_delta,
+            "keep_old_actor": algorithm.keep_old_actor,
             "use_kl_loss": kl_in == "loss",
             "kl_loss_coef": algorithm.kl_coef if kl_in == "loss" else 0.0,
             "kl_coef": algorithm.kl_coef if kl_in == "reward" else 0.0,
@@ -101,9 +109,10 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
             "use_unbiased_kl": algorithm.kl_unbiased,
             "custom_advantage_function_path": KL_IN_REWARD if kl_in == "reward" else None,
             "entropy_coef": algorithm.entropy_coef,
-            "use_tis": algorithm.tis,
-            "tis_clip": algorithm.tis_clip,
-            "tis_clip_low": algorithm.tis_clip_low,
+            "use_tis": algorithm.mismatch != "none",
+            "tis_clip": algorithm.mismatch_high,
+            "tis_clip_low": algorithm.mismatch_low,
+            "custom_tis_function_path": MISMATCH.get(algorithm.mismatch),
             "use_rollout_logprobs": algorithm.rollout_logprobs,
             "use_routing_replay": algorithm.routing_replay == "train",
             "use_rollout_routing_replay": algorithm.routing_replay == "rollout",
@@ -179,23 +188,12 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_overlong_turns": recipe.reward.overlong_turns,
         "swe_overlong_penalty": recipe.reward.overlong_penalty,
         "swe_max_attempts": rollout.max_attempts,
+        "swe_mismatch_veto": recipe.algorithm.mismatch_veto,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
-
-
-def staleness(recipe: Recipe) -> int:
-    """`rollout.max_staleness` in training steps: weights change once in each."""
-    return recipe.rollout.max_staleness // recipe.algorithm.steps_per_rollout
-
-
-def at_once(recipe: Recipe) -> bool:
-    """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
-    before."""
-    schedule = SCHEDULES[recipe.rollout.schedule]
-    return schedule.overlaps and (not schedule.carries or staleness(recipe) > 0)
 
 
 def program(path: str) -> str:

@@ -257,19 +257,31 @@ class Data:
 class Algorithm:
     """The policy-gradient loss.
 
-    estimator: advantage estimator and its ratio: `grpo` (by token) or `gspo` (by sequence).
-    reduction: how token losses are averaged: `trajectory` (each trajectory's mean counts the same), `token` (each token
-        counts the same) or `constant` (the sum over `rollout.max_context`, Dr.GRPO's).
+    estimator: what the clipped ratio is, and what it does: `grpo` (a token's; none of its gradient passes beyond the
+        clip), `gspo` (a training sequence's, by its tokens' mean) or `cispo` (a token's; a clipped one still weighs the
+        token's gradient).
+    reduction: what a trained token weighs in a step's loss: `trajectory` (1 / its episode's trained tokens / episodes,
+        GRPO's: less in a long episode), `token` (1 / the step's trained tokens, DAPO's) or `constant`
+        (1 / `rollout.max_context` / episodes, Dr. GRPO's).
     clip_low: lower clip: the probability ratio is clipped to [1 - clip_low, 1 + clip_high].
     clip_high: upper clip.
+    dual_clip: with a negative advantage the ratio counts as this much at most (dual-clip PPO); 0 leaves it out.
+    opsm_delta: off-policy sequence masking: a training sequence of negative advantage is left out if its tokens' mean
+        of log(old / new probability) is above this; 0 leaves none out.
+    keep_old_actor: take the ratio's denominator from a copy of the weights before the last update, which are those that
+        sampled where SLiME samples a rollout while it trains on the one before.
     kl_coef: weight of the KL penalty to the starting policy; 0 leaves it out.
     kl_type: estimator of the KL penalty.
     kl_in: where the penalty applies: a term of the `loss`, or subtracted from the `reward`.
     kl_unbiased: weigh the KL estimate by the probability ratio.
     entropy_coef: weight of the entropy bonus.
-    tis: truncated importance sampling between server and trainer.
-    tis_clip: upper bound of its weights.
-    tis_clip_low: lower bound of its weights.
+    mismatch: how the loss corrects for a server that computes other probabilities than the trainer, by a token's ratio
+        of these: `none`, `truncate` (weigh the token by the ratio, held within the bounds: TIS), `icepop` (by the
+        ratio, and by 0 out of the bounds) or `mis` (as `icepop`, and a token out of the bounds is in no part of the
+        loss; nor is its whole training sequence if the ratio is below `mismatch_veto`).
+    mismatch_low: lower bound of the ratio.
+    mismatch_high: upper bound of the ratio.
+    mismatch_veto: with `mis`, the ratio of a token that takes its whole sequence out; 0 takes none out.
     rollout_logprobs: take the ratio's denominator from the server instead of recomputing it in the trainer.
     routing_replay: experts that a mixture of experts reuses in training: `none`, `train` (the trainer's own, from the
         log-probability pass) or `rollout` (the server's).
@@ -280,18 +292,22 @@ class Algorithm:
     group_filter: dotted path of the plug-in that drops groups; empty keeps all.
     """
 
-    estimator: Annotated[str, one_of("grpo", "gspo")] = "grpo"
+    estimator: Annotated[str, one_of("grpo", "gspo", "cispo")] = "grpo"
     reduction: Annotated[str, one_of("trajectory", "token", "constant")] = "trajectory"
-    clip_low: Share = 0.2
+    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2
     clip_high: Weight = 0.2
+    dual_clip: Weight = 0.0
+    opsm_delta: Weight = 0.0
+    keep_old_actor: bool = False
     kl_coef: Weight = 0.0
     kl_type: Annotated[str, one_of("k1", "k2", "k3", "low_var_kl")] = "low_var_kl"
     kl_in: Annotated[str, one_of("loss", "reward")] = "loss"
     kl_unbiased: bool = False
     entropy_coef: Weight = 0.0
-    tis: bool = False
-    tis_clip: Positive = 2.0
-    tis_clip_low: Weight = 0.0
+    mismatch: Annotated[str, one_of("none", "truncate", "icepop", "mis")] = "none"
+    mismatch_low: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    mismatch_high: Annotated[float, Meta(ge=1)] = 2.0
+    mismatch_veto: Share = 1e-4
     rollout_logprobs: bool = False
     routing_replay: Annotated[str, one_of("none", "train", "rollout")] = "none"
     normalize_rewards: bool = True

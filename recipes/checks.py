@@ -156,12 +156,46 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
     if episodes % algorithm.steps_per_rollout:
         why = f"does not divide the {episodes} episodes of a rollout (rollout.batch_size x rollout.samples_per_task)"
         yield no("algorithm.steps_per_rollout", why, "change one of the three")
-    if algorithm.tis and algorithm.rollout_logprobs:
+
+
+def ratios(recipe: Recipe) -> Iterator[Violation]:
+    """The loss's ratio is pi / pi_old. Where pi_old is taken from the weights that a rollout's only step trains, it is
+    1 in every token, and what acts on it does nothing."""
+    no, algorithm = against(recipe), recipe.algorithm
+    if not (algorithm.steps_per_rollout > 1 or algorithm.rollout_logprobs or algorithm.keep_old_actor):
+        why = (
+            "acts on the ratio to the old policy alone, which is 1 throughout: algorithm.steps_per_rollout=1 with "
+            "old log-probabilities from the weights that are trained"
+        )
+        for key in acting_on_ratio(recipe):
+            off = "grpo" if key == "algorithm.estimator" else "0"
+            fix = (
+                f"use {off}, more steps_per_rollout, rollout_logprobs=true with mismatch=none, or keep_old_actor=true "
+                "where rollouts are sampled during training"
+            )
+            yield no(key, why, fix)
+    if 0 < algorithm.dual_clip <= 1:
+        yield no("algorithm.dual_clip", "would bound a ratio that has not changed", "use more than 1, such as 3, or 0")
+    if algorithm.dual_clip and algorithm.estimator == "cispo":
+        why = "bounds a surrogate that algorithm.estimator=cispo does not have"
+        yield no("algorithm.dual_clip", why, "use 0, or grpo")
+    if algorithm.mismatch != "none" and algorithm.rollout_logprobs:
         why = "corrects the ratio's denominator, which algorithm.rollout_logprobs=true takes from the server as it is"
-        yield no("algorithm.tis", why, "set one of them to false")
-    if algorithm.tis_clip_low > algorithm.tis_clip:
-        why = f"is more than algorithm.tis_clip={algorithm.tis_clip:g}"
-        yield no("algorithm.tis_clip_low", why, "make it smaller")
+        yield no("algorithm.mismatch", why, "use none, or set rollout_logprobs to false")
+    if algorithm.keep_old_actor and algorithm.rollout_logprobs:
+        why = "names the weights of a denominator that algorithm.rollout_logprobs=true takes from the server"
+        yield no("algorithm.keep_old_actor", why, "set one of them to false")
 
 
-RULES: tuple[Rule, ...] = (shape, lengths, amounts)
+def acting_on_ratio(recipe: Recipe) -> list[str]:
+    """Keys whose value changes nothing while the ratio is 1; the clip bounds, which have no off value, aside."""
+    algorithm = recipe.algorithm
+    acting = {
+        "algorithm.estimator": algorithm.estimator != "grpo",
+        "algorithm.dual_clip": algorithm.dual_clip > 0,
+        "algorithm.opsm_delta": algorithm.opsm_delta > 0,
+    }
+    return [key for key, acts in acting.items() if acts]
+
+
+RULES: tuple[Rule, ...] = (shape, lengths, amounts, ratios)

@@ -3,10 +3,12 @@
 What is changed from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why:
 
 - no KL penalty, no reference model: the reward is a test suite, and a second copy of the model costs memory;
-- clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink;
+- clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink. Neither bound acts while
+  a rollout has one optimizer step and the old log-probabilities come from the weights that it trains: the ratio is 1;
 - groups in which every episode, or none, solved the task are dropped and others sampled in their place (DAPO);
 - advantages are not divided by the group's deviation (Dr. GRPO, arXiv:2503.20783), which would weigh tasks by how
-  seldom they are solved;
+  seldom they are solved. Dr. GRPO's other change is not made: a token weighs 1 / its episode's trained tokens, as in
+  GRPO, unless a recipe says `reduction=constant` (Dr. GRPO's) or `token` (DAPO's);
 - the baseline is over trajectories, whatever the number of training sequences that each became;
 - truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
 
@@ -45,7 +47,7 @@ ROLLOUT = Rollout(
     system_prompt="You are a software engineer. Repair the repository in the working directory: look at its files, "
     "change them, run its tests, and submit when they pass.",
 )
-GRPO = Algorithm(clip_low=0.2, clip_high=0.28, tis=True, tis_clip=2.0, std_normalization=False)
+GRPO = Algorithm(clip_low=0.2, clip_high=0.28, mismatch="truncate", mismatch_high=2.0, std_normalization=False)
 ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
 SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
 RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)

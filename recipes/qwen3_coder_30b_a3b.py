@@ -4,8 +4,7 @@
 
 What it changes from the algorithm in `gpu_defaults.py`, whose machine and tasks it shares, and why:
 
-- GSPO (arXiv:2507.18071): the ratio is that of a whole sequence, since a token's may change for no other reason than
-  that another expert was picked; its clip range is accordingly narrow;
+- every trained token of a step weighs the same (`reduction=token`, DAPO, arXiv:2503.14476);
 - rollout routing replay (arXiv:2510.11370): the trainer sends each token to the experts that SGLang sent it to.
 
 The optimizer's states stay in the node's memory (about 370 GB), which lets the model fit 8 GPUs.
@@ -25,7 +24,7 @@ from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, ROLLOUT, SERVING, gpu_re
 def recipe() -> Recipe:
     return gpu_recipe(
         name="qwen3_coder_30b_a3b",
-        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, GSPO with routing replay",
+        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, GRPO with routing replay",
         checkpoint="Qwen/Qwen3-Coder-30B-A3B-Instruct",
         architecture=Architecture(
             family="qwen3_moe",
@@ -52,6 +51,6 @@ def recipe() -> Recipe:
         rollout=replace(
             ROLLOUT, max_turns=100, max_response=8192, max_context=65536, time_budget=1800.0, sandbox_concurrency=128
         ),
-        algorithm=replace(GRPO, estimator="gspo", clip_low=3e-4, clip_high=4e-4, routing_replay="rollout"),
+        algorithm=replace(GRPO, reduction="token", routing_replay="rollout"),
         optimizer=replace(ADAMW, cpu_offload=True),
     )

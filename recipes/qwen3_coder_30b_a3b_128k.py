@@ -21,7 +21,7 @@ def recipe() -> Recipe:
     return replace(
         base,
         name="qwen3_coder_30b_a3b_128k",
-        description="Qwen3-Coder-30B-A3B-Instruct, 128k context, GSPO with routing replay",
+        description="Qwen3-Coder-30B-A3B-Instruct, 128k context, GRPO with routing replay",
         hardware="4 nodes of 8 x H100-80GB",
         cluster=replace(base.cluster, nodes=4),
         parallel=replace(base.parallel, tp=4, cp=8, max_tokens_per_gpu=16384),

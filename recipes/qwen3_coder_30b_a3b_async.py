@@ -4,7 +4,8 @@
 
 `qwen3_coder_30b_a3b` on separate GPUs: sampling never stops, so slow episodes don't keep the trainer's GPUs waiting.
 None is trained that began more than two optimizer steps earlier (`rollout.max_staleness`), and none is thrown away for
-its age or its length. Truncated importance sampling and the clip range bound what the difference in weights may do.
+its age or its length. Truncated importance sampling bounds what the difference in weights may do; the clip range does
+not, since the ratio's denominator comes from the weights that are trained.
 
 What to expect: this recipe has not been run on GPUs; see `qwen3_coder_30b_a3b` for what is published.
 """
@@ -22,7 +23,7 @@ def recipe() -> Recipe:
     return replace(
         base,
         name="qwen3_coder_30b_a3b_async",
-        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, asynchronous GSPO with routing replay",
+        description="Qwen3-Coder-30B-A3B-Instruct, 64k context, asynchronous GRPO with routing replay",
         hardware="4 nodes of 8 x H100-80GB, two of them only to serve",
         cluster=replace(base.cluster, nodes=2, colocate=False, rollout_gpus=16),
         serving=replace(base.serving, mem_fraction=0.85),

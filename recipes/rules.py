@@ -179,6 +179,24 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
     elif algorithm.routing_replay == "train" and algorithm.rollout_logprobs:
         why = "records routes in the log-probability pass, which algorithm.rollout_logprobs=true leaves out"
         yield no(key, why, "use rollout, or set rollout_logprobs to false")
+    if algorithm.keep_old_actor and not at_once(recipe):
+        why = (
+            f"keeps the weights before the last update, and rollout.schedule={recipe.rollout.schedule} samples with "
+            "those after it"
+        )
+        yield no("algorithm.keep_old_actor", why, "set it to false, or use async or continuous")
+
+
+def staleness(recipe: Recipe) -> int:
+    """`rollout.max_staleness` in training steps: weights change once in each."""
+    return recipe.rollout.max_staleness // recipe.algorithm.steps_per_rollout
+
+
+def at_once(recipe: Recipe) -> bool:
+    """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
+    before."""
+    schedule = SCHEDULES[recipe.rollout.schedule]
+    return schedule.overlaps and (not schedule.carries or staleness(recipe) > 0)
 
 
 def schedules(recipe: Recipe) -> Iterator[Violation]:

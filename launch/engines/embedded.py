@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slime_swe.fields import read_arguments
@@ -13,8 +13,8 @@ from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import Fixed, against, not_fixed, only
-from slime_swe.recipes.rules import schedules
+from slime_swe.recipes.checks import Fixed, acting_on_ratio, against, not_fixed, only
+from slime_swe.recipes.rules import schedules, staleness
 from slime_swe.recipes.violation import Violation, listed
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
@@ -29,7 +29,8 @@ RULES: tuple[Fixed, ...] = (
     *only(True, "the embedded engine trains and serves on the same machine", "cluster.colocate"),
     *only("", "the embedded engine uses no Ray", "cluster.ray_address"),
     *only([], "a running server is named by serving.router_ip and serving.router_port", "serving.external_engines"),
-    *only("grpo", _LOSS, "algorithm.estimator"),
+    *only(0.0, "the embedded engine's loss leaves out no sequences", "algorithm.opsm_delta"),
+    *only(False, "the embedded engine keeps no weights but those that it trains", "algorithm.keep_old_actor"),
     *only("trajectory", _LOSS, "algorithm.reduction"),
     *only("loss", _LOSS, "algorithm.kl_in"),
     *only(False, _LOSS, "algorithm.kl_unbiased"),
@@ -58,6 +59,7 @@ class Embedded(Engine):
         if recipe.rollout.schedule not in PLAYED:
             why = "samples a rollout while SLiME trains on another"
             yield against(recipe)("rollout.schedule", why, f"use {listed(PLAYED)}")
+        yield from losses(recipe)
 
     def checkpoints(self, recipe: Recipe) -> int:
         """The newest, and the one that is written before the oldest of them goes."""
@@ -77,6 +79,20 @@ class Embedded(Engine):
             summary = train(args, progress, start.attempt)
         show_summary(summary, folder, as_json=start.as_json)
         return 0
+
+
+def losses(recipe: Recipe) -> Iterator[Violation]:
+    """The embedded server's log-probabilities are the trainer's own, so that with them too the ratio is 1 in a
+    rollout's first step, but for tokens that older weights sampled."""
+    no, algorithm, schedule = against(recipe), recipe.algorithm, SCHEDULES[recipe.rollout.schedule]
+    if algorithm.mismatch == "mis":
+        why = "takes tokens out of the loss, and the embedded engine's weighs them alone"
+        yield no("algorithm.mismatch", why, "use none, truncate or icepop")
+    stale = schedule.carries and staleness(recipe) > 0
+    if algorithm.rollout_logprobs and algorithm.steps_per_rollout == 1 and not stale:
+        why = "acts on a ratio that is 1 throughout: the embedded server's log-probabilities are the trainer's own"
+        for key in acting_on_ratio(recipe):
+            yield no(key, why, f"use {'grpo' if key == 'algorithm.estimator' else 0}, or more steps_per_rollout")
 
 
 def check_args(args: Namespace) -> None:

@@ -149,12 +149,13 @@ def host_state_bytes(held: Shard, layout: Layout, *, offload: bool, paused: bool
     return updated * STATE_BYTES if paused else 0.0
 
 
-def host_weight_bytes(held: Shard, *, reference: bool) -> float:
-    """Pinned bf16 copies of one GPU's weights: the actor's, and the reference's where there is a KL penalty.
+def host_weight_bytes(held: Shard, *, reference: bool, old_actor: bool = False) -> float:
+    """Pinned bf16 copies of one GPU's weights: the actor's, the reference's where there is a KL penalty, and with
+    `--keep-old-actor` two more, those that sample and those before them.
 
-    Source: SLiME `utils/tensor_backper.py`, which every trainer uses, co-located or not.
+    Source: SLiME `utils/tensor_backper.py`, which every trainer uses, co-located or not; `megatron_utils/actor.py`.
     """
-    return WEIGHT_BYTES * held.parameters * PINNED_ROUNDING * (2 if reference else 1)
+    return WEIGHT_BYTES * held.parameters * PINNED_ROUNDING * (1 + reference + 2 * old_actor)
 
 
 def sync_buffer_bytes(architecture: Architecture, buffer: int) -> float:

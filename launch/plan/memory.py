@@ -142,16 +142,21 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
     held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
-    copies = max(formulae.host_weight_bytes(part, reference=reference) for part in held)
+    older = recipe.algorithm.keep_old_actor
+    copies = max(formulae.host_weight_bytes(part, reference=reference, old_actor=older) for part in held)
     runs_here = make_backend(recipe.rollout.sandbox).runs_here
     sandboxes = math.ceil(sandboxes_at_once(recipe) / sandbox_nodes(recipe)) if runs_here else 0
     parts = (
         Component("optimizer states", count * states, "offloaded" if offload else "while the server has the GPUs"),
-        Component("copies of the weights", count * copies, "pinned, the reference's too" if reference else "pinned"),
+        Component("copies of the weights", count * copies, _copies(reference, older)),
         Component("processes", (count * assumed.process_gib + assumed.node_gib) * GIB, f"of {count} GPUs, and Ray"),
         Component("sandboxes", sandboxes * assumed.sandbox_gib * GIB, f"{sandboxes} at {assumed.sandbox_gib:g} GiB"),
     )
     return Budget("machine", recipe.cluster.memory_per_node * GIB, parts, assumed.margin)
+
+
+def _copies(reference: bool, older: bool) -> str:
+    return "pinned" + (", the reference's too" if reference else "") + (", and two older" if older else "")
 
 
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:

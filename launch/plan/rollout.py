@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import at_once, staleness
 from slime_swe.launch.plan import roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
@@ -22,6 +21,7 @@ from slime_swe.launch.plan.simulation.schedules import Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slime_swe.launch.args import at_once
 from slime_swe.launch.plan import formulae, roofline
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.memory import layout_of, sglang_engine
@@ -10,6 +9,7 @@ from slime_swe.launch.plan.result import Phase, Timing
 from slime_swe.launch.plan.rollout import engines, episodes_of, sample_step
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.rules import at_once
 
 
 def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
@@ -67,6 +67,7 @@ def _forward_passes(recipe: Recipe) -> int:
         algorithm.steps_per_rollout == 1
         and not (penalised and algorithm.kl_in == "reward")
         and algorithm.estimator != "gspo"
+        and not algorithm.keep_old_actor
         and algorithm.routing_replay != "train"
     )
     return int(not algorithm.rollout_logprobs and not reused) + int(penalised)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import slime_swe
-from slime_swe.launch.args import Attributes, at_once, ours
+from slime_swe.launch.args import Attributes, ours
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
 from slime_swe.launch.slime.job import Job
@@ -18,6 +18,7 @@ from slime_swe.launch.slime.manifest import to_argv
 from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.rules import at_once
 
 PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
 

@@ -17,7 +17,7 @@ from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.errors import InfrastructureError
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.args import at_once, to_args
+from slime_swe.launch.args import to_args
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
@@ -25,6 +25,7 @@ from slime_swe.launch.slime.paths import TENSORBOARD, cut_back
 from slime_swe.launch.slime_cpu.figures import read_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.rules import at_once
 from slime_swe.rollout.records import EPISODES, EVALUATIONS
 
 LOG = "slime.log"

@@ -11,6 +11,7 @@ import torch
 
 from slime_swe.embedded.logprobs import action_log_probs
 from slime_swe.embedded.loss import Actions, LossConfig, policy_loss
+from slime_swe.launch.args import MISMATCH
 
 H, V = 8, 23  # sizes of hidden states and vocabulary
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -24,7 +25,28 @@ CONFIGURATIONS = {
     "kl k2": {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k2"},
     "kl k3": {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3"},
     "kl low_var_kl": {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "low_var_kl"},
+    "gspo": {"advantage_estimator": "gspo"},
+    "gspo in a narrow clip": {"advantage_estimator": "gspo", "eps_clip": 0.05, "eps_clip_high": 0.05},
+    "cispo": {"advantage_estimator": "cispo", "eps_clip_high": 0.28},
+    "cispo without a lower bound": {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": 4.0},
+    "dual clip": {"eps_clip_c": 1.3},
+    "gspo and dual clip": {"advantage_estimator": "gspo", "eps_clip_c": 1.05},
     "tis": {"use_rollout_logprobs": False, "use_tis": True, "tis_clip": 1.2, "tis_clip_low": 0.8},
+    "icepop": {
+        "use_rollout_logprobs": False,
+        "use_tis": True,
+        "custom_tis_function_path": MISMATCH["icepop"],
+        "tis_clip": 1.2,
+        "tis_clip_low": 0.8,
+    },
+    "cispo and icepop": {
+        "advantage_estimator": "cispo",
+        "use_rollout_logprobs": False,
+        "use_tis": True,
+        "custom_tis_function_path": MISMATCH["icepop"],
+        "tis_clip": 1.1,
+        "tis_clip_low": 0.9,
+    },
     "all at once": {
         "use_rollout_logprobs": False,
         "use_tis": True,
@@ -74,13 +96,14 @@ def slime_args(**changes):
 
 @dataclass
 class Case:
-    """Samples of one step: siblings of an episode share a rollout; one sample is masked whole."""
+    """Samples of one step: siblings of an episode share a rollout; one sample is masked whole. Without `old`
+    log-probabilities SLiME takes those that it trains."""
 
     tokens: list[torch.Tensor]
     masks: list[torch.Tensor]
     rollouts: list[int]
     rewards: list[float]
-    old: list[torch.Tensor]
+    old: list[torch.Tensor] | None
     rollout: list[torch.Tensor]
     reference: list[torch.Tensor]
 
@@ -131,7 +154,7 @@ def slime_loss(args, case, hidden, head, micro_batches):
             "loss_masks": [case.masks[i] for i in chosen],
             "rollout_mask_sums": torch.tensor([case.mask_sums[i] for i in chosen], dtype=torch.float32),
             "rewards": [case.rewards[i] for i in chosen],
-            "log_probs": None if args.use_rollout_logprobs else [case.old[i] for i in chosen],
+            "log_probs": None if args.use_rollout_logprobs or case.old is None else [case.old[i] for i in chosen],
             "rollout_log_probs": [case.old[i] if args.use_rollout_logprobs else case.rollout[i] for i in chosen],
             "ref_log_probs": [case.reference[i] for i in chosen],
         }
@@ -162,6 +185,7 @@ def embedded_loss(args, case, hidden, head):
         advantage=torch.tensor([case.rewards[s] for s, _ in places]),
         weight=torch.tensor([1 / (case.mask_sums[s] * rollouts) for s, _ in places]),
         reference=gather(case.reference),
+        sequence=torch.tensor([s for s, _ in places]),
     )
     return policy_loss(log_probs_N, entropy_N, actions, LossConfig.from_args(args))
 

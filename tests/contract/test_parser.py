@@ -27,8 +27,8 @@ def parse(slime_home, tmp_path, monkeypatch):
     hopper = SimpleNamespace(major=9, minor=0)  # what Megatron's checks ask of the GPU
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: hopper)
 
-    def parsed(name):
-        recipe = resolve(name, [f"model.folder={tmp_path}"])
+    def parsed(name, *overrides):
+        recipe = resolve(name, [f"model.folder={tmp_path}", *overrides])
         folder, shape = tmp_path / recipe.model.checkpoint, recipe.model.architecture
         converted = folder.with_name(f"{folder.name}_torch_dist")
         for made in (folder, converted):
@@ -56,6 +56,27 @@ def test_slime_takes_the_command_line_and_means_what_we_mean(parse, name):
         dest: (value, getattr(args, dest, "missing")) for dest, value in asked.items() if not same(args, dest, value)
     }
     assert {dest: pair for dest, pair in differ.items() if dest not in SET_BY_SLIME} == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "estimator=cispo clip_low=1 clip_high=4 rollout_logprobs=true mismatch=none",
+        "estimator=gspo clip_low=3e-4 clip_high=4e-4 steps_per_rollout=2 dual_clip=3",
+        "keep_old_actor=true opsm_delta=1e-4",
+        "mismatch=icepop mismatch_low=0.5 mismatch_high=5",
+        "mismatch=mis mismatch_low=0.5 mismatch_veto=1e-3",
+    ],
+)
+def test_slime_takes_each_loss_and_loads_its_function(parse, settings):
+    from slime.utils.misc import load_function
+
+    args, asked = parse("qwen3_coder_30b_a3b_async", *(f"algorithm.{setting}" for setting in settings.split()))
+    assert {dest for dest, value in asked.items() if not same(args, dest, value)} <= SET_BY_SLIME
+    if "mismatch_veto" in settings:
+        assert args.swe_mismatch_veto == 1e-3
+    if args.custom_tis_function_path:
+        assert callable(load_function(args.custom_tis_function_path))
 
 
 SET_BY_SLIME = {

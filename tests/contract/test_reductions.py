@@ -1,23 +1,62 @@
-"""Dr.GRPO's constant reduction by SLiME's own reducer."""
+"""What a token weighs by SLiME's own loss, as `docs/algorithms.md` says, and our constant reduction by its reducer."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
+import pytest
 import torch
+from tests.contract.test_loss import slime_args
 
+from slime_swe.launch.args import CONSTANT_REDUCTION
 from slime_swe.launch.slime.slime_plugin import constant_reduction
 
+REDUCTIONS = {
+    "trajectory": ({}, [1 / 4, 1 / 12]),
+    "token": ({"calculate_per_token_loss": True}, [1 / 8, 1 / 8]),
+    "constant": ({"custom_pg_loss_reducer_function_path": CONSTANT_REDUCTION}, [1 / 16, 1 / 16]),
+}
 
-def test_token_losses_are_summed_over_one_constant(one_process):
-    from megatron.training import global_vars
 
-    before = global_vars._GLOBAL_ARGS
-    global_vars._GLOBAL_ARGS = Namespace(rollout_max_context_len=50)
-    try:
-        masks = [torch.tensor([1, 0, 1]), torch.tensor([0, 0]), torch.tensor([1])]
-        losses = torch.tensor([1.0, 100.0, 2.0, 100.0, 100.0, 4.0])
-        reduce = constant_reduction([5, 4, 2], [3, 2, 1], masks, False)
-        assert torch.isclose(reduce(losses), torch.tensor((1.0 + 2.0 + 4.0) / 50))
-    finally:
-        global_vars._GLOBAL_ARGS = before
+@pytest.fixture
+def context(one_process, monkeypatch):
+    """`--rollout-max-context-len`, where Megatron keeps its arguments."""
+
+    def is_of(tokens):
+        monkeypatch.setattr("megatron.training.global_vars._GLOBAL_ARGS", Namespace(rollout_max_context_len=tokens))
+
+    return is_of
+
+
+def test_token_losses_are_summed_over_one_constant(context):
+    context(50)
+    masks = [torch.tensor([1, 0, 1]), torch.tensor([0, 0]), torch.tensor([1])]
+    losses = torch.tensor([1.0, 100.0, 2.0, 100.0, 100.0, 4.0])
+    reduce = constant_reduction([5, 4, 2], [3, 2, 1], masks, False)
+    assert torch.isclose(reduce(losses), torch.tensor((1.0 + 2.0 + 4.0) / 50))
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_each_reduction_weighs_a_token_as_the_page_says(context, name):
+    """Episodes of 2 and 6 trained tokens; the second is two training sequences. At a ratio of 1 a token's weight is
+    the loss's derivative by its advantage."""
+    from slime.backends.megatron_utils.loss import loss_function
+
+    context(8)
+    changes, (short, long) = REDUCTIONS[name]
+    masks = [torch.tensor([1, 0, 1]), torch.tensor([1, 1]), torch.tensor([1, 0, 1, 1, 1])]
+    advantages = [torch.ones(len(mask), requires_grad=True) for mask in masks]
+    lengths = [len(mask) + 2 for mask in masks]
+    batch = {
+        "unconcat_tokens": [torch.zeros(length, dtype=torch.long) for length in lengths],
+        "total_lengths": lengths,
+        "response_lengths": [len(mask) for mask in masks],
+        "loss_masks": masks,
+        "rollout_mask_sums": torch.tensor([2.0, 6.0, 6.0]),
+        "advantages": advantages,
+    }
+    args = slime_args(use_rollout_logprobs=False, **changes)
+    loss, tokens, _ = loss_function(args, batch, 1, 2, torch.zeros(1, sum(lengths), 5))
+    weights = [-grad for grad in torch.autograd.grad(loss / tokens, advantages)]
+    for weight, mask, expected in zip(weights, masks, (short, long, long), strict=True):
+        torch.testing.assert_close(weight, mask * expected)

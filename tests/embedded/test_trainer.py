@@ -25,7 +25,8 @@ def make_args(checkpoint, **changes) -> Namespace:
     values = dict(
         hf_checkpoint=str(checkpoint), rollout_temperature=1.0, rollout_max_context_len=64, max_tokens_per_gpu=128,
         eps_clip=0.2, eps_clip_high=0.28, use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_tis=False,
-        use_rollout_logprobs=True, tis_clip=2.0, entropy_coef=0.0, lr=1e-3, adam_beta1=0.9, adam_beta2=0.95,
+        advantage_estimator="grpo", eps_clip_c=None, tis_clip_low=0.0, use_rollout_logprobs=True, tis_clip=2.0,
+        entropy_coef=0.0, lr=1e-3, adam_beta1=0.9, adam_beta2=0.95,
         adam_eps=1e-8, weight_decay=0.01, clip_grad=1.0, num_steps_per_rollout=1, num_rollout=10,
     )  # fmt: skip
     return Namespace(**(values | changes))
@@ -163,6 +164,42 @@ def test_kl_tis_and_entropy_agree_with_transformers_and_plain_autograd(tiny_chec
     for (name, _), grad in zip(trainer.model.named_parameters(), ours, strict=True):
         torch.testing.assert_close(grad.double(), theirs[name].grad, atol=5e-6, rtol=5e-4)
     assert trainer.train(data)["loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["gspo", "cispo"])
+def test_gspo_and_cispo_agree_with_transformers_and_plain_autograd(tiny_checkpoint, tmp_path, estimator):
+    """The ratios are those of whole sequences, however they are packed; all began under older weights."""
+    from transformers import Qwen2ForCausalLM
+
+    data = make_data(perturbed(tiny_checkpoint, tmp_path), 20)
+    batches = micro_batches(data, range(len(data)), 128)
+    assert any(len({sample for sample, _ in batch.source_N}) > 1 for batch in batches)
+    rng = random.Random(2)
+    older = [[value + rng.uniform(-0.3, 0.5) for value in row] for row in data.rollout_log_probs]
+    data = dataclasses.replace(data, rollout_log_probs=older, stale=frozenset(range(20)))
+    policy = Qwen2ForCausalLM.from_pretrained(tmp_path).double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, (tokens, mask) in enumerate(zip(data.tokens, data.loss_masks, strict=True)):
+        log_probs, prompt, advantage = log_probs_of(policy, tokens), len(tokens) - len(mask), data.advantages[i]
+        places = [place for place, trained in enumerate(mask) if trained]
+        ours = torch.stack([log_probs[prompt + place - 1, tokens[prompt + place]] for place in places])
+        log_ratios = ours - torch.tensor([older[i][place] for place in places])
+        if estimator == "gspo":
+            ratio = log_ratios.mean().exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
+        else:
+            gain = (log_ratios.exp().clamp(0.95, 1.05).detach() * advantage * ours).mean()
+        loss = loss - gain / len(data)
+    loss.backward()
+    trainer = Trainer(
+        make_args(tiny_checkpoint, advantage_estimator=estimator, eps_clip=0.05, eps_clip_high=0.05), tmp_path
+    )
+    theirs = dict(policy.named_parameters())
+    for (name, _), grad in zip(trainer.model.named_parameters(), gradients(trainer, data), strict=True):
+        torch.testing.assert_close(grad.double(), theirs[name].grad, atol=5e-6, rtol=5e-4)
+    metrics = trainer.train(data)
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert 0 < metrics["clip_fraction"] < 1
 
 
 def test_packing_changes_no_gradient(tiny_checkpoint, model):

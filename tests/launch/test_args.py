@@ -24,7 +24,8 @@ sglang_enable_deterministic_inference reward_key group_rm save save_interval loa
 custom_generate_function_path custom_rm_path custom_reward_post_process_path dynamic_sampling_filter_path
 data_source_path custom_rollout_log_function_path custom_eval_rollout_log_function_path optimizer lr lr_decay_style
 lr_warmup_iters adam_beta1 adam_beta2 adam_eps weight_decay clip_grad eps_clip eps_clip_high use_kl_loss kl_loss_coef
-kl_loss_type kl_coef use_unbiased_kl custom_advantage_function_path use_tis tis_clip tis_clip_low use_rollout_logprobs
+kl_loss_type kl_coef use_unbiased_kl custom_advantage_function_path use_tis tis_clip tis_clip_low
+custom_tis_function_path use_rollout_logprobs eps_clip_c use_opsm opsm_delta keep_old_actor
 entropy_coef advantage_estimator calculate_per_token_loss custom_pg_loss_reducer_function_path grpo_std_normalization
 rewards_normalization num_steps_per_rollout max_tokens_per_gpu use_routing_replay use_rollout_routing_replay
 eval_interval n_samples_per_eval_prompt seed
@@ -34,7 +35,7 @@ swe_tasks swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_tur
 swe_max_over_sampling swe_schedule swe_max_staleness swe_version_lag
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_negative_control swe_max_attempts swe_run_dir
 swe_mask_truncated swe_overlong_tokens swe_overlong_turns swe_overlong_penalty
-swe_threads swe_keep_checkpoints swe_attempt
+swe_threads swe_keep_checkpoints swe_attempt swe_mismatch_veto
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line

@@ -35,7 +35,9 @@ EMBEDDED = [
     ("cluster.colocate", False, "same machine"),
     ("cluster.ray_address", "http://head:8265", "no Ray"),
     ("rollout.schedule", "async", "use sync, carry or continuous"),
-    ("algorithm.estimator", "gspo", "it must be grpo"),
+    ("algorithm.opsm_delta", 0.01, "leaves out no sequences"),
+    ("algorithm.keep_old_actor", True, "keeps no weights but those that it trains"),
+    ("algorithm.mismatch", "mis", "use none, truncate or icepop"),
     ("algorithm.reduction", "token", "it must be trajectory"),
     ("algorithm.kl_in", "reward", "it must be loss"),
     ("algorithm.kl_unbiased", True, "it must be false"),
@@ -58,6 +60,26 @@ def test_the_embedded_engine_refuses_what_it_does_not_compute(key, value, said):
     with pytest.raises(UserError, match=said) as error:
         require_legal(changed(load_recipe("tiny_cpu"), key, value))
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("estimator", "gspo"), ("estimator", "cispo"), ("dual_clip", 3.0)])
+def test_the_embedded_engine_refuses_what_would_act_on_a_ratio_of_1(key, value):
+    changes = {f"algorithm__{key}": value}
+    require_legal(variant("tiny_cpu", **changes))
+    for schedule in ("carry", "continuous"):
+        require_legal(variant("tiny_cpu", algorithm__steps_per_rollout=1, rollout__schedule=schedule, **changes))
+    one_step = {"algorithm__steps_per_rollout": 1, "rollout__max_staleness": 0}
+    for schedule in ("sync", "carry"):
+        for own in (True, False):
+            recipe = variant(
+                "tiny_cpu", **one_step, **changes, rollout__schedule=schedule, algorithm__rollout_logprobs=own
+            )
+            assert {found.field for found in violations(recipe)} == {f"algorithm.{key}"}
+
+
+@pytest.mark.parametrize("mismatch", ["truncate", "icepop"])
+def test_the_embedded_engine_corrects_for_a_mismatch(mismatch):
+    require_legal(variant("tiny_cpu", algorithm__mismatch=mismatch, algorithm__rollout_logprobs=False))
 
 
 def test_another_engine_is_one_override_away():

@@ -32,8 +32,8 @@ def test_every_number_and_every_choice_has_a_constraint():
 def test_a_value_of_another_type_is_refused():
     with pytest.raises(UserError, match=r"rollout\.max_turns='6' is not allowed: Expected `int`, got `str`"):
         require_legal(variant("tiny_cpu", rollout__max_turns="6"))
-    with pytest.raises(UserError, match=r"algorithm\.tis=1 is not allowed: Expected `bool`, got `int`"):
-        require_legal(variant("tiny_cpu", algorithm__tis=1))
+    with pytest.raises(UserError, match=r"algorithm\.kl_unbiased=1 is not allowed: Expected `bool`, got `int`"):
+        require_legal(variant("tiny_cpu", algorithm__kl_unbiased=1))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_a_value_of_another_type_is_refused():
         ("rollout.top_k", 5, "it must be -1: a trained token's log-probability"),
         ("rollout.generate", "module:function", "dotted path"),
         ("algorithm.group_filter", "module:function", "dotted path"),
-        ("algorithm.estimator", "ppo", "grpo, gspo"),
+        ("algorithm.estimator", "ppo", "grpo, gspo, cispo"),
         ("algorithm.reduction", "mean", "trajectory, token, constant"),
         ("algorithm.kl_in", "advantage", "loss, reward"),
         ("algorithm.routing_replay", "r3", "none, train, rollout"),
         ("reward.mode", "shaped", "plus_minus"),
         ("data.train", [], "at least one task set"),
-        ("algorithm.clip_low", 1.0, "less than 1"),
+        ("algorithm.clip_low", 1.1, "at most 1"),
         ("optimizer.beta1", 1.0, "less than 1"),
         ("optimizer.beta2", 1.0, "less than 1"),
         ("optimizer.lr", -1.0, "more than 0"),
@@ -75,7 +75,9 @@ def test_a_value_of_another_type_is_refused():
         ("parallel.max_tokens_per_gpu", 100, "raise max_tokens_per_gpu to 640"),
         ("rollout.max_over_sampling", 0.5, "at least 1"),
         ("algorithm.steps_per_rollout", 7, "does not divide"),
-        ("algorithm.tis_clip_low", 3.0, "algorithm.tis_clip=2"),
+        ("algorithm.mismatch", "tis", "none, truncate, icepop, mis"),
+        ("algorithm.mismatch_low", 1.5, "at most 1"),
+        ("algorithm.mismatch_high", 0.5, "at least 1"),
         ("model.architecture.kv_heads", 3, "does not divide heads=4"),
         ("model.architecture.qk_norm", True, "qwen2 models don't have"),
         ("model.architecture.experts", 8, "no experts"),

@@ -13,6 +13,11 @@ from slime_swe.launch.engines import violations
 
 DENSE, MOE, ASYNC = "qwen25_coder_7b", "qwen3_coder_30b_a3b", "qwen3_coder_30b_a3b_async"
 
+ACTING_ON_RATIO = {
+    "algorithm.estimator": "gspo",
+    "algorithm.dual_clip": 3.0,
+    "algorithm.opsm_delta": 0.01,
+}
 ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"parallel__tp": 8}, "parallel.tp", "28 attention heads and 4 KV heads: use 1, 2, 4 or 28"),
     (DENSE, {"parallel__pp": 8}, "parallel.pp", "does not divide the 28 layers"),
@@ -47,9 +52,19 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (ASYNC, {"rollout__schedule": "continuous", "rollout__generate": "my_module.generate"}, "rollout.schedule",
      "is not known to go on with a turn"),
     (DENSE, {"algorithm__routing_replay": "rollout"}, "algorithm.routing_replay", "no experts to route to"),
-    (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__tis": False},
+    (MOE, {"algorithm__routing_replay": "train", "algorithm__rollout_logprobs": True, "algorithm__mismatch": "none"},
      "algorithm.routing_replay", "which algorithm.rollout_logprobs=true leaves out"),
-    (DENSE, {"algorithm__rollout_logprobs": True}, "algorithm.tis", "set one of them to false"),
+    (DENSE, {"algorithm__rollout_logprobs": True}, "algorithm.mismatch", "or set rollout_logprobs to false"),
+    *[(name, {key.replace(".", "__"): value}, key, "which is 1 throughout") for name in (DENSE, ASYNC)
+      for key, value in ACTING_ON_RATIO.items()],
+    (DENSE, {"algorithm__estimator": "cispo", "algorithm__dual_clip": 3.0}, "algorithm.dual_clip", "does not have"),
+    (DENSE, {"algorithm__dual_clip": 1.0}, "algorithm.dual_clip", "use more than 1"),
+    (ASYNC, {"algorithm__keep_old_actor": True, "algorithm__rollout_logprobs": True}, "algorithm.keep_old_actor",
+     "set one of them to false"),
+    *[(MOE, {"algorithm__keep_old_actor": True, "rollout__schedule": name}, "algorithm.keep_old_actor",
+       "use async or continuous") for name in ("sync", "carry")],
+    (ASYNC, {"algorithm__keep_old_actor": True, "rollout__max_staleness": 0}, "algorithm.keep_old_actor",
+     "set it to false"),
     (DENSE, {"algorithm__kl_unbiased": True}, "algorithm.kl_unbiased", "algorithm.kl_coef=0"),
     (DENSE, {"algorithm__kl_unbiased": True, "algorithm__kl_coef": 0.1, "algorithm__kl_in": "reward"},
      "algorithm.kl_unbiased", "algorithm.kl_in=reward"),
@@ -64,6 +79,12 @@ def test_what_would_be_refused_later_is_refused_now(name, changes, field, said):
     assert all(violation.fix and field in violation.message for violation in found)
 
 
+MOVES_RATIO = [
+    (DENSE, {"algorithm__steps_per_rollout": 2}),
+    (DENSE, {"algorithm__rollout_logprobs": True, "algorithm__mismatch": "none"}),
+    (ASYNC, {"algorithm__keep_old_actor": True}),
+    (ASYNC, {"algorithm__keep_old_actor": True, "rollout__schedule": "async"}),
+]
 LEGAL = [
     (DENSE, {"parallel__tp": 4, "parallel__cp": 1, "parallel__max_tokens_per_gpu": 32768}),
     (DENSE, {"parallel__tp": 1, "parallel__pp": 4}),
@@ -77,6 +98,11 @@ LEGAL = [
     (ASYNC, {"rollout__schedule": "async"}),
     (ASYNC, {"rollout__schedule": "async", "rollout__generate": "my_module.generate"}),
     (MOE, {"rollout__schedule": "carry"}),
+    *[
+        (name, {key.replace(".", "__"): value} | moving)
+        for key, value in [*ACTING_ON_RATIO.items(), ("algorithm.estimator", "cispo")]
+        for name, moving in MOVES_RATIO
+    ],
 ]
 
 

@@ -269,6 +269,23 @@ def test_the_reference_and_more_steps_cost_forward_passes():
     assert forwards("algorithm.kl_coef=0.01", "algorithm.steps_per_rollout=2") == pytest.approx(2 / 4)
 
 
+def test_gspo_and_an_old_actor_cost_a_forward_pass_and_the_latter_two_more_copies():
+    def cost(*overrides):
+        found = plan(ASYNCHRONOUS, *overrides)
+        phases = {phase.name: phase.seconds for phase in found.timing.training}
+        (copies,) = [part.bytes for part in found.budget("machine").components if part.name == "copies of the weights"]
+        return phases["log-probabilities"] / phases["train"], copies
+
+    (nothing, one), (passed, three) = cost(), cost("algorithm.keep_old_actor=true")
+    assert (nothing, passed) == (0, pytest.approx(1 / 4))
+    assert three == pytest.approx(3 * one)
+    assert cost("algorithm.keep_old_actor=true", "algorithm.kl_coef=0.01") == (
+        pytest.approx(2 / 4),
+        pytest.approx(4 * one),
+    )
+    assert cost("algorithm.estimator=gspo", "algorithm.keep_old_actor=true") == (pytest.approx(1 / 4), three)
+
+
 def test_what_holds_the_episodes_in_flight_is_named():
     def reason(*overrides):
         return time_step(assemble(DENSE, overrides), Assumptions()).rollout[0].detail

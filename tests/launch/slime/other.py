@@ -7,9 +7,11 @@ from typing import Any
 NAMED = {
     "algorithm.estimator": "ppo",
     "algorithm.kl_type": "k1",
+    "algorithm.mismatch": "icepop",
     "algorithm.kl_in": "reward",
-    "algorithm.reduction": "token",
+    "algorithm.reduction": "constant",
     "algorithm.routing_replay": "train",
+    "rollout.sandbox": "overlay",
     "rollout.schedule": "async",
     "parallel.recompute": "selective",
     "optimizer.schedule": "cosine",

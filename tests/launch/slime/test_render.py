@@ -113,17 +113,38 @@ def test_without_evaluation_sets_nothing_is_evaluated():
     assert not {"--eval-interval", "--eval-config"} & set(said)
 
 
+TWO_STEPS = {"algorithm__steps_per_rollout": 2}
+APART = {"cluster__colocate": False, "cluster__rollout_gpus": 8}
 CHOICES = [
     ({"algorithm__estimator": "grpo"}, {"--advantage-estimator": ["grpo"]}),
-    ({"algorithm__estimator": "gspo"}, {"--advantage-estimator": ["gspo"]}),
+    ({"algorithm__estimator": "gspo", **TWO_STEPS}, {"--advantage-estimator": ["gspo"]}),
+    (
+        {"algorithm__estimator": "cispo", **TWO_STEPS, "algorithm__clip_low": 1.0, "algorithm__clip_high": 4.0},
+        {"--advantage-estimator": ["cispo"], "--eps-clip": ["1.0"], "--eps-clip-high": ["4.0"]},
+    ),
+    ({"algorithm__dual_clip": 3.0, **TWO_STEPS}, {"--eps-clip-c": ["3.0"]}),
+    ({"algorithm__opsm_delta": 0.01, **TWO_STEPS}, {"--use-opsm": [], "--opsm-delta": ["0.01"]}),
+    ({"algorithm__keep_old_actor": True, "rollout__schedule": "async", **APART}, {"--keep-old-actor": []}),
     ({"algorithm__reduction": "token"}, {"--calculate-per-token-loss": []}),
     (
         {"algorithm__reduction": "constant"},
         {"--custom-pg-loss-reducer-function-path": ["slime_swe.launch.slime.slime_plugin.constant_reduction"]},
     ),
     ({"algorithm__clip_high": 0.28}, {"--eps-clip": ["0.2"], "--eps-clip-high": ["0.28"]}),
-    ({"algorithm__tis": True, "algorithm__tis_clip_low": 0.5}, {"--use-tis": [], "--tis-clip-low": ["0.5"]}),
-    ({"algorithm__rollout_logprobs": True, "algorithm__tis": False}, {"--use-rollout-logprobs": []}),
+    ({"algorithm__mismatch": "truncate", "algorithm__mismatch_low": 0.5}, {"--use-tis": [], "--tis-clip-low": ["0.5"]}),
+    (
+        {"algorithm__mismatch": "icepop", "algorithm__mismatch_high": 5.0},
+        {
+            "--use-tis": [],
+            "--tis-clip": ["5.0"],
+            "--custom-tis-function-path": ["slime.backends.megatron_utils.loss.icepop_function"],
+        },
+    ),
+    (
+        {"algorithm__mismatch": "mis"},
+        {"--custom-tis-function-path": ["slime_swe.launch.slime.slime_plugin.masked_importance_sampling"]},
+    ),
+    ({"algorithm__rollout_logprobs": True, "algorithm__mismatch": "none"}, {"--use-rollout-logprobs": []}),
     ({"algorithm__std_normalization": False}, {"--disable-grpo-std-normalization": []}),
     ({"algorithm__normalize_rewards": False}, {"--disable-rewards-normalization": []}),
     (
@@ -175,9 +196,6 @@ def test_each_choice_is_its_flags(changes, expected):
 def test_routing_replay(replay, flag, other):
     said = flags_of(variant(MIXTURE, algorithm__routing_replay=replay))
     assert flag in said and other not in said
-
-
-APART = {"cluster__colocate": False, "cluster__rollout_gpus": 8}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def load_tasks(spec: str) -> list[Task]:
 
     Raises `UserError` for an unknown name, a selection without tasks, or a malformed record (file and line named).
     """
-    parsed = _parse(spec)
+    parsed = parse(spec)
     tasks = list(_read_file(parsed)) if parsed.file else _call_source(parsed)
     if not tasks:
         raise UserError(f"task set {spec!r} is empty")
@@ -48,7 +48,7 @@ def load_tasks(spec: str) -> list[Task]:
 def absolute(spec: str) -> str:
     """The same task set by absolute paths, for processes started elsewhere; a name of another form as it is."""
     try:
-        parsed = _parse(spec)
+        parsed = parse(spec)
     except UserError:
         return spec
     options = dict(parsed.options)
@@ -112,7 +112,7 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def _parse(text: str) -> Spec:
+def parse(text: str) -> Spec:
     """Raises `UserError` for a name that is not of this form, or has an option that there is not."""
     name, _, query = text.partition("?")
     options = _options(text, query)

@@ -4,45 +4,67 @@ slime-swe tasks list                          the task sources
 slime-swe tasks list synthetic:heldout         the tasks of a set
 slime-swe tasks list 'swebench:verified?repo=django/django'
 slime-swe tasks show synthetic:heldout ID      one task
-slime-swe tasks fetch bugsinpy:all?repo=psf/black --cache FOLDER
+slime-swe tasks fetch swegym:train swebench:verified
+                                              bring these corpora onto this machine, where they are then read offline
+slime-swe tasks checkout 'bugsinpy:all?repo=psf/black' --cache FOLDER
                                               check out each task's commit, and nothing else of its repository
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.registry import SOURCES, load_tasks
+from slime_swe.data_sources.fetch import fetch
+from slime_swe.data_sources.registry import SOURCES, load_tasks, parse
 from slime_swe.data_sources.repositories import checkout
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.output import print_json
 
+EXAMPLES = {
+    "list": "synthetic:heldout",
+    "show": "synthetic:heldout",
+    "fetch": "swegym:train",
+    "checkout": "'bugsinpy:all?repo=psf/black'",
+}
+ACTIONS = tuple(EXAMPLES)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show", "fetch"))
+    parser.add_argument("action", choices=ACTIONS)
     parser.add_argument(
         "spec", nargs="?", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl"
     )
-    parser.add_argument("id", nargs="?", metavar="ID", help="a task's id (show)")
+    parser.add_argument("rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
-    parser.add_argument("--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (fetch)")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (checkout)"
+    )
+    parser.add_argument("--from", dest="source", default="", metavar="DIR",
+                        help="a copy of the data set, in place of the Hugging Face Hub (fetch)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     if options.action == "list" and options.spec is None:
         return _list_sources(options.json)
     if options.spec is None:
-        raise UserError(f"`tasks {options.action}` needs a task set, e.g. synthetic:heldout")
+        raise UserError(f"`tasks {options.action}` needs a task set, e.g. {EXAMPLES[options.action]}")
+    if options.action == "fetch":
+        return _fetch([options.spec, *options.rest], options.source, options.json)
+    if len(options.rest) > (options.action == "show"):
+        raise UserError(f"`tasks {options.action}` takes one task set, got also {' '.join(options.rest)}")
     tasks = load_tasks(options.spec)
     if options.action == "show":
-        return _show(options.spec, tasks, options.id, options.json)
-    if options.action == "fetch":
-        return _fetch(tasks[: options.limit], options.cache, options.json)
+        return _show(options.spec, tasks, next(iter(options.rest), None), options.json)
+    if options.action == "checkout":
+        return _checkout(tasks[: options.limit], options.cache, options.json)
     return _list(tasks[: options.limit], options.json)
 
 
@@ -71,7 +93,34 @@ def _list(tasks: list[Task], as_json: bool) -> int:
     return 0
 
 
-def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
+def _fetch(specs: list[str], source: str, as_json: bool) -> int:
+    """Each corpus once, whatever part of it the set names."""
+    if source and len(specs) > 1:
+        raise UserError(f"--from is a copy of one data set, and {len(specs)} task sets are asked for: one at a time")
+    brought = []
+    for spec in specs:
+        parsed = parse(spec)
+        if parsed.source not in CORPORA:
+            raise UserError(f"task set {spec!r} is of no corpus, and needs no fetching; {', '.join(CORPORA)} do")
+        corpus, folder = CORPORA[parsed.source], parsed.options.get("folder")
+        path = fetch(
+            corpus, parsed.split, corpus.folder(Path(folder) if folder else None), source=source, shown=_with_progress
+        )
+        tasks = load_tasks(spec)
+        images = len({task.workspace.image.name for task in tasks if task.workspace.image})
+        brought.append({"set": spec, "path": str(path), "tasks": len(tasks), "images": images})
+        if not as_json:
+            print(f"{spec}  {len(tasks):,} tasks in {images:,} images  {path}")
+    if as_json:
+        print_json({"fetched": brought})
+    return 0
+
+
+def _with_progress(records: Iterable[Any], total: int) -> Iterator[Any]:
+    yield from track(records, "records", total, console=Console(stderr=True))
+
+
+def _checkout(tasks: list[Task], cache: Path, as_json: bool) -> int:
     """Where each task's commit lies. A task that names none is left out, and said so."""
     fetched, refused = {}, {}
     for task in tasks:

@@ -46,7 +46,7 @@ def check_overlap(recipe: Recipe) -> Comparison:
     data = recipe.data
     if data.source != Data.source:
         return Comparison(compared=False)
-    training = [task for spec in data.train for task in load_tasks(spec)]
+    training = [task for spec in data.training_sets for task in load_tasks(spec)]
     evaluation = [task for spec in data.eval.values() for task in load_tasks(spec)]
     allowed = require_clean(find_overlaps(training, evaluation), data.allow_overlap)
     return Comparison(True, len(training), len(evaluation), allowed)
@@ -73,5 +73,5 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     if not recipe.reward.negative_control:
         print("reward.negative_control=false: forged test logs are believed", file=sys.stderr)
     settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
-    for grader in sorted({target_of(task) for spec in recipe.data.train for task in load_tasks(spec)} - {""}):
+    for grader in sorted({target_of(task) for spec in recipe.data.training_sets for task in load_tasks(spec)} - {""}):
         require_integrity(on_one_machine(recipe.rollout.sandbox), grader, settings)

@@ -1,24 +1,31 @@
-"""What is refused before a run has a folder: missing plug-ins, overlapping sets, graders that a cheat passes."""
+"""What is refused before a run has a folder: missing plug-ins and tasks, a sandbox that can't hold these, overlapping
+sets, graders that a cheat passes.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from slime_swe.data_sources.contamination import Overlap, find_overlaps, require_clean
+from slime_swe.data_sources.corpora.corpus import NotFetched, fetch_command
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.dotted import load_object
+from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.recipes.base import Data, Recipe, Reward
 from slime_swe.recipes.checks import lookup
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.redteam.proof import require_integrity
-from slime_swe.rollout.sandbox.pool import on_one_machine
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
 
 OVERLAP_FILE = "overlap.json"
 
@@ -29,6 +36,56 @@ def require_plug_ins(recipe: Recipe) -> None:
         path = lookup(recipe, key)
         if path and not path.startswith("slime_swe."):
             load_object(path, key)
+
+
+def task_sets(recipe: Recipe) -> dict[str, str]:
+    """Each task set that a run reads, and the key that names it. A data source of one's own has its own training."""
+    data = recipe.data
+    training = data.training_sets if data.source == Data.source else []
+    return {spec: f"data.eval.{name}" for name, spec in data.eval.items()} | dict.fromkeys(training, "data.train")
+
+
+def require_sandbox(recipe: Recipe) -> None:
+    """Raise `UserError` with what to do, for tasks in images and a sandbox that takes none."""
+    if make_backend(recipe.rollout.sandbox).takes_images:
+        return
+    for spec, key in task_sets(recipe).items():
+        if needs_images(spec):
+            raise UserError(
+                f"{key}: tasks of {spec} run in container images, and rollout.sandbox={recipe.rollout.sandbox} takes "
+                f"none: {remedy(Machine())}"
+            )
+
+
+def not_fetched(recipe: Recipe) -> list[str]:
+    """The recipe's task sets that are not on this machine."""
+    missing = []
+    for spec in task_sets(recipe):
+        try:
+            load_tasks(spec)
+        except NotFetched as error:
+            missing.append(error.set)
+    return list(dict.fromkeys(missing))
+
+
+def require_tasks(recipe: Recipe) -> None:
+    """Raise `UserError` with the one command that brings every task set that is not here."""
+    if missing := not_fetched(recipe):
+        raise UserError(f"{', '.join(missing)} not on this machine: {fetch_command(missing)}")
+
+
+def what_is_missing(recipe: Recipe) -> Iterator[str]:
+    """What a run would wait or fail for, with the command that gets it: tasks, and images on this machine."""
+    specs, sandbox = list(task_sets(recipe)), recipe.rollout.sandbox
+    try:
+        if missing := not_fetched(recipe):
+            yield f"{', '.join(missing)} not on this machine: {fetch_command(missing)}"
+        elif make_backend(sandbox).takes_images:
+            found = survey([task for spec in specs for task in load_tasks(spec)], sandbox)
+            if found.missing:
+                yield f"{found}. To get them before: {images_command(specs, sandbox)}"
+    except (UserError, SandboxError) as error:
+        yield f"what is missing can't be told: {error}"
 
 
 @dataclass(frozen=True)

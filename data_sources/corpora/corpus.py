@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,12 +132,18 @@ def local_file(folder: Path, split: str) -> Path | None:
     return next((path for kind in FILE_KINDS if (path := folder / f"{split}{kind}").is_file()), None)
 
 
+def fetch_command(specs: Sequence[str]) -> str:
+    """What brings these task sets."""
+    return f"slime-swe tasks fetch {' '.join(map(shlex.quote, specs))}"
+
+
 class NotFetched(UserError):
-    """A corpus is not on this machine. `command` brings it."""
+    """A corpus is not on this machine. `command` brings it; `set` is what it names."""
 
     def __init__(self, corpus: Corpus, split: str, given: Path | None, why: str) -> None:
         name = f"{corpus.name}:{split}"
-        self.command = f"slime-swe tasks fetch {name if given is None else shlex.quote(f'{name}?folder={given}')}"
+        self.set = name if given is None or given == corpus.folder(None) else f"{name}?folder={given}"
+        self.command = fetch_command([self.set])
         how = f"git clone {corpus.home}" if corpus.commit else f"data set {corpus.split(split).dataset}"
         super().__init__(
             f"{corpus.title} is not in {corpus.folder(given).resolve()} ({why}). `{self.command}` brings it ({how}). A "

@@ -6,6 +6,10 @@ slime-swe tasks list 'swebench:verified?repo=django/django'
 slime-swe tasks show synthetic:heldout ID      one task
 slime-swe tasks fetch swegym:train swebench:verified
                                               bring these corpora onto this machine, where they are then read offline
+slime-swe tasks images swegym:train --sandbox docker
+                                              which of their images are here, and what the others take
+slime-swe tasks images swegym:train --sandbox docker --pull
+                                              get those; the same command goes on after an interruption
 slime-swe tasks checkout 'bugsinpy:all?repo=psf/black' --cache FOLDER
                                               check out each task's commit, and nothing else of its repository
 """
@@ -13,7 +17,9 @@ slime-swe tasks checkout 'bugsinpy:all?repo=psf/black' --cache FOLDER
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +32,15 @@ from slime_swe.data_sources.registry import SOURCES, load_tasks, parse
 from slime_swe.data_sources.repositories import checkout
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
+from slime_swe.launch.images import get, images_command, survey
 from slime_swe.launch.output import print_json
+from slime_swe.rollout.sandbox.pool import make_backend
 
 EXAMPLES = {
     "list": "synthetic:heldout",
     "show": "synthetic:heldout",
     "fetch": "swegym:train",
+    "images": "swegym:train",
     "checkout": "'bugsinpy:all?repo=psf/black'",
 }
 ACTIONS = tuple(EXAMPLES)
@@ -42,13 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec", nargs="?", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl"
     )
-    parser.add_argument("rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch)")
+    parser.add_argument("rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch, images)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     parser.add_argument(
         "--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (checkout)"
     )
     parser.add_argument("--from", dest="source", default="", metavar="DIR",
                         help="a copy of the data set, in place of the Hugging Face Hub (fetch)")  # fmt: skip
+    parser.add_argument("--sandbox", default="docker", help="what runs the tasks, as rollout.sandbox names it (images)")
+    parser.add_argument("--pull", action="store_true", help="get the images that are missing (images)")
+    parser.add_argument("--ignore-disk", action="store_true", help="get them where the disk seems too small (images)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"`tasks {options.action}` needs a task set, e.g. {EXAMPLES[options.action]}")
     if options.action == "fetch":
         return _fetch([options.spec, *options.rest], options.source, options.json)
+    if options.action == "images":
+        return _images([options.spec, *options.rest], options)
     if len(options.rest) > (options.action == "show"):
         raise UserError(f"`tasks {options.action}` takes one task set, got also {' '.join(options.rest)}")
     tasks = load_tasks(options.spec)
@@ -118,6 +132,33 @@ def _fetch(specs: list[str], source: str, as_json: bool) -> int:
 
 def _with_progress(records: Iterable[Any], total: int) -> Iterator[Any]:
     yield from track(records, "records", total, console=Console(stderr=True))
+
+
+def _images(specs: list[str], options: argparse.Namespace) -> int:
+    """What is here and what is missing; with `--pull`, 1 where some can't be had."""
+    found = survey([task for spec in specs for task in load_tasks(spec)], options.sandbox)
+    failed: dict[str, str] = {}
+    if not options.json:
+        print(found)
+    if found.missing and not found.fits and not options.ignore_disk:
+        few = int((found.free_gib or 0) / make_backend(options.sandbox).image_gib)
+        raise UserError(
+            f"the disk has too little room: take a part, such as {specs[0].partition('?')[0]}?limit={few}, put the "
+            " images on a larger disk (docs/sandboxes.md, Images), or give --ignore-disk"
+        )
+    if options.pull:
+        arrivals = track(get(found), "images", len(found.missing), console=Console(stderr=True))
+        failed = {image: error for image, error in arrivals if error}
+        if not options.json:
+            print(f"{len(found.missing) - len(failed):,} images came, {len(failed):,} could not be had")
+    elif found.missing and not options.json:
+        print(f"get them: {images_command(specs, options.sandbox)}")
+    if options.json:
+        missing = list(failed) if options.pull else list(found.missing)
+        print_json({**asdict(found), "missing": missing, "failed": failed})
+    for image, error in failed.items():
+        print(f"{image}: {error}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _checkout(tasks: list[Task], cache: Path, as_json: bool) -> int:

@@ -5,7 +5,7 @@ sets, graders that a cheat passes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import orjson
 from slime_swe.data_sources.contamination import Overlap, find_overlaps, require_clean
 from slime_swe.data_sources.corpora.corpus import NotFetched, fetch_command
 from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
@@ -57,35 +58,33 @@ def require_sandbox(recipe: Recipe) -> None:
             )
 
 
-def not_fetched(recipe: Recipe) -> list[str]:
-    """The recipe's task sets that are not on this machine."""
-    missing = []
+def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
+    """The tasks of the sets that are on this machine, and the sets that are not. Raises `UserError`."""
+    tasks: list[Task] = []
+    missing: dict[str, None] = {}
     for spec in task_sets(recipe):
         try:
-            load_tasks(spec)
+            tasks += load_tasks(spec)
         except NotFetched as error:
-            missing.append(error.set)
-    return list(dict.fromkeys(missing))
+            missing[error.set] = None
+    return tasks, list(missing)
 
 
-def require_tasks(recipe: Recipe) -> None:
-    """Raise `UserError` with the one command that brings every task set that is not here."""
-    if missing := not_fetched(recipe):
-        raise UserError(f"{', '.join(missing)} not on this machine: {fetch_command(missing)}")
+def not_here(sets: Sequence[str]) -> str:
+    """What is said of task sets that are not on this machine: the one command that brings them all."""
+    return f"{', '.join(sets)} not on this machine: {fetch_command(sets)}"
 
 
-def what_is_missing(recipe: Recipe) -> Iterator[str]:
-    """What a run would wait or fail for, with the command that gets it: tasks, and images on this machine."""
-    specs, sandbox = list(task_sets(recipe)), recipe.rollout.sandbox
+def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
+    """How many of the tasks' images are not on this machine, and the command that gets them; empty where all are."""
+    sandbox = recipe.rollout.sandbox
+    if not make_backend(sandbox).takes_images:
+        return ""
     try:
-        if missing := not_fetched(recipe):
-            yield f"{', '.join(missing)} not on this machine: {fetch_command(missing)}"
-        elif make_backend(sandbox).takes_images:
-            found = survey([task for spec in specs for task in load_tasks(spec)], sandbox)
-            if found.missing:
-                yield f"{found}. To get them before: {images_command(specs, sandbox)}"
+        found = survey(tasks, sandbox)
     except (UserError, SandboxError) as error:
-        yield f"what is missing can't be told: {error}"
+        return f"which images are here can't be told: {error}"
+    return f"{found}. To get them before: {images_command(list(task_sets(recipe)), sandbox)}" if found.missing else ""
 
 
 @dataclass(frozen=True)

@@ -136,15 +136,15 @@ def _with_progress(records: Iterable[Any], total: int) -> Iterator[Any]:
 
 def _images(specs: list[str], options: argparse.Namespace) -> int:
     """What is here and what is missing; with `--pull`, 1 where some can't be had."""
-    found = survey([task for spec in specs for task in load_tasks(spec)], options.sandbox)
+    found = survey([task for spec in specs for task in load_tasks(spec)[: options.limit]], options.sandbox)
     failed: dict[str, str] = {}
     if not options.json:
         print(found)
-    if found.missing and not found.fits and not options.ignore_disk:
+    if options.pull and not found.fits and not options.ignore_disk:
         few = int((found.free_gib or 0) / make_backend(options.sandbox).image_gib)
         raise UserError(
             f"the disk has too little room: take a part, such as {specs[0].partition('?')[0]}?limit={few}, put the "
-            " images on a larger disk (docs/sandboxes.md, Images), or give --ignore-disk"
+            "images on a larger disk (docs/sandboxes.md, Images), or give --ignore-disk"
         )
     if options.pull:
         arrivals = track(get(found), "images", len(found.missing), console=Console(stderr=True))

@@ -24,11 +24,12 @@ from slime_swe.launch.output import print_json
 from slime_swe.launch.preflight import (
     check_integrity,
     check_overlap,
+    missing_images,
+    not_here,
+    read_sets,
     record_overlap,
     require_plug_ins,
     require_sandbox,
-    require_tasks,
-    what_is_missing,
 )
 from slime_swe.launch.runs import (
     RECIPE_FILE,
@@ -98,12 +99,23 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
 def _require_data(recipe: Recipe) -> None:
     """The tasks must be here, in a sandbox that takes them; images that are not come as the run meets them."""
     require_sandbox(recipe)
-    require_tasks(recipe)
-    _say_what_is_missing(recipe)
+    tasks, missing = read_sets(recipe)
+    if missing:
+        raise UserError(not_here(missing))
+    _note(missing_images(recipe, tasks))
 
 
 def _say_what_is_missing(recipe: Recipe) -> None:
-    for sentence in what_is_missing(recipe):
+    """For a dry run, which needs none of it."""
+    try:
+        tasks, missing = read_sets(recipe)
+        _note(not_here(missing) if missing else missing_images(recipe, tasks))
+    except UserError as error:
+        _note(str(error))
+
+
+def _note(sentence: str) -> None:
+    if sentence:
         print(f"note: {sentence}", file=sys.stderr)
 
 

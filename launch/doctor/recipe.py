@@ -4,6 +4,7 @@ agents' commands run: what that wants from this machine, and one sandbox opened 
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from slime_swe.data_sources.contamination import ContaminationError
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.task import Task
+from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
@@ -55,7 +56,6 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Read every task set; tasks that bring a container image need a sandbox that takes one, and the images."""
     sets = [("data.train", spec) for spec in recipe.data.training_sets]
     sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.eval.items()]
-    sandbox = make_backend(recipe.rollout.sandbox)
     found: list[Task] = []
     for key, spec in sets:
         try:
@@ -68,7 +68,9 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
             yield ok("tasks", f"{key}: {len(tasks)} tasks of {spec}")
             found += tasks
         yield from _without_image(key, spec, recipe.rollout.sandbox, machine)
-    if sandbox.takes_images and any(task.workspace.image for task in found):
+    if any(isinstance(task.oracle, HarnessOracle) for task in found):
+        yield _harness(recipe.reward.harness_python or sys.executable, machine)
+    if any(task.workspace.image for task in found) and make_backend(recipe.rollout.sandbox).takes_images:
         yield _images([spec for _, spec in sets], found, recipe.rollout.sandbox)
 
 
@@ -76,6 +78,17 @@ def _without_image(key: str, spec: str, sandbox: str, machine: Machine) -> Itera
     if not make_backend(sandbox).takes_images and needs_images(spec):
         found = f"tasks of {spec} bring a container image, and rollout.sandbox={sandbox} takes none"
         yield failure("tasks", f"{key}: {found}", remedy(machine))
+
+
+def _harness(python: str, machine: Machine) -> Finding:
+    """What reads the logs of tasks in SWE-bench's form."""
+    try:
+        version = machine.ask(python, "-c", "from importlib.metadata import version; print(version('swebench'))")
+    except MachineError:
+        fix = "install it in an environment of its own, and set reward.harness_python=harness/bin/python"
+        command = "python3 -m venv harness && harness/bin/pip install 'swebench>=5.0.2'"
+        return failure("swebench", f"reads the logs of such tasks, and {python} does not have it", fix, command)
+    return ok("swebench", f"{version.strip()} of {python}")
 
 
 def _images(specs: Sequence[str], tasks: Sequence[Task], sandbox: str) -> Finding:

@@ -107,7 +107,9 @@ def test_a_registry_s_limit_ends_it_with_what_to_do(tasks, capsys):
 
 
 def test_a_disk_that_is_too_small_is_refused_with_a_part_that_fits(tasks, capsys):
-    command = ["tasks", "images", tasks, "--sandbox", f"{WHERE}.Large", "--pull"]
+    command = ["tasks", "images", tasks, "--sandbox", f"{WHERE}.Large"]
+    assert run(command) == 0, "only looked at"
+    command.append("--pull")
     assert run(command) == 2
     assert f"too little room: take a part, such as {tasks}?limit=0" in capsys.readouterr().err
     assert [*Path("shelf").iterdir()] == []
@@ -229,5 +231,8 @@ def test_missing_images_are_said_before_a_run(capsys):
     recipe = variant("tiny_cpu", data__train=[spec], data__eval={}, rollout__sandbox=f"{WHERE}.Shelf")
     found = {finding.check: finding for finding in check_tasks(recipe, Machine())}
     assert found["images"].status == "warning" and found["images"].command.endswith("--pull")
+    without = dataclasses.replace(recipe, reward=dataclasses.replace(recipe.reward, harness_python="/bin/false"))
+    (harness,) = (finding for finding in check_tasks(without, Machine()) if finding.check == "swebench")
+    assert harness.status == "failure" and "pip install 'swebench>=5.0.2'" in harness.command
     large = dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, sandbox=f"{WHERE}.Large"))
     assert {finding.check: finding.status for finding in check_tasks(large, Machine())}["images"] == "failure"

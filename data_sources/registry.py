@@ -18,12 +18,12 @@ from urllib.parse import parse_qsl
 
 from slime_swe.data_sources.corpora import CORPORA, swebench
 from slime_swe.data_sources.records import FILE_KINDS, file_records, refuse
-from slime_swe.data_sources.selection import select
+from slime_swe.data_sources.selection import FILTERS, select
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError, unknown
 
-OPTIONS = ("folder", "id", "ids", "repo", "before", "after", "part", "by", "seed", "limit", "expect")
+OPTIONS = ("folder", "id", "ids", *FILTERS, "part", "by", "seed", "limit", "expect")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
 SOURCES = {"synthetic": "slime_swe.data_sources.synthetic.tasks.load"} | {name: c.loader for name, c in CORPORA.items()}
@@ -34,7 +34,7 @@ def load_tasks(spec: str) -> list[Task]:
 
     Raises `UserError` for an unknown name, a selection without tasks, or a malformed record (file and line named).
     """
-    parsed = _parse(spec)
+    parsed = parse(spec)
     tasks = list(_read_file(parsed)) if parsed.file else _call_source(parsed)
     if not tasks:
         raise UserError(f"task set {spec!r} is empty")
@@ -48,15 +48,27 @@ def load_tasks(spec: str) -> list[Task]:
 def absolute(spec: str) -> str:
     """The same task set by absolute paths, for processes started elsewhere; a name of another form as it is."""
     try:
-        parsed = _parse(spec)
+        parsed = parse(spec)
     except UserError:
         return spec
     options = dict(parsed.options)
     if parsed.source in CORPORA:
         options.setdefault("folder", str(CORPORA[parsed.source].folder(None)))
     options |= {name: _absolute(options[name]) for name in ("folder", "ids") if name in options}
-    query = "&".join(f"{name}={_quoted(value)}" for name, value in options.items())
-    name = _absolute(parsed.file) if parsed.file else f"{parsed.source}:{parsed.split}"
+    return _written(_absolute(parsed.file) if parsed.file else f"{parsed.source}:{parsed.split}", options)
+
+
+def filtered(spec: str, filters: Mapping[str, str]) -> str:
+    """The same task set with these options, but for those that it gives itself; a name of another form as it is."""
+    try:
+        parsed = parse(spec)
+    except UserError:
+        return spec
+    return _written(spec.partition("?")[0], {**filters, **parsed.options})
+
+
+def _written(name: str, options: Mapping[str, str]) -> str:
+    query = "&".join(f"{option}={_quoted(value)}" for option, value in options.items())
     return f"{name}?{query}" if query else name
 
 
@@ -112,7 +124,7 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def _parse(text: str) -> Spec:
+def parse(text: str) -> Spec:
     """Raises `UserError` for a name that is not of this form, or has an option that there is not."""
     name, _, query = text.partition("?")
     options = _options(text, query)

@@ -1,4 +1,4 @@
-"""Take a part of a task set: by instance, repository, date, or a reproducible share.
+"""Take a part of a task set: by instance, repository, date, size, difficulty, or a reproducible share.
 
 A share is stable: a task's place in [0, 1) is a hash of its id (or its repository) and the seed, so that `part=0-0.9`
 and `part=0.9-1` have nothing in common and stay what they are when a corpus grows.
@@ -16,6 +16,10 @@ import orjson
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.files import read_given
+from slime_swe.patches import changed_lines, paths_of
+
+# What `data.filters` may hold: options that say something of a task, and not which share of a set is taken.
+FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests")
 
 
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
@@ -69,6 +73,50 @@ def _repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
     if wanted - there:
         raise UserError(f"no task is of {', '.join(sorted(wanted - there))}; there are: {', '.join(sorted(there))}")
     return [task for task in tasks if _known(task, "repo").lower() in wanted]
+
+
+def _without_repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    """A task that does not say its repository is of none of these."""
+    unwanted = {repo.lower() for repo in _listed(options["not_repo"])}
+    return [task for task in tasks if str(task.metadata.get("repo", "")).lower() not in unwanted]
+
+
+def _difficulties(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    """A task that does not say how difficult it is goes out, as long as some do."""
+    wanted = {level.lower() for level in _listed(options["difficulty"])}
+    levels = {task.id: str(task.metadata.get("difficulty", "")).lower() for task in tasks}
+    there = {level for level in levels.values() if level}
+    if wanted - there:
+        missing = ", ".join(sorted(wanted - there))
+        raise UserError(f"no task is of difficulty {missing}; there are: {', '.join(sorted(there)) or 'none stated'}")
+    return [task for task in tasks if levels[task.id] in wanted]
+
+
+def _sized(name: str, size: Callable[[Task], int]) -> Callable[[list[Task], Mapping[str, str]], list[Task]]:
+    """Takes those tasks whose size is within a range, both ends included."""
+
+    def take(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+        low, dash, high = options[name].partition("-")
+        if not dash or not (low + high).isdecimal() or (low and high and int(low) > int(high)):
+            raise UserError(f"{name}={options[name]} must be a range such as 1-100, 1- or -100")
+        least, most = int(low or 0), int(high) if high else None
+        return [task for task in tasks if least <= size(task) and (most is None or size(task) <= most)]
+
+    return take
+
+
+def _patch_lines(task: Task) -> int:
+    """Lines that the gold patch adds and removes."""
+    return sum(1 for _ in changed_lines(task.oracle.gold_patch))
+
+
+def _patch_files(task: Task) -> int:
+    return len(paths_of(task.oracle.gold_patch))
+
+
+def _tests(task: Task) -> int:
+    """Tests that are graded."""
+    return len(task.oracle.fail_to_pass) + len(task.oracle.pass_to_pass)
 
 
 def _before(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
@@ -145,6 +193,11 @@ _TAKES: dict[str, Callable[[list[Task], Mapping[str, str]], list[Task]]] = {
     "id": _ids,
     "ids": _ids,
     "repo": _repos,
+    "not_repo": _without_repos,
+    "difficulty": _difficulties,
+    "patch_lines": _sized("patch_lines", _patch_lines),
+    "patch_files": _sized("patch_files", _patch_files),
+    "tests": _sized("tests", _tests),
     "before": _before,
     "after": _after,
     "part": _part,

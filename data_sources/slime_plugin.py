@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ class _Settings:
     n_samples_per_prompt: Annotated[int, Meta(ge=1)]
     rollout_seed: int
     swe_tasks: str | list[str]
+    swe_weights: list[float] = field(default_factory=list)
     rollout_shuffle: bool = False
 
 
@@ -79,13 +81,21 @@ class TaskDataSource:
 
     Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. A group's number
     (`group_index`) is its place in this order, and says which samples it holds. Groups that were given back come first.
+
+    With `swe_weights`, each task set has epochs of its own, and the numbers are dealt out to the sets: among the first
+    n, each has n times its share to within less than one group, whatever the seed.
     """
 
     def __init__(self, args: Any) -> None:
         self.args = args
         settings = read_arguments(_Settings, args)
         specs = [settings.swe_tasks] if isinstance(settings.swe_tasks, str) else settings.swe_tasks
-        self._tasks = [task for spec in specs for task in load_tasks(spec)]
+        sets = [load_tasks(spec) for spec in specs]
+        self._weights = settings.swe_weights
+        if self._weights and len(self._weights) != len(sets):
+            raise UserError(f"args.swe_weights holds {len(self._weights)} numbers for {len(sets)} task sets")
+        self._sets = sets if self._weights else [[task for tasks in sets for task in tasks]]
+        self._dealt = Dealt(self._weights or [1.0])
         self._group_size = settings.n_samples_per_prompt
         self._seed = settings.rollout_seed
         self._shuffle = settings.rollout_shuffle
@@ -93,10 +103,10 @@ class TaskDataSource:
         self._waiting: list[int] = []
         self._set_aside: set[str] = set()
         self._states: dict[int, _State] = {}  # by rollout
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._orders: dict[int, tuple[int, list[int]]] = {}  # set -> its epoch, and the order in it
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return sum(map(len, self._sets))
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """The next `num_samples` groups. Raises `UserError` where every task is set aside."""
@@ -146,19 +156,18 @@ class TaskDataSource:
         path = _state_path(self.args.load, rollout_id)
         state = _read_state(path)
         if state.fingerprint != self._fingerprint():
-            raise UserError(f"{path} was saved with other tasks, seed or shuffling: resume with the same ones")
+            raise UserError(f"{path} was saved with other tasks, weights, seed or shuffling: resume with the same ones")
         self._following, self._waiting, self._set_aside = state.following, [*state.waiting], {*state.set_aside}
 
     def _next(self) -> int:
         if self._waiting:
             return self._waiting.pop(0)
-        for _ in range(len(self._tasks) + 1):
+        if all(task.id in self._set_aside for tasks in self._sets for task in tasks):
+            raise UserError(f"infrastructure failed on all {len(self)} tasks again and again: see the run's episodes")
+        while True:
             number, self._following = self._following, self._following + 1
             if self._task(number).id not in self._set_aside:
                 return number
-        raise UserError(
-            f"infrastructure failed on all {len(self._tasks)} tasks again and again: see the run's episodes"
-        )
 
     def _group(self, number: int) -> list[Sample]:
         indices = range(number * self._group_size, (number + 1) * self._group_size)
@@ -166,22 +175,56 @@ class TaskDataSource:
         return [sample_of(task, index=index, group_index=number) for index in indices]
 
     def _task(self, number: int) -> Task:
-        epoch, offset = divmod(number, len(self._tasks))
+        which, place = self._dealt[number]
+        tasks = self._sets[which]
+        epoch, offset = divmod(place, len(tasks))
         if not self._shuffle:
-            return self._tasks[offset]
-        if self._order[0] != epoch:
-            order = list(range(len(self._tasks)))
+            return tasks[offset]
+        if self._orders.get(which, (-1, []))[0] != epoch:
+            order = list(range(len(tasks)))
             random.Random(f"{self._seed}:{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return self._tasks[self._order[1][offset]]
+            self._orders[which] = (epoch, order)
+        return tasks[self._orders[which][1][offset]]
 
     def _state(self, unfinished: Sequence[int] = ()) -> _State:
         waiting = [*unfinished, *self._waiting]
         return _State(self._fingerprint(), self._following, waiting, sorted(self._set_aside))
 
     def _fingerprint(self) -> str:
-        order = [self._seed, self._shuffle, self._group_size, [task.id for task in self._tasks]]
+        names = [[task.id for task in tasks] for tasks in self._sets]
+        mixed = [names, self._weights] if self._weights else names[0]
+        order = [self._seed, self._shuffle, self._group_size, mixed]
         return hashlib.blake2b(orjson.dumps(order), digest_size=16).hexdigest()
+
+
+class Dealt:
+    """To which of several sets a group's number goes, and its place among the numbers of that set.
+
+    Of the first n numbers, n times its share goes to each set, to within 1 - 1/(2k - 2) for k sets: the chairman
+    assignment of R. Tijdeman, Discrete Mathematics 32 (1980). Nothing is random, so any run deals alike.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        exact = [Fraction(weight) for weight in weights]
+        self._shares = [weight / sum(exact) for weight in exact]
+        self._counts = [0] * len(exact)
+        self._places: list[tuple[int, int]] = []
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        while len(self._places) <= number:
+            which = self._following()
+            self._places.append((which, self._counts[which]))
+            self._counts[which] += 1
+        return self._places[number]
+
+    def _following(self) -> int:
+        """Of the sets that may have the next number, that which would first have too few without it."""
+        if len(self._shares) == 1:
+            return 0
+        dealt, slack = len(self._places), Fraction(1, 2 * len(self._shares) - 2)
+        lacking = [share * dealt - count for share, count in zip(self._shares, self._counts, strict=True)]
+        may = [which for which, share in enumerate(self._shares) if lacking[which] + share >= slack]
+        return min(may, key=lambda which: (1 - slack - lacking[which]) / self._shares[which])
 
 
 def _state_path(folder: str, rollout_id: int) -> Path:

@@ -166,7 +166,8 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
     """
     rollout = recipe.rollout
     return {
-        "swe_tasks": [absolute(spec) for spec in recipe.data.train],
+        "swe_tasks": [absolute(spec) for spec in recipe.data.training_sets],
+        "swe_weights": recipe.data.weights,
         "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": tool_format_of(recipe.model),

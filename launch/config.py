@@ -26,7 +26,7 @@ from slime_swe.recipes.violation import refuse
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
-OPEN_SECTIONS = ("data.eval",)  # mappings whose keys are the user's own
+OPEN_SECTIONS = ("data.eval", "data.filters")  # mappings whose keys are the user's own
 
 TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -34,6 +34,7 @@ TYPE_NAMES: dict[Any, str] = {
     str: "text",
     bool: "true or false",
     list[str]: "a list of texts, such as [a,b]",
+    list[float]: "a list of numbers, such as [3,1]",
     dict[str, str]: "a mapping of texts, such as {a:b}",
 }
 

@@ -1,4 +1,6 @@
-"""What is refused before a run has a folder: missing plug-ins, overlapping sets, graders that a cheat passes."""
+"""What is refused before a run has a folder: missing plug-ins and tasks, a sandbox that can't hold these, overlapping
+sets, graders that a cheat passes.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,21 @@ from pathlib import Path
 import orjson
 
 from slime_swe.data_sources.contamination import Overlap, find_overlaps, require_clean
+from slime_swe.data_sources.corpora.corpus import NotFetched, fetch_command
 from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
+from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.recipes.base import Data, Recipe, Reward
 from slime_swe.recipes.checks import lookup
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.redteam.proof import require_integrity
-from slime_swe.rollout.sandbox.pool import on_one_machine
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
 
 OVERLAP_FILE = "overlap.json"
 
@@ -29,6 +37,54 @@ def require_plug_ins(recipe: Recipe) -> None:
         path = lookup(recipe, key)
         if path and not path.startswith("slime_swe."):
             load_object(path, key)
+
+
+def task_sets(recipe: Recipe) -> dict[str, str]:
+    """Each task set that a run reads, and the key that names it. A data source of one's own has its own training."""
+    data = recipe.data
+    training = data.training_sets if data.source == Data.source else []
+    return {spec: f"data.eval.{name}" for name, spec in data.eval.items()} | dict.fromkeys(training, "data.train")
+
+
+def require_sandbox(recipe: Recipe) -> None:
+    """Raise `UserError` with what to do, for tasks in images and a sandbox that takes none."""
+    if make_backend(recipe.rollout.sandbox).takes_images:
+        return
+    for spec, key in task_sets(recipe).items():
+        if needs_images(spec):
+            raise UserError(
+                f"{key}: tasks of {spec} run in container images, and rollout.sandbox={recipe.rollout.sandbox} takes "
+                f"none: {remedy(Machine())}"
+            )
+
+
+def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
+    """The tasks of the sets that are on this machine, and the sets that are not. Raises `UserError`."""
+    tasks: list[Task] = []
+    missing: dict[str, None] = {}
+    for spec in task_sets(recipe):
+        try:
+            tasks += load_tasks(spec)
+        except NotFetched as error:
+            missing[error.set] = None
+    return tasks, list(missing)
+
+
+def not_here(sets: Sequence[str]) -> str:
+    """What is said of task sets that are not on this machine: the one command that brings them all."""
+    return f"{', '.join(sets)} not on this machine: {fetch_command(sets)}"
+
+
+def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
+    """How many of the tasks' images are not on this machine, and the command that gets them; empty where all are."""
+    sandbox = recipe.rollout.sandbox
+    if not make_backend(sandbox).takes_images:
+        return ""
+    try:
+        found = survey(tasks, sandbox)
+    except (UserError, SandboxError) as error:
+        return f"which images are here can't be told: {error}"
+    return f"{found}. To get them before: {images_command(list(task_sets(recipe)), sandbox)}" if found.missing else ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +102,7 @@ def check_overlap(recipe: Recipe) -> Comparison:
     data = recipe.data
     if data.source != Data.source:
         return Comparison(compared=False)
-    training = [task for spec in data.train for task in load_tasks(spec)]
+    training = [task for spec in data.training_sets for task in load_tasks(spec)]
     evaluation = [task for spec in data.eval.values() for task in load_tasks(spec)]
     allowed = require_clean(find_overlaps(training, evaluation), data.allow_overlap)
     return Comparison(True, len(training), len(evaluation), allowed)
@@ -73,5 +129,5 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     if not recipe.reward.negative_control:
         print("reward.negative_control=false: forged test logs are believed", file=sys.stderr)
     settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
-    for grader in sorted({target_of(task) for spec in recipe.data.train for task in load_tasks(spec)} - {""}):
+    for grader in sorted({target_of(task) for spec in recipe.data.training_sets for task in load_tasks(spec)} - {""}):
         require_integrity(on_one_machine(recipe.rollout.sandbox), grader, settings)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from slime_swe.data_sources.registry import filtered
 from slime_swe.recipes.architecture import Architecture as Architecture
 from slime_swe.recipes.fields import (
     Count,
@@ -238,6 +239,9 @@ class Data:
     """Which tasks.
 
     train: task sets to train on, e.g. `synthetic:train` or `path/to/tasks.jsonl`.
+    weights: share of the groups that each set of `train` gets, in proportion; empty trains on all tasks alike.
+    filters: options of a task set that hold for every set of `train`, e.g. `{patch_lines: 1-200, not_repo: a/b}`; what
+        a set says itself after its `?` counts first.
     eval: name -> task set; `heldout` and `unseen` are the ones that the summary reports by name.
     allow_overlap: evaluation tasks that training may show, by id or by a pattern with `*`; any other is refused.
     eval_samples_per_task: episodes of each evaluation task.
@@ -246,11 +250,20 @@ class Data:
     """
 
     train: Annotated[list[str], Meta(min_length=1, description="at least one task set, such as synthetic:train")]
+    weights: Annotated[list[Positive], Meta(description="a list of numbers of more than 0")] = field(
+        default_factory=list
+    )
+    filters: dict[str, str] = field(default_factory=dict)
     eval: dict[str, str] = field(default_factory=dict)
     allow_overlap: list[str] = field(default_factory=list)
     eval_samples_per_task: Size = 1
     shuffle: bool = True
     source: Hook = "slime_swe.data_sources.slime_plugin.TaskDataSource"
+
+    @property
+    def training_sets(self) -> list[str]:
+        """`train`, each set with the filters that hold for it."""
+        return [filtered(spec, self.filters) for spec in self.train]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ An engine adds rules of its own: see `slime_swe.launch.engines.Engine.violations
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, reduce
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from slime_swe.data_sources.selection import FILTERS
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import FAMILIES, load_family
@@ -198,4 +200,16 @@ def acting_on_ratio(recipe: Recipe) -> list[str]:
     return [key for key, acts in acting.items() if acts]
 
 
-RULES: tuple[Rule, ...] = (shape, lengths, amounts, ratios)
+def mixing(recipe: Recipe) -> Iterator[Violation]:
+    """A weight for each training set, and filters that there are."""
+    no, data = against(recipe), recipe.data
+    if data.weights and len(data.weights) != len(data.train):
+        why = f"holds {len(data.weights)} numbers, and data.train {len(data.train)} task sets"
+        yield no("data.weights", why, "give one for each set, in the same order, or none")
+    if not all(map(math.isfinite, data.weights)):
+        yield no("data.weights", "holds a number that is not finite", "give finite numbers")
+    for name in sorted(data.filters.keys() - set(FILTERS)):
+        yield no("data.filters", f"holds {name}, which is no filter", f"use {listed(FILTERS)}")
+
+
+RULES: tuple[Rule, ...] = (shape, lengths, amounts, ratios, mixing)

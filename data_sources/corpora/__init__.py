@@ -12,6 +12,7 @@ _NAMES = (
     "swegym",
     "swesmith",
     "r2egym",
+    "swerebench",
     "quixbugs",
     "bugsinpy",
     "defects4j",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +72,7 @@ class Corpus:
     name: as task sets name it, and of the module here whose `load(split, folder)` reads it. licence: of the corpus
     itself; the code in its tasks keeps that of its projects. counted: where the counts are published. home: web page.
     commit: of the Git repository at `home`, from which the loader was written. needs: what running its tasks takes.
+    in_images: each task runs in a container image.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Corpus:
     needs: str
     splits: Mapping[str, Split] = field(default_factory=dict)
     commit: str = ""
+    in_images: bool = True
 
     @property
     def loader(self) -> str:
@@ -100,18 +102,13 @@ class Corpus:
 
 
 def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) -> Path:
-    """The folder of a corpus that is a Git repository. Raises `UserError` where `holds` is not in it, or for a split
-    that there isn't."""
+    """The folder of a corpus that is a Git repository. Raises `NotFetched` where `holds` is not in it, and `UserError`
+    for a split that there isn't."""
     corpus.split(split)
     folder = corpus.folder(given)
     if (folder / holds).exists():
         return folder
-    raise UserError(
-        f"{corpus.title} is not in {folder.resolve()} ({holds} is missing). On a machine that is online:\n"
-        f"  git clone {corpus.home} {folder}\n"
-        f"  git -C {folder} checkout {corpus.commit}\n"
-        f"A clone that lies elsewhere is named in the task set: {corpus.name}:SPLIT?folder=DIR"
-    )
+    raise NotFetched(corpus, split, given, f"it holds no {holds}")
 
 
 def load_records(
@@ -122,38 +119,33 @@ def load_records(
 
 
 def corpus_records(corpus: Corpus, split: str, folder: Path | None) -> list[Any]:
-    """The records of `FOLDER/SPLIT.jsonl` (or .json, .parquet), else of the Hub's data set.
-
-    Raises `UserError` where neither can be had, with the command that downloads it.
-    """
-    there = corpus.folder(folder)
-    dataset = corpus.split(split)
-    for kind in FILE_KINDS:
-        if (there / f"{split}{kind}").is_file():
-            return [record for _, record in file_records(there / f"{split}{kind}")]
-    if find_spec("datasets") is None:
-        raise UserError(_how_to_get(corpus, split, there, "the package `datasets` is not installed"))
-    return _from_hub(corpus, split, there, dataset.dataset, dataset.dataset_split)
+    """The records of `FOLDER/SPLIT.jsonl` (or .json, .parquet). Raises `NotFetched` where there is no such file."""
+    corpus.split(split)
+    path = local_file(corpus.folder(folder), split)
+    if path is None:
+        raise NotFetched(corpus, split, folder, f"it holds no {split}.jsonl")
+    return [record for _, record in file_records(path)]
 
 
-def _from_hub(corpus: Corpus, split: str, folder: Path, dataset: str, dataset_split: str) -> list[Any]:
-    import datasets
-
-    try:
-        return list(datasets.load_dataset(dataset, split=dataset_split))
-    except OSError as error:  # no network, no such data set, or one that must be asked for
-        why = f"the Hugging Face Hub did not give it ({error})"
-        raise UserError(_how_to_get(corpus, split, folder, why)) from error
+def local_file(folder: Path, split: str) -> Path | None:
+    """The file of a split that lies in a corpus's folder."""
+    return next((path for kind in FILE_KINDS if (path := folder / f"{split}{kind}").is_file()), None)
 
 
-def _how_to_get(corpus: Corpus, split: str, folder: Path, why: str) -> str:
-    part = corpus.split(split)
-    return (
-        f"{corpus.name}:{split} is not in {folder.resolve()}, and {why}. Either `pip install 'slime-swe[corpora]'` "
-        f"where the Hub can be reached, or on a machine that is online:\n"
-        f"  pip install datasets\n"
-        f"  python -c \"from datasets import load_dataset as load; load('{part.dataset}', "
-        f"split='{part.dataset_split}').to_json('{split}.jsonl')\"\n"
-        f"and put the file at {folder.resolve() / f'{split}.jsonl'} ({split}.parquet is taken too). A folder elsewhere "
-        f"is named in the task set: {corpus.name}:{split}?folder=DIR"
-    )
+def fetch_command(specs: Sequence[str]) -> str:
+    """What brings these task sets."""
+    return f"slime-swe tasks fetch {' '.join(map(shlex.quote, specs))}"
+
+
+class NotFetched(UserError):
+    """A corpus is not on this machine. `command` brings it; `set` is what it names."""
+
+    def __init__(self, corpus: Corpus, split: str, given: Path | None, why: str) -> None:
+        name = f"{corpus.name}:{split}"
+        self.set = name if given is None or given == corpus.folder(None) else f"{name}?folder={given}"
+        self.command = fetch_command([self.set])
+        how = f"git clone {corpus.home}" if corpus.commit else f"data set {corpus.split(split).dataset}"
+        super().__init__(
+            f"{corpus.title} is not in {corpus.folder(given).resolve()} ({why}). `{self.command}` brings it ({how}). A "
+            f"folder elsewhere is named in the task set: {name}?folder=DIR"
+        )

@@ -80,18 +80,34 @@ def _command(repo: str, patch: str) -> str:
     command = _TEST_COMMANDS[repo]
     if repo == "python/mypy":  # its cases are in data files, and are chosen by name
         return f"{command} -k {shlex.quote(' or '.join(_MYPY_CASE.findall(patch)))}"
-    return f"{command} {shlex.join(file for file in paths_of(patch) if not file.endswith(_NO_TESTS))}"
+    return f"{command} {files_to_test(patch)}"
 
 
-def with_test_patch(commit: str, patch: str, test_command: str, before: Sequence[str] = ()) -> str:
-    """Bash for a SWE-bench image: the test files as at `commit`, with the test patch; the tests; the files put back."""
+def files_to_test(patch: str) -> str:
+    """The files of a test patch that hold tests, as words of a shell."""
+    return shlex.join(file for file in paths_of(patch) if not file.endswith(_NO_TESTS))
+
+
+def with_test_patch(
+    commit: str,
+    patch: str,
+    test_command: str,
+    before: Sequence[str] = (),
+    *,
+    start: Sequence[str] = _CONDA,
+    folder: str = FOLDER,
+) -> str:
+    """Bash for an image: the test files as at `commit`, with the test patch; the tests; the files put back.
+
+    start: activates the Python environment, in a SWE-bench image conda's.
+    """
     added = added_paths(patch)
     kept = [path for path in paths_of(patch) if path not in added]
     reset = [f"git checkout {commit} -- {shlex.join(kept)}"] if kept else []
     reset += [f"rm -rf -- {shlex.join(added)}"] if added else []
     apply = f"git apply -v - <<'{_END_OF_PATCH}'\n{patch.removesuffix(chr(10))}\n{_END_OF_PATCH}"
-    lines = ["#!/bin/bash", "set -uxo pipefail", *_CONDA, f"cd {FOLDER}"]
-    lines += [f"git config --global --add safe.directory {FOLDER}", *before, *reset, apply]
+    lines = ["#!/bin/bash", "set -uxo pipefail", *start, f"cd {folder}"]
+    lines += [f"git config --global --add safe.directory {folder}", *before, *reset, apply]
     return "\n".join([*lines, f": '{START}'", test_command, f": '{END}'", *reset]) + "\n"
 
 

@@ -4,45 +4,81 @@ slime-swe tasks list                          the task sources
 slime-swe tasks list synthetic:heldout         the tasks of a set
 slime-swe tasks list 'swebench:verified?repo=django/django'
 slime-swe tasks show synthetic:heldout ID      one task
-slime-swe tasks fetch bugsinpy:all?repo=psf/black --cache FOLDER
+slime-swe tasks fetch swegym:train swebench:verified
+                                              bring these corpora onto this machine, where they are then read offline
+slime-swe tasks images swegym:train --sandbox docker
+                                              which of their images are here, and what the others take
+slime-swe tasks images swegym:train --sandbox docker --pull
+                                              get those; the same command goes on after an interruption
+slime-swe tasks checkout 'bugsinpy:all?repo=psf/black' --cache FOLDER
                                               check out each task's commit, and nothing else of its repository
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.registry import SOURCES, load_tasks
+from slime_swe.data_sources.fetch import fetch
+from slime_swe.data_sources.registry import SOURCES, load_tasks, parse
 from slime_swe.data_sources.repositories import checkout
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
+from slime_swe.launch.images import get, images_command, survey
 from slime_swe.launch.output import print_json
+from slime_swe.rollout.sandbox.pool import make_backend
+
+EXAMPLES = {
+    "list": "synthetic:heldout",
+    "show": "synthetic:heldout",
+    "fetch": "swegym:train",
+    "images": "swegym:train",
+    "checkout": "'bugsinpy:all?repo=psf/black'",
+}
+ACTIONS = tuple(EXAMPLES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show", "fetch"))
+    parser.add_argument("action", choices=ACTIONS)
     parser.add_argument(
         "spec", nargs="?", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl"
     )
-    parser.add_argument("id", nargs="?", metavar="ID", help="a task's id (show)")
+    parser.add_argument("rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch, images)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
-    parser.add_argument("--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (fetch)")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (checkout)"
+    )
+    parser.add_argument("--from", dest="source", default="", metavar="DIR",
+                        help="a copy of the data set, in place of the Hugging Face Hub (fetch)")  # fmt: skip
+    parser.add_argument("--sandbox", default="docker", help="what runs the tasks, as rollout.sandbox names it (images)")
+    parser.add_argument("--pull", action="store_true", help="get the images that are missing (images)")
+    parser.add_argument("--ignore-disk", action="store_true", help="get them where the disk seems too small (images)")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.action == "list" and options.spec is None:
         return _list_sources(options.json)
     if options.spec is None:
-        raise UserError(f"`tasks {options.action}` needs a task set, e.g. synthetic:heldout")
+        raise UserError(f"`tasks {options.action}` needs a task set, e.g. {EXAMPLES[options.action]}")
+    if options.action == "fetch":
+        return _fetch([options.spec, *options.rest], options.source, options.json)
+    if options.action == "images":
+        return _images([options.spec, *options.rest], options)
+    if len(options.rest) > (options.action == "show"):
+        raise UserError(f"`tasks {options.action}` takes one task set, got also {' '.join(options.rest)}")
     tasks = load_tasks(options.spec)
     if options.action == "show":
-        return _show(options.spec, tasks, options.id, options.json)
-    if options.action == "fetch":
-        return _fetch(tasks[: options.limit], options.cache, options.json)
+        return _show(options.spec, tasks, next(iter(options.rest), None), options.json)
+    if options.action == "checkout":
+        return _checkout(tasks[: options.limit], options.cache, options.json)
     return _list(tasks[: options.limit], options.json)
 
 
@@ -71,7 +107,61 @@ def _list(tasks: list[Task], as_json: bool) -> int:
     return 0
 
 
-def _fetch(tasks: list[Task], cache: Path, as_json: bool) -> int:
+def _fetch(specs: list[str], source: str, as_json: bool) -> int:
+    """Each corpus once, whatever part of it the set names."""
+    if source and len(specs) > 1:
+        raise UserError(f"--from is a copy of one data set, and {len(specs)} task sets are asked for: one at a time")
+    brought = []
+    for spec in specs:
+        parsed = parse(spec)
+        if parsed.source not in CORPORA:
+            raise UserError(f"task set {spec!r} is of no corpus, and needs no fetching; {', '.join(CORPORA)} do")
+        corpus, folder = CORPORA[parsed.source], parsed.options.get("folder")
+        path = fetch(
+            corpus, parsed.split, corpus.folder(Path(folder) if folder else None), source=source, shown=_with_progress
+        )
+        tasks = load_tasks(spec)
+        images = len({task.workspace.image.name for task in tasks if task.workspace.image})
+        brought.append({"set": spec, "path": str(path), "tasks": len(tasks), "images": images})
+        if not as_json:
+            print(f"{spec}  {len(tasks):,} tasks in {images:,} images  {path}")
+    if as_json:
+        print_json({"fetched": brought})
+    return 0
+
+
+def _with_progress(records: Iterable[Any], total: int) -> Iterator[Any]:
+    yield from track(records, "records", total, console=Console(stderr=True))
+
+
+def _images(specs: list[str], options: argparse.Namespace) -> int:
+    """What is here and what is missing; with `--pull`, 1 where some can't be had."""
+    found = survey([task for spec in specs for task in load_tasks(spec)[: options.limit]], options.sandbox)
+    failed: dict[str, str] = {}
+    if not options.json:
+        print(found)
+    if options.pull and not found.fits and not options.ignore_disk:
+        few = int((found.free_gib or 0) / make_backend(options.sandbox).image_gib)
+        raise UserError(
+            f"the disk has too little room: take a part, such as {specs[0].partition('?')[0]}?limit={few}, put the "
+            "images on a larger disk (docs/sandboxes.md, Images), or give --ignore-disk"
+        )
+    if options.pull:
+        arrivals = track(get(found), "images", len(found.missing), console=Console(stderr=True))
+        failed = {image: error for image, error in arrivals if error}
+        if not options.json:
+            print(f"{len(found.missing) - len(failed):,} images came, {len(failed):,} could not be had")
+    elif found.missing and not options.json:
+        print(f"get them: {images_command(specs, options.sandbox)}")
+    if options.json:
+        missing = list(failed) if options.pull else list(found.missing)
+        print_json({**asdict(found), "missing": missing, "failed": failed})
+    for image, error in failed.items():
+        print(f"{image}: {error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _checkout(tasks: list[Task], cache: Path, as_json: bool) -> int:
     """Where each task's commit lies. A task that names none is left out, and said so."""
     fetched, refused = {}, {}
     for task in tasks:

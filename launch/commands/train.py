@@ -21,7 +21,16 @@ from slime_swe.files import writing
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
-from slime_swe.launch.preflight import check_integrity, check_overlap, record_overlap, require_plug_ins
+from slime_swe.launch.preflight import (
+    check_integrity,
+    check_overlap,
+    missing_images,
+    not_here,
+    read_sets,
+    record_overlap,
+    require_plug_ins,
+    require_sandbox,
+)
 from slime_swe.launch.runs import (
     RECIPE_FILE,
     changes,
@@ -58,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
             changes(recipe, folder)
         else:
             require_usable(folder)
+        require_sandbox(recipe)
+        _say_what_is_missing(recipe)
         return _show(engine_of(recipe), recipe, folder, options)
     return (_resume if start.resume else _begin)(options, start)
 
@@ -65,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace, start: Start) -> int:
     recipe, folder = _chosen(options.overrides, resume=False)
     require_new(folder)
+    _require_data(recipe)
     comparison = check_overlap(recipe)
     _check(recipe, start, options)  # before a folder is made that would be in the way of the corrected command
     make_folder(folder)
@@ -77,10 +89,34 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
     recipe, folder = _chosen(options.overrides, resume=True)
     require_ended(folder / ATTEMPTS)
     changes(recipe, folder)
+    _require_data(recipe)
     _check(recipe, start, options)
     with attempting(folder / ATTEMPTS) as attempt:
         require_same(recipe, folder)
         return _train(recipe, folder, replace(start, attempt=attempt))
+
+
+def _require_data(recipe: Recipe) -> None:
+    """The tasks must be here, in a sandbox that takes them; images that are not come as the run meets them."""
+    require_sandbox(recipe)
+    tasks, missing = read_sets(recipe)
+    if missing:
+        raise UserError(not_here(missing))
+    _note(missing_images(recipe, tasks))
+
+
+def _say_what_is_missing(recipe: Recipe) -> None:
+    """For a dry run, which needs none of it."""
+    try:
+        tasks, missing = read_sets(recipe)
+        _note(not_here(missing) if missing else missing_images(recipe, tasks))
+    except UserError as error:
+        _note(str(error))
+
+
+def _note(sentence: str) -> None:
+    if sentence:
+        print(f"note: {sentence}", file=sys.stderr)
 
 
 def _check(recipe: Recipe, start: Start, options: argparse.Namespace) -> None:

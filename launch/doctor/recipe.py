@@ -4,26 +4,29 @@ agents' commands run: what that wants from this machine, and one sandbox opened 
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime_swe.data_sources.contamination import ContaminationError
+from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.task import Task
+from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine, MachineError
 from slime_swe.launch.engines import violations
+from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.launch.preflight import check_overlap
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.sandbox import SandboxError, open_sandbox
 from slime_swe.rollout.sandbox.base import Requirement
-from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_machine
+from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
 
 
 def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
@@ -50,25 +53,56 @@ def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Read every task set; tasks that bring a container image need a sandbox that takes one."""
-    sets = [("data.train", spec) for spec in recipe.data.train]
+    """Read every task set; tasks that bring a container image need a sandbox that takes one, and the images."""
+    sets = [("data.train", spec) for spec in recipe.data.training_sets]
     sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.eval.items()]
+    found: list[Task] = []
     for key, spec in sets:
         try:
             tasks = load_tasks(spec)
+        except NotFetched as error:
+            yield failure("tasks", f"{key}: {error}", "fetch it where there is a network", error.command)
         except UserError as error:
             yield failure("tasks", f"{key}: {error}", f"change {key}; `slime-swe tasks list` says what there is")
-            continue
-        yield ok("tasks", f"{key}: {len(tasks)} tasks of {spec}")
-        yield from _without_image(key, tasks, recipe.rollout.sandbox)
+        else:
+            yield ok("tasks", f"{key}: {len(tasks)} tasks of {spec}")
+            found += tasks
+        yield from _without_image(key, spec, recipe.rollout.sandbox, machine)
+    if any(isinstance(task.oracle, HarnessOracle) for task in found):
+        yield _harness(recipe.reward.harness_python or sys.executable, machine)
+    if any(task.workspace.image for task in found) and make_backend(recipe.rollout.sandbox).takes_images:
+        yield _images([spec for _, spec in sets], found, recipe.rollout.sandbox)
 
 
-def _without_image(key: str, tasks: Sequence[Task], sandbox: str) -> Iterator[Finding]:
-    needing = sum(task.workspace.image is not None for task in tasks)
-    if needing and not make_backend(sandbox).takes_images:
-        found = f"{needing} of {len(tasks)} tasks bring a container image, and rollout.sandbox={sandbox} takes none"
-        fix = f"set rollout.sandbox to one of {', '.join(names_that('takes_images'))}"
-        yield failure("tasks", f"{key}: {found}", fix)
+def _without_image(key: str, spec: str, sandbox: str, machine: Machine) -> Iterator[Finding]:
+    if not make_backend(sandbox).takes_images and needs_images(spec):
+        found = f"tasks of {spec} bring a container image, and rollout.sandbox={sandbox} takes none"
+        yield failure("tasks", f"{key}: {found}", remedy(machine))
+
+
+def _harness(python: str, machine: Machine) -> Finding:
+    """What reads the logs of tasks in SWE-bench's form."""
+    try:
+        version = machine.ask(python, "-c", "from importlib.metadata import version; print(version('swebench'))")
+    except MachineError:
+        fix = "install it in an environment of its own, and set reward.harness_python=harness/bin/python"
+        command = "python3 -m venv harness && harness/bin/pip install 'swebench>=5.0.2'"
+        return failure("swebench", f"reads the logs of such tasks, and {python} does not have it", fix, command)
+    return ok("swebench", f"{version.strip()} of {python}")
+
+
+def _images(specs: Sequence[str], tasks: Sequence[Task], sandbox: str) -> Finding:
+    """A run gets what is missing as it meets it, so only a disk that is too small stands in its way."""
+    try:
+        found = survey(tasks, sandbox)
+    except (UserError, SandboxError) as error:
+        return failure("images", f"which are here can't be told: {error}", "put right what it says")
+    if not found.missing:
+        return ok("images", str(found))
+    command = images_command(specs, sandbox)
+    if not found.fits:
+        return failure("images", str(found), "make room, take a part of the tasks, or move the images", command)
+    return warning("images", str(found), "get them before, or the run's episodes wait for them", command)
 
 
 def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

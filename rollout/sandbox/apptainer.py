@@ -21,7 +21,9 @@ from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement, SandboxError
 from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children, masked
 from slime_swe.rollout.sandbox.cache import made_once
+from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.guest import seccomp
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.overlay.root import Roots
 
@@ -49,15 +51,27 @@ class ApptainerRoots(Roots):
     """`Roots` that knows more names of images."""
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
-        if name.endswith(".sif") and "://" not in name:
-            key = _identify(name)
-        elif "://" in name:
-            key = name
-        else:
+        source = self._source(name)
+        if source is None:
             return super().unpacked(name)
-        place = self._cache / f"apptainer-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        made_once(place, functools.partial(self._build, name))
+        place = made_once(self._built(source), functools.partial(self._build, source))
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
+
+    def has(self, name: str) -> bool:
+        source = self._source(name)
+        return super().has(name) if source is None else self._built(source).is_dir()
+
+    def _source(self, name: str) -> str | None:
+        """What Apptainer unpacks; None for a folder, and for what Docker gives. Without Docker it pulls by itself."""
+        if name.endswith(".sif") or "://" in name:
+            return name
+        if name == HOST_IMAGE or name.startswith(("/", "dir:")) or docker_client.answers() or super().has(name):
+            return None
+        return f"docker://{name}"
+
+    def _built(self, source: str) -> Path:
+        key = source if "://" in source else _identify(source)
+        return self._cache / f"apptainer-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
     def _build(self, name: str, place: Path) -> None:
         root, program = place / "root", Apptainer.find().program

@@ -139,6 +139,7 @@ class Backend:
     wraps: bool = False  # is chosen as `NAME:BACKEND`, and opens that one's sandboxes somewhere else
     isolates: Isolation = "always"
     unprotected: str = ""  # what a command can do where it does not isolate
+    image_gib: float = 0.5  # an image's disk, assumed: SWE-bench Verified's 500 take 240 GiB where layers are shared
     runs_here: bool = True  # takes memory and disk of the machine that runs the episodes
     pressure: Path | None = Path("/proc/pressure")  # on this machine, as Linux tells it; None if they are on others
     requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
@@ -159,6 +160,20 @@ class Backend:
         A result of the integrity gate is valid as long as these facts, our code and the kernel are the same.
         """
         yield from ()
+
+    def has_image(self, name: str) -> bool:
+        """Whether this machine has the image, so that no sandbox waits for it. True where the backend keeps none here.
+
+        Blocks. Raises `UserError` or `SandboxError` where it can't tell.
+        """
+        return True
+
+    def get_image(self, name: str) -> None:
+        """Bring an image onto this machine, unless it is here. Blocks. Raises `UserError`, `SandboxError`."""
+
+    def image_folder(self) -> Path | None:
+        """The folder of this machine that images are kept in; None where that is elsewhere or unknown."""
+        return None
 
     def make_image(self, name: str, add: Callable[[Path], None]) -> Image | None:
         """An image of this machine's packages whose /testbed `add` fills, made once under this name.

@@ -23,7 +23,7 @@ from slime_swe.rollout.sandbox.pool import SandboxPool
 FIXTURES = Path(__file__).parent / "fixtures"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
 SETS = ["swebench:verified", "swegym:train", "swesmith:train", "quixbugs:python", "quixbugs:java", "bugsinpy:all"]
-SETS += ["defects4j:all", "gitbug_java:all", "r2egym:subset"]
+SETS += ["defects4j:all", "gitbug_java:all", "r2egym:subset", "swerebench:filtered", "swerebench:v2"]
 
 
 def load(name: str) -> list[Task]:
@@ -69,6 +69,9 @@ def test_the_published_counts():
         "r2egym:subset": 4578,
         "r2egym:lite": None,
         "r2egym:v1": None,
+        "swerebench:filtered": 6542,
+        "swerebench:test": 21336,
+        "swerebench:v2": None,
         "quixbugs:python": 40,
         "quixbugs:java": 40,
         "bugsinpy:all": 501,
@@ -101,19 +104,19 @@ def test_a_missing_clone_says_how_to_make_it(name, tmp_path):
     with pytest.raises(UserError) as caught:
         load_tasks(f"{name}?folder={tmp_path}/none")
     said = str(caught.value)
-    assert f"git clone {corpus.home} {tmp_path}/none" in said and f"checkout {corpus.commit}" in said
-    assert f"{corpus.name}:SPLIT?folder=DIR" in said
+    assert f"`slime-swe tasks fetch '{name}?folder={tmp_path}/none'` brings it (git clone {corpus.home})" in said
+    assert f"{name}?folder=DIR" in said
 
 
-def test_a_missing_data_set_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_missing_data_set_says_the_one_command_that_brings_it(tmp_path, monkeypatch):
+    """No task set is downloaded because it is read: a job of many processes would, each for itself."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         load_tasks("swebench:verified")
     said = str(caught.value)
-    assert "load('SWE-bench/SWE-bench_Verified', split='test').to_json('verified.jsonl')" in said
-    assert f"put the file at {tmp_path}/corpora/swebench/verified.jsonl" in said
-    assert "slime-swe[corpora]" in said and "swebench:verified?folder=DIR" in said
+    assert f"SWE-bench is not in {tmp_path}/corpora/swebench (it holds no verified.jsonl)" in said
+    assert "`slime-swe tasks fetch swebench:verified` brings it (data set SWE-bench/SWE-bench_Verified)" in said
+    assert "swebench:verified?folder=DIR" in said
 
 
 def test_the_default_folder_is_beside_the_working_directory(tmp_path, monkeypatch):
@@ -165,6 +168,27 @@ def test_swegym_refuses_a_repository_whose_tests_it_can_not_run(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(orjson.dumps(record | {"repo": "someone/else"}))
     with pytest.raises(UserError, match="how the tests of someone/else run is not known; known are bokeh/bokeh"):
         load_tasks(f"swegym:train?folder={tmp_path}")
+
+
+def test_swerebench_is_read_in_both_versions():
+    """What has no test that must come to pass, or another language's log, is left out."""
+    first, second = load("swerebench:filtered")
+    assert first.workspace.image is not None and second.workspace.image is not None
+    assert first.workspace.image.name == "swerebench/sweb.eval.x86_64.example_1776_toy-tools-7", "as it is published"
+    assert second.workspace.image.name == "swerebench/sweb.eval.x86_64.example_1776_toy-tools-8"
+    assert isinstance(first.oracle, HarnessOracle)
+    assert "\npytest --no-header -rA --tb=line" in first.oracle.eval_script
+    assert "-W ignore::DeprecationWarning tests/test_new.py tests/test_text.py\n" in first.oracle.eval_script
+    assert "pip install" not in first.oracle.eval_script, "there is no network"
+    assert first.workspace.image.setup == "source /opt/miniconda3/bin/activate\nconda activate testbed"
+    assert first.metadata["difficulty"] == "1" and first.metadata["created_at"] == "2023-03-01 12:00:00"
+    (python,) = load("swerebench:v2")
+    assert isinstance(python.oracle, HarnessOracle) and python.workspace.image is not None
+    assert python.workspace.image.name == "docker.io/swerebenchv2/example-toy:7-1111111"
+    assert (python.workspace.image.folder, python.workspace.image.setup) == ("/toy", "")
+    assert "\nexport TZ=UTC\npytest -rA --no-header tests\n" in python.oracle.eval_script
+    assert python.metadata["difficulty"] == "medium"
+    assert python.metadata["created_at"] == "2020-12-30T03:14:33+00:00"
 
 
 def test_swesmith_runs_the_files_of_the_failing_tests():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data_sources.tasks import make_task
 
-from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import filtered, load_tasks
 from slime_swe.data_sources.selection import place
 from slime_swe.errors import UserError
 
@@ -45,6 +45,10 @@ MANY = "tests.data_sources.test_selection.many:all"
         ("before=2021-06-01T13:00:00%2B00:00", ["django__django-1", "django__django-2"]),
         ("repo=django/django&limit=1", ["django__django-1"]),
         ("repo=django/django&expect=2", ["django__django-1", "django__django-2"]),
+        ("not_repo=Sympy/Sympy,no/such", ["django__django-1", "django__django-2"]),
+        ("patch_lines=2-2&patch_files=-1&tests=2-", ["django__django-1", "sympy__sympy-3"]),
+        ("tests=-1", ["django__django-2"]),
+        ("difficulty=<15 MIN fix", ["django__django-2"]),
     ],
 )
 def test_what_is_left(options, left):
@@ -60,6 +64,12 @@ def test_what_is_left(options, left):
         ("before=yesterday", "before must be a date such as 2022-01-31, got 'yesterday'"),
         ("before=2000-01-01", "is empty: what follows the \\? leaves none of its 3 tasks"),
         ("part=0.5", "must be two shares"),
+        ("patch_lines=9", "patch_lines=9 must be a range such as 1-100, 1- or -100"),
+        ("tests=5-2", "tests=5-2 must be a range"),
+        ("patch_files=-", "must be a range"),
+        ("patch_lines=100-", "leaves none of its 3 tasks"),
+        ("patch_files=2-", "leaves none of its 3 tasks"),
+        ("difficulty=easy", "no task is of difficulty easy; there are: <15 min fix"),
         ("part=0.5-0.2", "the first is smaller"),
         ("part=0-1&by=date", "by=date must be one of instance, repo"),
         ("limit=0", "limit=0 must be a whole number of at least 1"),
@@ -118,3 +128,19 @@ def test_every_key_has_a_place(key, seed):
 def test_places_are_what_they_were():
     """Splits that people have published would change with them."""
     assert place("django__django-1", "0") == pytest.approx(0.4469079331182755)
+
+
+def test_by_the_difficulty_that_a_corpus_says():
+    fixtures = FIXTURE.parent / "swerebench"
+    assert ids(f"swerebench:v2?folder={fixtures}&difficulty=Medium,medium") == ["example__toy-7"]
+    with pytest.raises(UserError, match="no task is of difficulty easy; there are: medium"):
+        load_tasks(f"swerebench:v2?folder={fixtures}&difficulty=easy")
+
+
+def test_a_filter_of_all_sets_gives_way_to_a_set_s_own():
+    assert filtered("a/b.jsonl", {"tests": "1-9"}) == "a/b.jsonl?tests=1-9"
+    assert filtered("swegym:train?tests=2-&limit=3", {"tests": "1-9", "not_repo": "a/b"}) == (
+        "swegym:train?tests=2-&not_repo=a/b&limit=3"
+    )
+    assert filtered("no set", {"tests": "1-9"}) == "no set", "which is said where it is loaded"
+    assert ids(filtered(VERIFIED, {"difficulty": "<15 min fix", "patch_lines": "1-"})) == ["django__django-2"]

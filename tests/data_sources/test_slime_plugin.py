@@ -20,6 +20,10 @@ def one(split: str):
     return [make_task("only")]
 
 
+def three(split: str):
+    return [make_task(f"{split}-{i}") for i in range(3)]
+
+
 def make_args(folder, **changes) -> Namespace:
     values = {
         "swe_tasks": ["tests.data_sources.test_slime_plugin.seven:x"],
@@ -125,6 +129,96 @@ def test_a_checkpoint_holds_what_its_rollout_had_left(tmp_path):
     assert following[0][0].group_index == 3
 
 
+MIXED = [
+    "tests.data_sources.test_slime_plugin.seven:x",
+    *(f"tests.data_sources.test_slime_plugin.three:{c}" for c in "ab"),
+]
+
+
+def set_of(task_id: str) -> int:
+    return {"t": 0, "a": 1, "b": 2}[task_id[0]]
+
+
+def mixed(folder, weights, **changes) -> TaskDataSource:
+    return TaskDataSource(make_args(folder, swe_tasks=MIXED[: len(weights)], swe_weights=weights, **changes))
+
+
+weights_of_sets = st.lists(st.floats(0.01, 100), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weights_of_sets, st.integers(1, 12), st.integers(0, 99))
+def test_a_weight_is_a_share_of_the_groups_and_not_a_probability(tmp_path, weights, batch, seed):
+    """After any number of batches, each set has had its share to within less than one group, whatever the seed."""
+    source = mixed(tmp_path, weights, rollout_seed=seed)
+    counts = [0] * len(weights)
+    for rollout in range(1, 16):
+        for task_id in ids(source.get_samples(batch)):
+            counts[set_of(task_id)] += 1
+        exact = [rollout * batch * weight / sum(weights) for weight in weights]
+        assert all(abs(count - share) < 1 for count, share in zip(counts, exact, strict=True))
+
+
+def test_each_set_has_epochs_of_its_own(tmp_path):
+    """The small set is gone through three times while the large one is gone through once, every task as often."""
+    source = mixed(tmp_path, [0.4, 0.6])
+    handed_out = ids(source.get_samples(15))
+    large, small = ([task for task in handed_out if set_of(task) == which] for which in (0, 1))
+    assert (len(large), len(small)) == (6, 9)
+    assert len(set(large)) == 6
+    epochs = [small[start : start + 3] for start in (0, 3, 6)]
+    assert all(sorted(epoch) == ["a-0", "a-1", "a-2"] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1, "each epoch has an order of its own"
+    assert ids(mixed(tmp_path, [4, 6]).get_samples(15)) == handed_out, "weights are proportions"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weights_of_sets, st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans()), max_size=10))
+def test_shares_hold_whatever_a_schedule_gives_back_and_wherever_a_run_is_resumed(tmp_path, weights, rollouts):
+    """A schedule that carries groups over, or samples ahead of what it trains, plays the same groups in another order:
+    those that are played by the end are the first so many numbers, so stale groups take nothing from a share."""
+    source, played, carried = mixed(tmp_path, weights), set(), []
+    for number, (size, unfinished, is_killed) in enumerate(rollouts):
+        groups = [*carried, *source.get_samples(size)]
+        carried = groups[len(groups) - min(unfinished, len(groups)) :]
+        played |= {group[0].group_index for group in groups[: len(groups) - len(carried)]}
+        source.end_rollout(number, unfinished=[group[0].group_index for group in carried])
+        source.save(number)
+        if is_killed:
+            source, carried = mixed(tmp_path, weights), []
+            source.load(number)
+    source.add_samples(carried)
+    first = max(played, default=-1) + 1
+    played |= {group[0].group_index for group in source.get_samples(first - len(played))}
+    assert played == set(range(first))
+    straight = ids(mixed(tmp_path, weights).get_samples(first))
+    counts = [sum(set_of(task_id) == which for task_id in straight) for which in range(len(weights))]
+    assert all(abs(count - first * w / sum(weights)) < 1 for count, w in zip(counts, weights, strict=True))
+
+
+def test_tasks_that_are_set_aside_leave_their_turn_to_the_next(tmp_path):
+    """A set with one task left plays that one in all of its share; one with none is left out."""
+    source = mixed(tmp_path, [1.0, 0.02])
+    for task in ("a-0", "a-1"):
+        source.set_aside(task)
+    assert {task for task in ids(source.get_samples(400)) if set_of(task) == 1} == {"a-2"}
+    source.set_aside("a-2")
+    assert {set_of(task) for task in ids(source.get_samples(400))} == {0}
+    for number in range(7):
+        source.set_aside(f"task-{number}")
+    with pytest.raises(UserError, match="infrastructure failed on all 10 tasks"):
+        source.get_samples(1)
+
+
+def test_a_run_is_resumed_with_its_weights(tmp_path):
+    mixed(tmp_path, [1, 2]).save(0)
+    mixed(tmp_path, [1, 2]).load(0)
+    with pytest.raises(UserError, match="other tasks, weights"):
+        mixed(tmp_path, [1, 3]).load(0)
+    with pytest.raises(UserError, match="holds 1 numbers for 2 task sets"):
+        TaskDataSource(make_args(tmp_path, swe_tasks=MIXED[:2], swe_weights=[1.0]))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 2))
 def test_a_resumed_run_goes_on_exactly_where_it_was(tmp_path, sizes, stop, given_back):
@@ -159,7 +253,7 @@ def test_resuming_from_what_is_not_there_or_not_ours(tmp_path):
         source.load(3)
     source.save(3)
     for changes in [{"rollout_seed": 6}, {"n_samples_per_prompt": 3}, {"rollout_shuffle": False}]:
-        with pytest.raises(UserError, match="other tasks, seed or shuffling"):
+        with pytest.raises(UserError, match="other tasks, weights, seed or shuffling"):
             TaskDataSource(make_args(tmp_path, **changes)).load(3)
     for text in ("{", "{}", "[]", '{"fingerprint": "x", "position": "1"}'):
         (tmp_path / "rollout" / "task_data_source_3.json").write_text(text)

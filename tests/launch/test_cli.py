@@ -23,7 +23,9 @@ SURFACE = {
     "train": ["--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
     "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
     "recipes": ["--json", "overrides"],
-    "tasks": ["--cache", "--json", "--limit", "action", "id", "spec"],
+    "tasks": [
+        "--cache", "--from", "--ignore-disk", "--json", "--limit", "--pull", "--sandbox", "action", "rest", "spec",
+    ],
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],

@@ -74,10 +74,10 @@ def tasks_file(tmp_path) -> Path:
 
 def test_commits_are_fetched_and_what_can_not_be_is_said(tasks_file, tmp_path, capsys):
     cache = tmp_path / "cache"
-    assert run(["tasks", "fetch", str(tasks_file), "--limit", "1", "--cache", str(cache)]) == 0
+    assert run(["tasks", "checkout", str(tasks_file), "--limit", "1", "--cache", str(cache)]) == 0
     folder = Path(capsys.readouterr().out.split("  ")[1].strip())
     assert (folder / "code.py").read_text() == "1\n"
-    assert run(["tasks", "fetch", str(tasks_file), "--cache", str(cache), "--json"]) == 1
+    assert run(["tasks", "checkout", str(tasks_file), "--cache", str(cache), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["fetched"] == {"t0": str(folder)}
     assert "begins the hash of no commit" in said["refused"]["t1"] and "does not say of which" in said["refused"]["t2"]
@@ -87,5 +87,5 @@ def test_commits_are_fetched_and_what_can_not_be_is_said(tasks_file, tmp_path, c
 def test_git_that_fails_is_said_without_a_traceback(tmp_path, capsys):
     task = dataclasses.replace(make_task(), metadata={"repo": f"file://{tmp_path}/none", "base_commit": "0" * 40})
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task.to_dict()))
-    assert run(["tasks", "fetch", f"{tmp_path}/tasks.jsonl", "--cache", f"{tmp_path}/cache"]) == 1
+    assert run(["tasks", "checkout", f"{tmp_path}/tasks.jsonl", "--cache", f"{tmp_path}/cache"]) == 1
     assert capsys.readouterr().err.startswith("slime-swe: git fetch")

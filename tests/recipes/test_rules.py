@@ -19,6 +19,9 @@ ACTING_ON_RATIO = {
     "algorithm.opsm_delta": 0.01,
 }
 ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
+    (DENSE, {"data__weights": [1.0, 2.0]}, "data.weights", "holds 2 numbers, and data.train 1 task sets"),
+    (DENSE, {"data__weights": [float("inf")]}, "data.weights", "holds a number that is not finite"),
+    (DENSE, {"data__filters": {"limit": "3"}}, "data.filters", "holds limit, which is no filter: use repo, not_repo"),
     (DENSE, {"parallel__tp": 8}, "parallel.tp", "28 attention heads and 4 KV heads: use 1, 2, 4 or 28"),
     (DENSE, {"parallel__pp": 8}, "parallel.pp", "does not divide the 28 layers"),
     (DENSE, {"parallel__cp": 3}, "parallel.cp", "not a power of 2"),

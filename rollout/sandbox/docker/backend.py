@@ -100,6 +100,18 @@ class DockerBackend(Backend):
         if not named:
             yield from host_image.identity()
 
+    def has_image(self, name: str) -> bool:
+        return name == HOST_IMAGE or docker_client.find(name) is not None
+
+    def get_image(self, name: str) -> None:
+        if name != HOST_IMAGE:
+            docker_client.identify(name)
+
+    def image_folder(self) -> Path | None:
+        with docker_client.errors("docker does not tell where it keeps images"):
+            folder = Path(docker_client.connect().info()["DockerRootDir"])
+        return folder if folder.is_dir() else None
+
     def make_image(self, name: str, add: Callable[[Path], None]) -> Image:
         tag = f"{name}:{host_image.digest()}"
         if docker_client.find(tag) is None:

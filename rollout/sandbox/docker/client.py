@@ -112,6 +112,15 @@ def find(name: str) -> str | None:
         return None
 
 
+def answers() -> bool:
+    """Whether there is a daemon, and the SDK to ask it."""
+    try:
+        connect()
+    except (UserError, DockerError):
+        return False
+    return True
+
+
 def identify(name: str) -> str:
     """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
     if found := find(name):

@@ -43,6 +43,7 @@ class OverlayBackend(Backend):
 
     takes_images = True
     takes_layers = True
+    image_gib = 3.0  # an image is a folder here, and shares no layers with another
     requirements = BUBBLEWRAP
     name: ClassVar = "overlay"
     runner: ClassVar[type[Runner]] = Bubblewrap
@@ -95,6 +96,15 @@ class OverlayBackend(Backend):
         yield from self._confinement()
         if self._default.name == HOST_IMAGE:
             yield from host_image.identity()
+
+    def has_image(self, name: str) -> bool:
+        return self.roots(self.image_folder()).has(name)
+
+    def get_image(self, name: str) -> None:
+        self.roots(self.image_folder()).get(name)
+
+    def image_folder(self) -> Path:
+        return self._cache or cache_folder()
 
     def make_image(self, name: str, add: Callable[[Path], None]) -> Image:
         def make(folder: Path) -> None:

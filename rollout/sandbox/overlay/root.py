@@ -1,7 +1,8 @@
 """`Roots`: images as folders on disk, for overlays to lie over, with no later history in their repositories.
 
 An image's name is a folder (`/path` or `dir:/path`), `host` for one made of this machine's own packages, or what Docker
-calls it: that one is exported once, into the cache.
+calls it: that one is exported once, into the cache. An exported image is also found where there is no Docker any more:
+the cache, or a copy of it on another machine, knows its name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
+from slime_swe.files import replace_file
 from slime_swe.rollout.sandbox.base import Limits, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.cache import made_once, remove_tree
 from slime_swe.rollout.sandbox.docker import client as docker_client
@@ -42,7 +44,8 @@ _MAKING = Limits(600, 600.0, 8 << 30, 8 << 30, 8 << 30, 256)
 class Roots:
     """Finds an image on disk, or puts it there: once in this process, and once on this machine."""
 
-    def __init__(self, cache: Path, host: Host) -> None:
+    def __init__(self, cache: Path, host: Host | None = None) -> None:
+        """host: what runs the script that cuts an image's history; without it, images are only looked for and got."""
         self._cache = cache
         self._host = host
         self._known: dict[tuple[str, str], tuple[Root, Originals]] = {}
@@ -79,9 +82,45 @@ class Roots:
         if name == HOST_IMAGE:
             place = made_once(self._cache / f"host-{host_image.digest()}", host_image.write_folder)
             return place, {}
+        place = self._exported(name) or self._export(name)
+        return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
+
+    def has(self, name: str) -> bool:
+        """Whether an image lies on this disk already."""
+        folder = name.removeprefix("dir:")
+        if folder.startswith("/"):
+            return os.path.isdir(folder)
+        return name == HOST_IMAGE or self._exported(name) is not None
+
+    def get(self, name: str) -> None:
+        """Put an image on this disk. Raises `UserError`, `SandboxError`."""
+        try:
+            self.unpacked(name)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxError(f"the image {name} could not be unpacked: {error}") from error
+
+    def _exported(self, name: str) -> Path | None:
+        """Where a Docker image was exported to: the one that Docker has under this name now, else what was last."""
+        identity = docker_client.find(name) if docker_client.answers() else None
+        if identity is not None:
+            place = self._cache / identity.replace(":", "-")
+        elif self._named(name).is_file():
+            place = self._cache / self._named(name).read_text(encoding="utf-8")
+        else:
+            return None
+        return place if place.is_dir() else None
+
+    def _export(self, name: str) -> Path:
+        """Out of Docker, which pulls it if need be; the cache keeps its name."""
         identity = docker_client.identify(name)
         place = made_once(self._cache / identity.replace(":", "-"), functools.partial(_export, identity))
-        return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
+        self._named(name).parent.mkdir(exist_ok=True)
+        replace_file(self._named(name), place.name.encode())
+        return place
+
+    def _named(self, name: str) -> Path:
+        """A file that says which folder of the cache an image is exported to."""
+        return self._cache / "names" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _history_layer(self, root: Root, folder: str, base: Path, repository: Path) -> Path:
         """A layer over the image in which the repository has no later history."""
@@ -101,6 +140,7 @@ class Roots:
         async def itself() -> tuple[Root, Originals]:
             return root, Originals(place / "none")
 
+        assert self._host is not None, "made to look for images only"
         spec = SandboxSpec({}, _MAKING)
         async with OverlaySandbox(self._host, itself, image, spec, place, keep=True) as sandbox:
             result = await sandbox.exec(script)

@@ -14,6 +14,7 @@ import itertools
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_swe.data_sources.task import Image
@@ -57,6 +58,7 @@ class RayBackend(Backend):
             raise UserError(f"sandbox ray:{inner}: {inner} runs nothing on the nodes; one of {', '.join(_INNER)} does")
         self.inner, self._cpus, self._silence = inner, cpus, silence
         self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
+        self.image_gib = backend.image_gib
         self.takes_images, self.takes_layers = backend.takes_images, backend.takes_layers
         # A node without isolation is refused where the backend would go on with a warning that nobody sees.
         self.isolates = "always" if backend.isolates == "if possible" else backend.isolates
@@ -93,6 +95,16 @@ class RayBackend(Backend):
 
     def fingerprint(self) -> Iterator[str]:
         return make_backend(self.inner).fingerprint()
+
+    def has_image(self, name: str) -> bool:
+        """On this machine: each node has images of its own."""
+        return make_backend(self.inner).has_image(name)
+
+    def get_image(self, name: str) -> None:
+        make_backend(self.inner).get_image(name)
+
+    def image_folder(self) -> Path | None:
+        return make_backend(self.inner).image_folder()
 
 
 _INSTALL = "pip install 'slime-swe[cluster]'"

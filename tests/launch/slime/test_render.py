@@ -11,6 +11,7 @@ from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
+from slime_swe.launch.args import to_args
 from slime_swe.launch.config import flatten
 from slime_swe.launch.engines import require_legal, violations
 from slime_swe.launch.slime.checkouts import Checkouts
@@ -87,6 +88,24 @@ def test_what_slime_has_no_flag_for_is_in_the_settings_file():
     assert dict(split(job.argv[2:]))["--custom-config-path"] == [str(path)]
     assert set(settings) and all(name.startswith("swe_") for name in settings)
     assert settings["swe_run_dir"] == str(FOLDER)
+
+
+def test_every_engine_gets_the_same_mixture():
+    """Filters are part of the sets' names, so that nothing beside the task registry has to know them."""
+    mixture = {
+        "data__train": ["a.jsonl", "synthetic:train?limit=5"],
+        "data__weights": [3.0, 1.0],
+        "data__filters": {"tests": "2-"},
+    }
+    expected = {
+        "swe_tasks": [f"{Path.cwd()}/a.jsonl?tests=2-", "synthetic:train?tests=2-&limit=5"],
+        "swe_weights": [3.0, 1.0],
+    }
+    rendered = yaml.safe_load(job_of(variant(FIRST, **mixture)).files[FOLDER / "slime" / "settings.yaml"])
+    assert {name: rendered[name] for name in expected} == expected
+    for engine in ("embedded", "slime_cpu"):
+        args = to_args(variant("tiny_cpu", engine=engine, **mixture), FOLDER)
+        assert {name: getattr(args, name) for name in expected} == expected
 
 
 def test_evaluation_sets_are_named_to_slime_and_to_the_function_that_plays_them():

@@ -1,0 +1,232 @@
+"""The page "7B on SWE-Gym, start to finish": its blocks, in their order, in bash."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.docs import swe_gym_images
+from tests.docs.swe_gym_images import GYM, into_cache, into_docker, out_of_docker
+from tests.rewards.swebench_here import harness_python
+
+from slime_swe.rollout.sandbox.docker import client as docker_client
+
+pytest.importorskip("datasets")
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "swe_gym_7b.md").read_text(encoding="utf-8")
+CLUSTERS = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+NEEDS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("bwrap") is None, reason="overlay sandboxes of these images need root and bwrap"
+)
+RECORD = """\
+record() {{ {python} -c 'import json, sys; print(json.dumps({{"command": sys.argv[2:], "code": int(sys.argv[1]),
+  "out": sys.stdin.read()}}))' "$@" >>{log}; }}
+"""
+SLIME_SWE = """\
+words=("$@")
+case "$1" in
+  episodes) record 0 slime-swe "$@" </dev/null; exit ;;
+  train) [[ " $* " == *" --dry-run "* ]] || words+=(--dry-run) ;;
+esac
+{python} -m slime_swe.launch.cli "${{words[@]}}" >{log}.out 2>&1
+record $? slime-swe "$@" <{log}.out
+cat {log}.out
+"""
+OTHERS = {  # what the page names and a test must not start
+    "docker": 'case "$1" in build | run) record 0 docker "$@" </dev/null ;; *) exec {docker} "$@" ;; esac\n',
+    "python3": 'case "$1 $2" in "-m venv") record 0 python3 "$@" </dev/null ;; *) exec /usr/bin/python3 "$@" ;; esac\n',
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; "$@"\n',
+    **{name: f'record 0 {name} "$@" </dev/null\n' for name in ("hf", "rsync", "sbatch")},
+}
+
+
+def blocks(title: str) -> str:
+    """The bash of one section, in order."""
+    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    (text,) = (part for part in section if part.startswith(f"{title}\n"))
+    return "\n".join(re.findall(r"^```bash\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
+    folder = tmp_path_factory.mktemp("swe_gym")
+    return folder, swe_gym_images.make(folder)
+
+
+class Project:
+    """A folder in which the page's commands run, with the programs that they name."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self.log, self.home = folder / "project", folder / "log", folder / "home"
+        self.cache = self.home / ".cache" / "slime-swe" / "sandbox"
+        launch = self.folder / "launch"
+        for place in (launch / "apptainer", launch / "slurm", self.cache, folder / "bin"):
+            place.mkdir(parents=True)
+        for name in ("SWE-Gym", "SWE-bench"):
+            shutil.copytree(data / name, self.folder / name)
+        (launch / "apptainer" / "build.sh").touch()
+        shutil.copy(ROOT / "launch" / "slurm" / "medium.sbatch", launch / "slurm")
+        self.program(self.folder / "harness" / "bin" / "python", f'exec {harness_python()} "$@"\n')
+        self.program(self.folder / "harness" / "bin" / "pip", 'record 0 pip "$@" </dev/null\n')
+        for name, body in {"slime-swe": SLIME_SWE, **OTHERS}.items():
+            self.program(folder / "bin" / name, body)
+        self.environment = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(self.home), "USER": "someone",
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+            "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8", "COLUMNS": "300",
+        }  # fmt: skip
+
+    def program(self, path: Path, body: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        names = {"python": sys.executable, "log": self.log, "docker": shutil.which("docker") or "false"}
+        text = body if path.name in ("python", "pip") else body.format(**names)
+        path.write_text(f"#!/bin/bash\n{RECORD.format(**names)}{text}")
+        path.chmod(0o755)
+
+    def run(self, script: str, **environment: str) -> list[dict[str, Any]]:
+        """What each command printed; the script must come to its end."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, env={**self.environment, **environment},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return [orjson.loads(line) for line in self.log.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def project(tmp_path, made) -> Project:
+    return Project(tmp_path, made[0])
+
+
+def printed(records: list[dict[str, Any]], *words: str) -> list[str]:
+    """What the commands printed that have these words, each of which must have succeeded."""
+    found = [record for record in records if all(word in record["command"] for word in words)]
+    assert found and all(record["code"] == 0 for record in found), found
+    return [record["out"] for record in found]
+
+
+def failures(records: list[dict[str, Any]]) -> set[str]:
+    """The checks of `doctor` that failed."""
+    (report,) = (record["out"] for record in records if "doctor" in record["command"])
+    return set(re.findall(r"^ *failure +(.*?)  ", report, flags=re.MULTILINE))
+
+
+@pytest.fixture
+def in_docker(tmp_path, made) -> Iterator[None]:
+    if not docker_client.answers():
+        pytest.skip("no Docker daemon answers")
+    into_docker(tmp_path, made[1])
+    yield
+    out_of_docker(made[1])
+
+
+@pytest.mark.matrix("sandboxes of whole runs")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_machine_with_docker(project, in_docker):
+    records = project.run(blocks("A machine with 8 GPUs and Docker"))
+    first, second = printed(records, "slime-swe", "images")
+    assert "2 images for docker sandboxes: 2 here, 0 missing" in first and "0 images came" in second
+    common(records)
+    assert printed(records, "docker", "build") and printed(records, "hf", "download")
+
+
+@NEEDS_ROOT
+@pytest.mark.slow
+def test_a_machine_with_overlay_alone(project, made):
+    """The commands of the other machine come first there, and find the images in the cache as well."""
+    into_cache(project.cache, made[1])
+    records = project.run(blocks("A machine with overlay alone"), DOCKER_HOST=f"unix://{project.home}/none")
+    assert "2 images for overlay sandboxes: 2 here, 0 missing" in printed(records, "images")[-1]
+    assert len(printed(records, "rsync")) == 2
+    common(records)
+
+
+def common(records: list[dict[str, Any]]) -> None:
+    """What both pages' sections must have shown."""
+    (fetched,) = printed(records, "slime-swe", "fetch")
+    assert "swegym:train  1 tasks in 1 images  corpora/swegym/train.jsonl" in fetched
+    (validated,) = printed(records, "slime-swe", "validate")
+    assert f"1/1 {GYM.id}: sound" in validated
+    assert "GPU hours" in printed(records, "slime-swe", "plan")[0]
+    assert not failures(records) & {
+        "recipe",
+        "plan",
+        "tasks",
+        "swebench",
+        "images",
+        "overlap",
+        "plug-ins",
+        "sandbox",
+        "docker",
+    }
+    for shown in printed(records, "slime-swe", "train"):
+        assert "train.py" in shown and "note:" not in shown, "nothing is missing any more"
+
+
+@pytest.mark.slow
+def test_a_cluster_with_apptainer(project, made):
+    images = "\n".join(f'*"docker://{image}") cp -a {root}/. "$root" ;;' for image, root in made[1].items())
+    build = f'while [ "$1" != --sandbox ]; do shift; done; root=$2; mkdir -p "$root"; case "$*" in {images} esac'
+    version, environment = "echo apptainer version 1.4.5", 'printf "PATH=/usr/bin\\\\0"'
+    body = f'case "$*" in *" build "*) {build} ;; *"env -0") {environment} ;; *) {version} ;; esac\n'
+    program = project.log.with_name("bin") / "apptainer"
+    program.write_text(f"#!/bin/bash\n{body}")
+    program.chmod(0o755)
+    scratch = project.home / "scratch"
+    script = blocks("SLURM with Apptainer").replace("/local/scratch/$USER", str(scratch))
+    records = project.run(script, DOCKER_HOST=f"unix://{project.home}/none")
+    (pulled,) = printed(records, "slime-swe", "images")
+    assert "1 images for apptainer sandboxes: 0 here, 1 missing, which take about 3 GiB" in pulled
+    assert "1 images came, 0 could not be had" in pulled
+    assert [*scratch.glob(f"slime-swe/sandbox/apptainer-*/root/testbed/{GYM.module}.py")]
+    (dry,) = printed(records, "slime-swe", "train")
+    assert "train.py" in dry and "note: 2 images for apptainer sandboxes: 1 here, 1 missing" in dry
+    (submitted,) = [record["command"] for record in records if record["command"][0] == "sbatch"]
+    assert (project.folder / submitted[1]).is_file() and "rollout.sandbox=apptainer" in submitted
+
+
+@NEEDS_ROOT
+@pytest.mark.matrix("sandboxes of whole runs")
+@pytest.mark.slow
+def test_a_policy_trains_on_such_tasks(project, made):
+    """One rollout of the embedded engine: the tasks' images, the sandboxes, the harness's grading, a step."""
+    into_cache(project.cache, made[1])
+    project.run("slime-swe tasks fetch swegym:train swebench:verified")
+    words = ["recipe=tiny_cpu", "data.train=['swegym:train']", "data.eval={verified: 'swebench:verified'}",
+             "rollout.sandbox=overlay", "reward.harness_python=harness/bin/python", "run.num_rollouts=1",
+             "rollout.batch_size=1", "rollout.samples_per_task=2", "algorithm.group_filter=", "run.name=a"]  # fmt: skip
+    environment = {**project.environment, "DOCKER_HOST": f"unix://{project.home}/none"}
+    command = [sys.executable, "-m", "slime_swe.launch.cli", "train", *words, "--ignore-integrity"]
+    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    episodes = [orjson.loads(line) for line in (project.folder / "runs/a/episodes.jsonl").read_bytes().splitlines()]
+    assert [episode["infrastructure"] for episode in episodes] == [None, None]
+    assert all(episode["score"] is not None for episode in episodes)
+
+
+def test_every_command_of_the_page_is_one_that_the_tests_know():
+    """A new program on the page must be run or recorded here."""
+    known = {*OTHERS, "slime-swe", "bash", "harness/bin/pip", "export", "RUN"}
+    text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith(("#", " "))]
+    words = {part.split()[0].partition("=")[0] for line in lines for part in line.split(" && ")}
+    assert words <= known, words - known
+
+
+@pytest.mark.parametrize(("text", "sandbox"), [(PAGE, "docker"), (CLUSTERS, "docker"), (CLUSTERS, "overlay")])
+def test_what_must_be_mounted_is_said(text, sandbox):
+    wanted = {
+        "docker": ("-v /var/run/docker.sock:/var/run/docker.sock", ":/usr/bin/docker:ro", 'cache:/root/.cache"'),
+        "overlay": ("--privileged", '-v "$PWD/cache:/root/.cache"'),
+    }
+    assert all(option in text for option in wanted[sandbox])

@@ -1,0 +1,238 @@
+"""The images of tasks: which are here, getting the others, and what a run says and refuses before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.data_sources.tasks import make_task
+from tests.data_sources.test_corpora import FIXTURES
+from tests.launch.doctor.machines import script
+from tests.recipes.changes import variant
+
+from slime_swe.data_sources.task import Image, Workspace
+from slime_swe.launch.cli import run
+from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.recipe import check_tasks
+from slime_swe.launch.images import backends_here, remedy, survey
+from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
+from slime_swe.rollout.sandbox.base import Backend, SandboxError
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
+
+WHERE = "tests.launch.test_images"
+
+
+class Shelf(Backend):
+    """Keeps its images as files of the folder `shelf`; some can't be had."""
+
+    takes_images = True
+    refused = "no such image"
+
+    def has_image(self, name: str) -> bool:
+        return (Path("shelf") / name).exists()
+
+    def get_image(self, name: str) -> None:
+        if name.startswith("gone"):
+            raise SandboxError(f"{name}: {self.refused}")
+        (Path("shelf") / name).touch()
+
+    def image_folder(self) -> Path:
+        return Path("shelf")
+
+
+class Limited(Shelf):
+    refused = "toomanyrequests: You have reached your pull rate limit"
+
+
+class Large(Shelf):
+    image_gib = 1e9
+
+
+def with_images(*images: str) -> list:
+    workspaces = [Workspace(image=Image(name)) for name in images]
+    return [dataclasses.replace(make_task(f"t{n}"), workspace=workspace) for n, workspace in enumerate(workspaces)]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shelf").mkdir()
+
+
+@pytest.fixture
+def tasks(tmp_path) -> str:
+    """Four tasks in three images."""
+    lines = [orjson.dumps(task.to_dict()) for task in with_images("a", "b", "gone-1", "a")]
+    (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(lines))
+    return str(tmp_path / "tasks.jsonl")
+
+
+def test_what_is_here_and_what_the_rest_takes_is_said_before_it_is_got(tasks, capsys):
+    Path("shelf/a").touch()
+    assert run(["tasks", "images", tasks, "--sandbox", f"{WHERE}.Shelf"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"3 images for {WHERE}.Shelf sandboxes: 1 here, 2 missing, which take about 1 GiB (assumed: "
+    )
+    assert said.endswith(f"get them: slime-swe tasks images {tasks} --sandbox {WHERE}.Shelf --pull\n")
+    assert not Path("shelf/b").exists(), "nothing is got unasked"
+
+
+def test_images_are_got_and_one_that_can_not_be_had_stops_no_other(tasks, capsys):
+    command = ["tasks", "images", tasks, "--sandbox", f"{WHERE}.Shelf", "--pull"]
+    assert run(command) == 1
+    said = capsys.readouterr()
+    assert "2 images came, 1 could not be had" in said.out and "gone-1: gone-1: no such image" in said.err
+    assert {path.name for path in Path("shelf").iterdir()} == {"a", "b"}
+    assert run([*command, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["missing"] == ["gone-1"] == list(document["failed"]) and len(document["images"]) == 3
+
+
+def test_a_registry_s_limit_ends_it_with_what_to_do(tasks, capsys):
+    assert run(["tasks", "images", tasks, "--sandbox", f"{WHERE}.Limited", "--pull"]) == 2
+    said = capsys.readouterr().err
+    assert "the registry gives no more images for now" in said and "`docker login` raises the limit" in said
+
+
+def test_a_disk_that_is_too_small_is_refused_with_a_part_that_fits(tasks, capsys):
+    command = ["tasks", "images", tasks, "--sandbox", f"{WHERE}.Large"]
+    assert run(command) == 0, "only looked at"
+    command.append("--pull")
+    assert run(command) == 2
+    assert f"too little room: take a part, such as {tasks}?limit=0" in capsys.readouterr().err
+    assert [*Path("shelf").iterdir()] == []
+    assert run([*command, "--ignore-disk"]) == 1
+
+
+def no_docker() -> Any:
+    raise docker_client.DockerError("no Docker daemon answers")
+
+
+def test_an_overlay_finds_what_was_exported_where_there_is_no_docker_any_more(tmp_path, monkeypatch):
+    """As on a node that got a copy of the cache: the names are in it, and no daemon is asked."""
+    name = f"slime-swe/test-exported-{os.getpid()}:1"
+    cache = tmp_path / "cache"
+    backend = OverlayBackend(cache=cache)
+    with docker_image(name):
+        assert not backend.has_image(name)
+        backend.get_image(name)
+        assert backend.has_image(name)
+    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", no_docker)
+    elsewhere = OverlayBackend(cache=Path(shutil.copytree(cache, tmp_path / "copy")))
+    assert elsewhere.has_image(name) and not elsewhere.has_image("example/other:1")
+    root, environment = elsewhere.roots(tmp_path / "copy").unpacked(name)
+    assert (root / "testbed" / "hello.txt").read_text() == "hello" and environment["GREETING"] == "hello"
+    with pytest.raises(SandboxError, match="no Docker daemon answers"):
+        elsewhere.get_image("example/other:1")
+
+
+@contextmanager
+def docker_image(name: str) -> Iterator[None]:
+    """A real image of one file; the test is skipped where no daemon answers."""
+    if not docker_client.answers():
+        pytest.skip("no Docker daemon answers")
+    client, packed = docker_client.connect(), io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        entry = tarfile.TarInfo("testbed/hello.txt")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"hello"))
+    repository, _, tag = name.partition(":")
+    client.import_image_from_data(packed.getvalue(), repository=repository, tag=tag, changes=["ENV GREETING=hello"])
+    try:
+        yield
+    finally:
+        client.remove_image(name, force=True)
+
+
+def test_apptainer_pulls_by_itself_where_there_is_no_docker(tmp_path, monkeypatch):
+    """A corpus names its images as Docker does, and a cluster's nodes have no Docker."""
+    log = tmp_path / "log"
+    program = f"""echo "$@" >>{log}; case "$*" in *build*) for last; do :; done
+      while [ "$1" != --sandbox ]; do shift; done; mkdir -p "$2" ;; *env*) printf "PATH=/usr/bin\\0A=b\\0" ;; esac"""
+    script(tmp_path, "apptainer", program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", no_docker)
+    backend = ApptainerBackend(cache=tmp_path / "cache")
+    assert not backend.has_image("example/one")
+    backend.get_image("example/one")
+    assert backend.has_image("example/one") and backend.has_image("docker://example/one")
+    assert " docker://example/one\n" in log.read_text()
+    backend.get_image("example/one")
+    assert log.read_text().count("build") == 1
+
+
+def test_sandboxes_that_keep_no_images_here_need_none():
+    assert survey(with_images("a", "b"), "remote:modal").missing == []
+
+
+@pytest.mark.parametrize("sandbox", ["local", "subprocess", "bubblewrap"])
+@pytest.mark.parametrize("kind", ["file", "corpus that is not here"])
+@pytest.mark.parametrize("how", ["train", "dry run", "doctor"])
+def test_tasks_in_images_are_refused_by_a_sandbox_that_takes_none(tasks, sandbox, kind, how, capsys, monkeypatch):
+    """Before a run has a folder, by each way to start one, with the backends that work on this machine."""
+    monkeypatch.setattr("slime_swe.launch.images.backends_here", lambda machine: ["overlay"])
+    spec = tasks if kind == "file" else "swegym:train"
+    words = ["recipe=qwen25_coder_7b", f"data.train=['{spec}']", "data.eval={}", f"rollout.sandbox={sandbox}"]
+    if how == "doctor":
+        recipe = variant("tiny_cpu", data__train=[spec], data__eval={}, rollout__sandbox=sandbox)
+        failures = [found for found in check_tasks(recipe, Machine()) if found.status == "failure"]
+        said = " ".join(f"{found.message} {found.fix}" for found in failures)
+    else:
+        assert run(["train", *words, *(["--dry-run"] if how == "dry run" else [])]) == 2
+        printed = capsys.readouterr()
+        said = printed.err
+        assert printed.out == "" and not Path("runs").exists()
+    assert f"rollout.sandbox={sandbox} takes none" in said.replace("takes \nnone", "takes none")
+    assert "set rollout.sandbox to one that does, on this machine overlay" in said
+
+
+def test_the_backends_of_this_machine_are_those_whose_programs_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert backends_here(Machine()) == []
+    assert "none of them has what it needs on this machine yet" in remedy(Machine())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    script(tmp_path, "docker", "echo 28.3.2")
+    assert "docker" in backends_here(Machine())
+
+
+def test_a_run_is_refused_with_the_one_command_that_brings_all_its_tasks(capsys):
+    words = ["recipe=tiny_cpu", "data.train=['swegym:train','quixbugs:python']", "data.eval={v: 'swebench:verified'}"]
+    command = "slime-swe tasks fetch swebench:verified swegym:train quixbugs:python"
+    assert run(["train", *words, f"rollout.sandbox={WHERE}.Shelf"]) == 2
+    assert command in capsys.readouterr().err and not Path("runs").exists()
+    assert run(["train", "recipe=qwen25_coder_7b", *words[1:], f"rollout.sandbox={WHERE}.Shelf", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert f"note: swebench:verified, swegym:train, quixbugs:python not on this machine: {command}" in printed.err
+    assert "train.py" in printed.out, "a dry run shows the command all the same"
+    recipe = variant("tiny_cpu", data__train=["swegym:train"], data__eval={}, rollout__sandbox=f"{WHERE}.Shelf")
+    (found,) = check_tasks(recipe, Machine())
+    assert found.status == "failure" and found.command == "slime-swe tasks fetch swegym:train"
+
+
+def test_missing_images_are_said_before_a_run(capsys):
+    spec = f"swegym:train?folder={FIXTURES}/swegym"
+    words = [f"data.train=['{spec}']", "data.eval={}", f"rollout.sandbox={WHERE}.Shelf", "--dry-run"]
+    assert run(["train", "recipe=qwen25_coder_7b", *words]) == 0
+    said = capsys.readouterr().err
+    assert "note: 2 images for" in said and "0 here, 2 missing, which take about 1 GiB" in said
+    assert f"To get them before: slime-swe tasks images '{spec}' --sandbox {WHERE}.Shelf --pull" in said
+    recipe = variant("tiny_cpu", data__train=[spec], data__eval={}, rollout__sandbox=f"{WHERE}.Shelf")
+    found = {finding.check: finding for finding in check_tasks(recipe, Machine())}
+    assert found["images"].status == "warning" and found["images"].command.endswith("--pull")
+    without = dataclasses.replace(recipe, reward=dataclasses.replace(recipe.reward, harness_python="/bin/false"))
+    (harness,) = (finding for finding in check_tasks(without, Machine()) if finding.check == "swebench")
+    assert harness.status == "failure" and "pip install 'swebench>=5.0.2'" in harness.command
+    large = dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, sandbox=f"{WHERE}.Large"))
+    assert {finding.check: finding.status for finding in check_tasks(large, Machine())}["images"] == "failure"

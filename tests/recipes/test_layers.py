@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from tests.recipes.changes import changed, variant
@@ -116,6 +117,13 @@ def test_states_and_cache_together_take_no_more_than_there_is():
     taken = cache_tokens(recipe) * SHAPE.cache(engine)
     taken += running_requests(recipe) * serving.STATES * SHAPE.state(engine)
     assert pool * 0.999 < taken <= pool
+
+
+def test_a_model_without_a_cache_is_limited_by_its_states_alone():
+    stateful = tuple(layer for layer in SHAPE.layers if layer.attention == LINEAR)
+    shape = replace(SHAPE, layers=stateful)
+    assert serving.capacity(shape, ONE_SERVER, 2.0**30) == serving.NO_LIMIT
+    assert serving.running(shape, ONE_SERVER, 2.0**35) < 100
 
 
 def test_states_limit_the_episodes_where_they_are_what_is_short():

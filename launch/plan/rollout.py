@@ -12,7 +12,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.plan import roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
-from slime_swe.launch.plan.memory import cache_tokens, sglang_engine
+from slime_swe.launch.plan.memory import cache_tokens, running_requests, sglang_engine
 from slime_swe.launch.plan.result import Phase
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
@@ -33,6 +33,7 @@ SLOW = 1.5  # from here on, commands that take so many times as long are what li
 CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes with rollout.sandbox=ray:BACKEND)"
 WANTED = "the groups that the schedule begins (rollout.batch_size x rollout.samples_per_task)"
 KV_CACHE = "the KV cache (serving.mem_fraction, serving.gpus_per_engine)"
+STATES = "the states of linear attention (serving.mem_fraction, serving.gpus_per_engine)"
 SANDBOXES = "rollout.sandbox_concurrency"
 
 
@@ -148,10 +149,11 @@ def slots_of(recipe: Recipe, work: Episodes) -> tuple[int, str]:
     limits = {
         "serving.concurrency": float(copies * recipe.serving.concurrency),
         KV_CACHE: copies * cache_tokens(recipe) / work.length,
+        STATES: copies * running_requests(recipe),
         SANDBOXES: float(sandboxes_at_once(recipe)),
     }
     if recipe.serving.external_engines:
-        del limits[KV_CACHE]
+        del limits[KV_CACHE], limits[STATES]
     limit = min(limits, key=lambda name: limits[name])
     return max(int(limits[limit]), 1), limit
 
@@ -264,7 +266,7 @@ def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) ->
     """Seconds of one token of a call."""
     gpu = GPUS[recipe.cluster.gpu]
     return serving.decode_seconds(
-        recipe.model.architecture,
+        recipe.model.shape,
         sglang_engine(recipe),
         max(calls / engines(recipe), 1.0),
         work.length / 2,
@@ -278,6 +280,6 @@ def _prefill(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -
     """By how much prefill lengthens `_decode`: new tokens of one call delay the decoding of the others on its engine.
     What earlier turns left in the cache is not computed again."""
     new = work.length / work.sampled - 1  # for one that is sampled
-    flops = new * roofline.forward_flops(recipe.model.architecture, work.length)
+    flops = new * roofline.forward_flops(recipe.model.shape, work.length)
     rate = sglang_engine(recipe).gpus * GPUS[recipe.cluster.gpu].flops * 1e12 * assumed.prefill_mfu
     return max(calls / engines(recipe), 1.0) * flops / rate

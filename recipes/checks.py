@@ -19,7 +19,7 @@ from slime_swe.data_sources.selection import FILTERS
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.families import FAMILIES, Family, read_config
-from slime_swe.recipes.violation import Violation
+from slime_swe.recipes.violation import Violation, listed
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
 
 Rule = Callable[[Recipe], Iterable[Violation]]

@@ -25,7 +25,7 @@ from benchmarks.command import Figures, run
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB, padded_vocab
 from slime_swe.launch.plan.memory import budgets
-from slime_swe.recipes.base import Architecture, Cluster, Parallel, Recipe
+from slime_swe.recipes.base import Cluster, Model, Parallel, Recipe
 from slime_swe.recipes.registry import load_recipe
 
 DENSE = "qwen25_coder_1_5b,qwen25_coder_7b,qwen25_coder_32b,qwen3_4b_instruct"
@@ -43,41 +43,44 @@ async def measure(recipes: str) -> Figures:
     figures: Figures = {}
     for name in recipes.split(","):
         recipe = load_recipe(name)
-        shape = rank_shape(recipe.model.architecture, recipe.parallel)
-        planned = {f"planned_{part}": size for part, size in plan_memory(recipe, shape).items()}
+        rank = rank_model(recipe.model, recipe.parallel)
+        planned = {f"planned_{part}": size for part, size in plan_memory(recipe, rank).items()}
         peak = sum(planned.values())
-        measured = weigh(shape, recipe, sequence_lengths(recipe.parallel.max_tokens_per_gpu))
+        measured = weigh(rank.shape, recipe, sequence_lengths(recipe.parallel.max_tokens_per_gpu))
         figures |= {f"{name}_{part}_gib": size / GIB for part, size in (planned | measured).items()}
         figures[f"{name}_off"] = abs(measured["peak"] / peak - 1)
     return figures
 
 
-def rank_shape(architecture: Architecture, parallel: Parallel) -> Architecture:
-    """What one rank holds, as a model of its own.
+def rank_model(model: Model, parallel: Parallel) -> Model:
+    """What one rank holds, as a model of its own: of families whose layers are all the same.
 
     A rank's experts see tokens * k * etp / tp rows: so many experts a token here.
     """
-    parts = parallel.tp
-    routed = max(1, architecture.experts_per_token * parallel.etp // parts) if architecture.experts else 0
-    return dataclasses.replace(
-        architecture,
-        layers=architecture.layers // parallel.pp,
-        ffn=architecture.ffn // parts,
-        heads=architecture.heads // parts,
-        kv_heads=max(1, architecture.kv_heads // parts),
-        vocab=padded_vocab(architecture.vocab, parts) // parts,
-        experts=architecture.experts // parallel.ep,
-        experts_per_token=min(routed, architecture.experts // parallel.ep),
-        expert_ffn=architecture.expert_ffn // parallel.etp,
-    )
+    config, parts = model.config, parallel.tp
+    cut = {
+        "num_hidden_layers": config["num_hidden_layers"] // parallel.pp,
+        "intermediate_size": config["intermediate_size"] // parts,
+        "num_attention_heads": config["num_attention_heads"] // parts,
+        "num_key_value_heads": max(1, config["num_key_value_heads"] // parts),
+        "head_dim": model.shape.megatron["kv_channels"],
+        "vocab_size": padded_vocab(config["vocab_size"], parts) // parts,
+    }
+    if experts := model.shape.experts // parallel.ep:
+        cut |= {
+            "num_experts": experts,
+            "num_experts_per_tok": min(max(1, config["num_experts_per_tok"] * parallel.etp // parts), experts),
+            "moe_intermediate_size": config["moe_intermediate_size"] // parallel.etp,
+        }
+    return dataclasses.replace(model, config=config | cut)
 
 
-def plan_memory(recipe: Recipe, shape: Architecture) -> dict[str, float]:
-    """Bytes, by part, as the planner sees the recipe when one GPU is all there is and the rank's shape is the model."""
+def plan_memory(recipe: Recipe, rank: Model) -> dict[str, float]:
+    """Bytes, by part, as the planner sees the recipe when one GPU is all there is and the rank's part is the model."""
     parallel = recipe.parallel
     alone = dataclasses.replace(
         recipe,
-        model=dataclasses.replace(recipe.model, architecture=shape),
+        model=rank,
         cluster=Cluster(nodes=1, gpus_per_node=1, gpu=GPU, colocate=False),
         parallel=Parallel(max_tokens_per_gpu=parallel.max_tokens_per_gpu, recompute=parallel.recompute),
         optimizer=dataclasses.replace(recipe.optimizer, cpu_offload=False),

@@ -23,7 +23,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from slime_swe.recipes.base import Architecture, Recipe
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.shape import Shape
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -32,14 +33,14 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 }
 
 
-def transformer_config(shape: Architecture, recompute: str) -> TransformerConfig:
+def transformer_config(shape: Shape, recompute: str) -> TransformerConfig:
     """Megatron's configuration of `shape`. Experts get their even share of rows, whatever the router says."""
-    experts: dict[str, Any] = {}
+    flags, experts = shape.megatron, {}
     if shape.experts:
         experts = {
-            "num_moe_experts": shape.experts,
-            "moe_router_topk": shape.experts_per_token,
-            "moe_ffn_hidden_size": shape.expert_ffn,
+            "num_moe_experts": flags["num_experts"],
+            "moe_router_topk": flags["moe_router_topk"],
+            "moe_ffn_hidden_size": flags["moe_ffn_hidden_size"],
             "moe_router_load_balancing_type": "none",
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_dtype": "fp32",
@@ -47,17 +48,17 @@ def transformer_config(shape: Architecture, recompute: str) -> TransformerConfig
             "moe_pad_expert_input_to_capacity": True,
         }
     return TransformerConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_heads,
-        kv_channels=shape.head_dim,
+        num_layers=flags["num_layers"],
+        hidden_size=flags["hidden_size"],
+        ffn_hidden_size=flags["ffn_hidden_size"],
+        num_attention_heads=flags["num_attention_heads"],
+        num_query_groups=flags["num_query_groups"],
+        kv_channels=flags["kv_channels"],
         normalization="RMSNorm",
-        layernorm_epsilon=shape.rms_eps,
-        qk_layernorm=shape.qk_norm,
+        layernorm_epsilon=flags["layernorm_epsilon"],
+        qk_layernorm=flags["qk_layernorm"],
         add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
+        add_qkv_bias=flags["add_qkv_bias"],
         gated_linear_unit=True,
         activation_func=functional.silu,
         bias_activation_fusion=True,
@@ -107,7 +108,7 @@ class LogProbability(torch.autograd.Function):
         return gradient.mul_(gradient_T[:, None]), None
 
 
-def weigh(shape: Architecture, recipe: Recipe, lengths: list[int]) -> dict[str, float]:
+def weigh(shape: Shape, recipe: Recipe, lengths: list[int]) -> dict[str, float]:
     """Bytes that each part of the rank adds, what the forward pass over one packed micro-batch keeps, the peak beyond
     it, and that of the update."""
     longest, tokens = max(lengths), sum(lengths)
@@ -165,10 +166,10 @@ def weigh(shape: Architecture, recipe: Recipe, lengths: list[int]) -> dict[str, 
     }
 
 
-def _model(shape: Architecture, config: TransformerConfig, longest: int) -> Float16Module:
+def _model(shape: Shape, config: TransformerConfig, longest: int) -> Float16Module:
     vars(moe_utils).setdefault("te_general_gemm", None)  # 0.16.1 looks for it even without the Transformer Engine
     spec = get_gpt_layer_local_spec(
-        num_experts=shape.experts or None, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
+        num_experts=shape.experts or None, qk_layernorm=shape.megatron["qk_layernorm"], normalization="RMSNorm"
     )
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     model = GPTModel(
@@ -178,6 +179,6 @@ def _model(shape: Architecture, config: TransformerConfig, longest: int) -> Floa
         max_sequence_length=longest,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
-        rotary_base=int(shape.rope_theta),
+        rotary_base=shape.megatron["rotary_base"],
     )
     return Float16Module(config, model.to(torch.cuda.current_device()))

@@ -16,7 +16,6 @@ from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
-from slime_swe.recipes.families import tool_format_of
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 EMBEDDED_SEED = "embedded:seed"
@@ -159,7 +158,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_tasks": [absolute(spec) for spec in recipe.data.train],
         "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
-        "swe_tool_format": tool_format_of(recipe.model),
+        "swe_tool_format": recipe.model.tool_calls,
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
         "swe_schedule": rollout.schedule,

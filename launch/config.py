@@ -26,7 +26,7 @@ from slime_swe.recipes.violation import refuse
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
-OPEN_SECTIONS = ("data.eval",)  # mappings whose keys are the user's own
+OPEN_SECTIONS = ("data.eval", "model.config")  # mappings whose keys are the user's or the checkpoint's own
 
 TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -35,6 +35,7 @@ TYPE_NAMES: dict[Any, str] = {
     bool: "true or false",
     list[str]: "a list of texts, such as [a,b]",
     dict[str, str]: "a mapping of texts, such as {a:b}",
+    dict[str, Any]: "a mapping, such as {a:1}",
 }
 
 
@@ -117,10 +118,18 @@ def _set(values: dict[str, Any], key: str, value: Any, *, remove: bool) -> None:
             raise UserError(f"{key} can't be removed or left empty: it must be {TYPE_NAMES[key_types()[key]]}")
         values[key] = value
         return
-    name, kept = key.removeprefix(f"{section}."), dict(values[section])
+    values[section] = _changed(values[section], key, key.removeprefix(f"{section}."), value, remove=remove)
+
+
+def _changed(kept: dict[str, Any], key: str, name: str, value: Any, *, remove: bool) -> dict[str, Any]:
+    """An open section with one entry set or removed, or one within a section that it holds."""
+    inner, _, rest = name.partition(".")
+    if isinstance(kept.get(inner), dict) and rest:
+        return kept | {inner: _changed(kept[inner], key, rest, value, remove=remove)}
     if remove and name not in kept:
+        section = key.removesuffix(f".{name}")
         raise UserError(f"there is no {key} to remove: {section} has {', '.join(kept) or 'nothing'}")
-    values[section] = {other: text for other, text in kept.items() if other != name} if remove else kept | {name: value}
+    return {other: old for other, old in kept.items() if other != name} if remove else kept | {name: value}
 
 
 def _how_to_write(text: str) -> str:

@@ -7,11 +7,12 @@ key: `rollout.max_turns=6`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from slime_swe.recipes.architecture import Architecture as Architecture
+from slime_swe.recipes.families import Family, load_family, read_config
 from slime_swe.recipes.fields import (
     Count,
     Folder,
@@ -26,6 +27,7 @@ from slime_swe.recipes.fields import (
     one_of,
 )
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.shape import Shape
 from slime_swe.rewards.grade import HARNESSES, MODES
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
@@ -38,7 +40,9 @@ class Model:
 
     checkpoint: a folder in Hugging Face format; `ORG/NAME`, a folder of that name in `folder`; or `embedded:seed`, this
         package's seed policy.
-    architecture: its shape, which must be what the checkpoint's config.json says.
+    config: its shape, by the keys and values of the checkpoint's `config.json`, as many of them as its family reads.
+    family: `qwen2`, `qwen3`, `qwen3_moe` or the dotted path of a `slime_swe.recipes.families.Family`; empty for the one
+        that reads the config's `model_type`.
     tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder` or the dotted path of a `ToolFormat`;
         empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
@@ -48,9 +52,25 @@ class Model:
     checkpoint: Annotated[
         str, Meta(min_length=1, description="a folder in Hugging Face format, ORG/NAME or embedded:seed")
     ]
-    architecture: Architecture
+    config: dict[str, Any]
+    family: str = ""
     tool_format: str = ""
     folder: Folder = "models"
+
+    @cached_property
+    def kind(self) -> Family:
+        """Its family. Raises `UserError` where there is none."""
+        return load_family(self.family, self.config.get("model_type"))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """As the family reads it. Raises `UserError` where it can't be trained."""
+        return read_config(self.kind, self.config)[0]
+
+    @property
+    def tool_calls(self) -> str:
+        """How the policy writes them: as the recipe says, else as its family does."""
+        return self.tool_format or self.kind.tool_format
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ An engine adds rules of its own: see `slime_swe.launch.engines.Engine.violations
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache, reduce
 from itertools import chain
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -15,8 +16,8 @@ import msgspec
 
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.families import FAMILIES, load_family
-from slime_swe.recipes.violation import Violation, divisors, listed
+from slime_swe.recipes.families import FAMILIES, Family, read_config
+from slime_swe.recipes.violation import Violation
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
 
 Rule = Callable[[Recipe], Iterable[Violation]]
@@ -75,22 +76,47 @@ def _why_not(value: Any, hint: Any) -> str:
 
 
 def _unknown_names(recipe: Recipe) -> Iterator[Violation]:
-    """Names of what is kept in a registry, or dotted paths. An empty tool format is how the family writes."""
-    names: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
-        "model.architecture.family": (load_family, FAMILIES),
-        "model.tool_format": (lambda name: name and tool_format(name), TOOL_FORMATS),
-    }
-    for key, (load, registry) in names.items():
-        try:
-            load(lookup(recipe, key))
-        except UserError as error:
-            fix = f"it must be one of {', '.join(registry)}, or a dotted path: {error}"
-            yield Violation(key, f"{key}={lookup(recipe, key)!r} is not allowed", fix)
+    """Names of what is kept in a registry, or dotted paths, and the model's shape by the family that is so found."""
+    try:
+        recipe.model.tool_format and tool_format(recipe.model.tool_format)
+    except UserError as error:
+        yield _unknown("model.tool_format", recipe.model.tool_format, TOOL_FORMATS, error)
+    try:
+        family = recipe.model.kind
+    except UserError as error:
+        if recipe.model.family:
+            yield _unknown("model.family", recipe.model.family, FAMILIES, error)
+        else:
+            yield Violation("model.config.model_type", f"model.config: {error}", "or name another model_type")
+    else:
+        yield from _misread(family, recipe.model.config)
+
+
+def _unknown(key: str, value: str, registry: Iterable[str], error: UserError) -> Violation:
+    fix = f"it must be one of {', '.join(registry)}, or a dotted path: {error}"
+    return Violation(key, f"{key}={value!r} is not allowed", fix)
+
+
+def _misread(family: Family, content: Mapping[str, Any]) -> Iterator[Violation]:
+    """A shape that can't be trained, or else keys that say nothing of it, each with the nearest that does."""
+    try:
+        _, config = read_config(family, content)
+    except UserError as error:
+        yield Violation("model.config", f"model.config: {error}", "change it, or take another model")
+        return
+    for key in config.unread():
+        near = get_close_matches(key, config.values, n=1)
+        fix = f"did you mean model.config.{near[0]}?" if near else "leave it out"
+        yield Violation(f"model.config.{key}", f"model.config.{key} is not a part of the shape that is read", fix)
 
 
 def lookup(recipe: Recipe, key: str) -> Any:
-    """The value at a dotted key."""
-    return reduce(getattr, key.split("."), recipe)
+    """The value at a dotted key; None where a mapping has no such key."""
+    return reduce(_inner, key.split("."), recipe)
+
+
+def _inner(found: Any, name: str) -> Any:
+    return found.get(name) if isinstance(found, Mapping) else getattr(found, name)
 
 
 def against(recipe: Recipe) -> Callable[[str, str, str], Violation]:
@@ -116,28 +142,10 @@ def not_fixed(recipe: Recipe, rules: Iterable[Fixed]) -> Iterator[Violation]:
             yield Violation(key, f"{key}={lookup(recipe, key)!r} is not allowed", f"it must be {shown}: {why}")
 
 
-def shape(recipe: Recipe) -> Iterator[Violation]:
-    """The parts of an architecture that its family decides, and those that decide each other."""
-    no, model, before = against(recipe), recipe.model.architecture, "model.architecture."
-    family = load_family(model.family)
-    for name, value in {"qkv_bias": family.qkv_bias, "qk_norm": family.qk_norm}.items():
-        if getattr(model, name) != value:
-            yield no(f"{before}{name}", f"is what {model.family} models don't have", f"set it to {_shown(value)}")
-    if model.heads % model.kv_heads:
-        fix = f"use {listed(divisors(model.heads))}"
-        yield no(f"{before}kv_heads", f"does not divide heads={model.heads}", fix)
-    sizes = f"with experts_per_token={model.experts_per_token} and expert_ffn={model.expert_ffn}"
-    if not family.expert_keys and (model.experts or model.experts_per_token or model.expert_ffn):
-        yield no(f"{before}experts", f"{sizes}, but {model.family} models have no experts", "set all three to 0")
-    elif family.expert_keys and not (0 < model.experts_per_token <= model.experts and model.expert_ffn):
-        fix = "give all three, experts_per_token not more than experts"
-        yield no(f"{before}experts", f"{sizes} make no mixture", fix)
-
-
 def lengths(recipe: Recipe) -> Iterator[Violation]:
     """The trainer packs whole episodes, and the model has positions for so many tokens."""
     no, rollout, parallel = against(recipe), recipe.rollout, recipe.parallel
-    context, most = rollout.max_context, recipe.model.architecture.max_context
+    context, most = rollout.max_context, recipe.model.shape.max_context
     if rollout.max_response >= context:
         why = f"leaves no room for a prompt in rollout.max_context={context}"
         yield no("rollout.max_response", why, "make max_context larger")
@@ -146,7 +154,7 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
         fix = f"raise max_tokens_per_gpu to {-(-context // parallel.cp)}, or cp"
         yield no("parallel.max_tokens_per_gpu", why, fix)
     if context > most:
-        why = f"is more than the model was made for, model.architecture.max_context={most}"
+        why = f"is more than the model was made for, {most} tokens"
         yield no("rollout.max_context", why, "make it smaller")
 
 
@@ -164,4 +172,4 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
         yield no("algorithm.tis_clip_low", why, "make it smaller")
 
 
-RULES: tuple[Rule, ...] = (shape, lengths, amounts)
+RULES: tuple[Rule, ...] = (lengths, amounts)

@@ -20,7 +20,6 @@ from typing import Any
 
 from slime_swe.recipes.base import (
     Algorithm,
-    Architecture,
     Cluster,
     Data,
     Model,
@@ -52,7 +51,7 @@ SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"
 RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)
 
 
-def gpu_recipe(checkpoint: str, architecture: Architecture, tool_format: str = "", **parts: Any) -> Recipe:
+def gpu_recipe(checkpoint: str, config: dict[str, Any], tool_format: str = "", **parts: Any) -> Recipe:
     """A recipe for SLiME: `parts` of `Recipe`, and those above for all that they leave out."""
     shared = {
         "engine": "slime",
@@ -66,4 +65,4 @@ def gpu_recipe(checkpoint: str, architecture: Architecture, tool_format: str = "
         "optimizer": ADAMW,
         "run": RUN,
     }
-    return Recipe(model=Model(checkpoint, architecture, tool_format), **{**shared, **parts})
+    return Recipe(model=Model(checkpoint, config, tool_format=tool_format), **{**shared, **parts})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Architecture, Parallel, Recipe
+from slime_swe.recipes.base import Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import ROLLOUT, SERVING, gpu_recipe
 
 
@@ -20,22 +20,19 @@ def recipe() -> Recipe:
         name="qwen25_coder_1_5b",
         description="Qwen2.5-Coder-1.5B-Instruct, 16k context, GRPO",
         checkpoint="Qwen/Qwen2.5-Coder-1.5B-Instruct",
-        architecture=Architecture(
-            family="qwen2",
-            layers=28,
-            hidden=1536,
-            ffn=8960,
-            heads=12,
-            kv_heads=2,
-            head_dim=128,
-            vocab=151936,
-            tied=True,
-            rope_theta=1e6,
-            rms_eps=1e-6,
-            qkv_bias=True,
-            qk_norm=False,
-            max_context=32768,
-        ),
+        config={
+            "model_type": "qwen2",
+            "num_hidden_layers": 28,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+            "rope_theta": 1000000.0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+        },
         parallel=Parallel(tp=1, max_tokens_per_gpu=16384, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=1),
         rollout=replace(ROLLOUT, max_turns=30, max_context=16384, time_budget=600.0),

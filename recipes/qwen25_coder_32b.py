@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Architecture, Parallel, Recipe
+from slime_swe.recipes.base import Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import H100_NODE, ROLLOUT, SERVING, gpu_recipe
 
 
@@ -23,22 +23,19 @@ def recipe() -> Recipe:
         name="qwen25_coder_32b",
         description="Qwen2.5-Coder-32B-Instruct, 32k context, GRPO",
         checkpoint="Qwen/Qwen2.5-Coder-32B-Instruct",
-        architecture=Architecture(
-            family="qwen2",
-            layers=64,
-            hidden=5120,
-            ffn=27648,
-            heads=40,
-            kv_heads=8,
-            head_dim=128,
-            vocab=152064,
-            tied=False,
-            rope_theta=1e6,
-            rms_eps=1e-6,
-            qkv_bias=True,
-            qk_norm=False,
-            max_context=32768,
-        ),
+        config={
+            "model_type": "qwen2",
+            "num_hidden_layers": 64,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+            "rope_theta": 1000000.0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+        },
         hardware="4 nodes of 8 x H100-80GB",
         cluster=replace(H100_NODE, nodes=4),
         parallel=Parallel(tp=8, cp=2, max_tokens_per_gpu=16384, recompute="full"),

@@ -10,7 +10,7 @@ been run on GPUs.
 
 from __future__ import annotations
 
-from slime_swe.recipes.base import Architecture, Recipe
+from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpu_defaults import gpu_recipe
 
 
@@ -19,20 +19,17 @@ def recipe() -> Recipe:
         name="qwen25_coder_7b",
         description="Qwen2.5-Coder-7B-Instruct, 32k context, GRPO",
         checkpoint="Qwen/Qwen2.5-Coder-7B-Instruct",
-        architecture=Architecture(
-            family="qwen2",
-            layers=28,
-            hidden=3584,
-            ffn=18944,
-            heads=28,
-            kv_heads=4,
-            head_dim=128,
-            vocab=152064,
-            tied=False,
-            rope_theta=1e6,
-            rms_eps=1e-6,
-            qkv_bias=True,
-            qk_norm=False,
-            max_context=32768,
-        ),
+        config={
+            "model_type": "qwen2",
+            "num_hidden_layers": 28,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+            "rope_theta": 1000000.0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+        },
     )

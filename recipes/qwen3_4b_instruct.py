@@ -9,7 +9,7 @@ What to expect: no score is promised, and this recipe has not been run on GPUs.
 
 from __future__ import annotations
 
-from slime_swe.recipes.base import Architecture, Recipe
+from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpu_defaults import gpu_recipe
 
 
@@ -18,20 +18,18 @@ def recipe() -> Recipe:
         name="qwen3_4b_instruct",
         description="Qwen3-4B-Instruct-2507, 32k context, GRPO",
         checkpoint="Qwen/Qwen3-4B-Instruct-2507",
-        architecture=Architecture(
-            family="qwen3",
-            layers=36,
-            hidden=2560,
-            ffn=9728,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            vocab=151936,
-            tied=True,
-            rope_theta=5e6,
-            rms_eps=1e-6,
-            qkv_bias=False,
-            qk_norm=True,
-            max_context=262144,
-        ),
+        config={
+            "model_type": "qwen3",
+            "num_hidden_layers": 36,
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+            "rope_theta": 5000000,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262144,
+        },
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Architecture, Parallel, Recipe
+from slime_swe.recipes.base import Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, ROLLOUT, SERVING, gpu_recipe
 
 
@@ -27,25 +27,24 @@ def recipe() -> Recipe:
         name="qwen3_coder_30b_a3b",
         description="Qwen3-Coder-30B-A3B-Instruct, 64k context, GSPO with routing replay",
         checkpoint="Qwen/Qwen3-Coder-30B-A3B-Instruct",
-        architecture=Architecture(
-            family="qwen3_moe",
-            layers=48,
-            hidden=2048,
-            ffn=5472,
-            heads=32,
-            kv_heads=4,
-            head_dim=128,
-            vocab=151936,
-            tied=False,
-            rope_theta=1e7,
-            rms_eps=1e-6,
-            qkv_bias=False,
-            qk_norm=True,
-            max_context=262144,
-            experts=128,
-            experts_per_token=8,
-            expert_ffn=768,
-        ),
+        config={
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "intermediate_size": 5472,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "vocab_size": 151936,
+            "tie_word_embeddings": False,
+            "rope_theta": 10000000,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262144,
+            "norm_topk_prob": True,
+        },
         tool_format="qwen3_coder",
         parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=4, ep=4, concurrency=128),

@@ -13,7 +13,7 @@ from math import prod
 
 from slime_swe.recipes.base import Recipe, Run
 from slime_swe.recipes.checks import against, lookup
-from slime_swe.recipes.families import load_family
+from slime_swe.recipes.layout import ONE_SERVER, Cut, SglangEngine, legal_sizes
 from slime_swe.recipes.violation import Violation, divisors, listed
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
@@ -29,24 +29,16 @@ def violations(recipe: Recipe) -> Iterator[Violation]:
 
 
 def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
-    """How Megatron cuts a model: heads, feed-forward width, layers, experts, and a sequence of fixed length."""
-    no, model, parallel = against(recipe), recipe.model.architecture, recipe.parallel
-    if not model.splits_heads(parallel.tp):
-        heads = f"{model.heads} attention heads and {model.kv_heads} KV heads"
-        yield no("parallel.tp", f"can't share out {heads}", f"use {listed(model.head_splits)}")
-    way, name = ("etp", "expert_ffn") if model.experts else ("tp", "ffn")
-    width = getattr(model, name)
-    if width % getattr(parallel, way):
-        fix = f"use {listed(divisors(width, 64))}"
-        yield no(f"parallel.{way}", f"does not divide model.architecture.{name}={width}", fix)
-    if model.layers % parallel.pp:
-        why = f"does not divide the {model.layers} layers (model.architecture.layers)"
-        yield no("parallel.pp", why, f"use {listed(divisors(model.layers))}")
-    if model.experts % parallel.ep:
-        why = f"does not divide the {model.experts} experts (model.architecture.experts)"
-        yield no("parallel.ep", why, f"use {listed(divisors(model.experts))}")
+    """How Megatron cuts a model: parts of a layer, layers, experts, and a sequence of fixed length."""
+    no, shape, parallel = against(recipe), recipe.model.shape, recipe.parallel
+    for way in ("tp", "ep", "etp"):
+        cuts = shape.trainer_cuts(way)
+        if wrong := [cut.what for cut in cuts if not cut.allows(getattr(parallel, way))]:
+            yield no(f"parallel.{way}", f"can't share out {' and '.join(wrong)}", f"use {listed(legal_sizes(cuts))}")
+    if (layers := len(shape.layers)) % parallel.pp:
+        yield no("parallel.pp", f"does not divide the {layers} layers", f"use {listed(divisors(layers))}")
     for key in ("parallel.ep", "parallel.etp", "serving.ep"):
-        if not model.experts and lookup(recipe, key) > 1:
+        if not shape.experts and lookup(recipe, key) > 1:
             yield no(key, "splits experts, and the model has no experts", "use 1")
     if parallel.cp > 1 and MEGATRON_LENGTH % (2 * parallel.cp):
         why = f"is not a power of 2: Megatron wants 2 x cp to divide its --seq-length {MEGATRON_LENGTH}"
@@ -57,7 +49,7 @@ def trainer_groups(recipe: Recipe) -> Iterator[Violation]:
     """tp x pp x cp GPUs hold one copy of the model, and as many etp x ep x pp GPUs one of the experts, whose
     data-parallel groups differ from the others'. Each copy of the model gets as many of a step's episodes."""
     cluster, rollout, steps = recipe.cluster, recipe.rollout, recipe.algorithm.steps_per_rollout
-    for ways in (("tp", "pp", "cp"), ("etp", "ep", "pp") if recipe.model.architecture.experts else ()):
+    for ways in (("tp", "pp", "cp"), ("etp", "ep", "pp") if recipe.model.shape.experts else ()):
         sizes = {f"parallel.{way}": int(getattr(recipe.parallel, way)) for way in ways}
         group = prod(sizes.values())
         if cluster.train_gpus % group:
@@ -105,9 +97,9 @@ def placement(recipe: Recipe) -> Iterator[Violation]:
 
 
 def engine_sizes(recipe: Recipe) -> Iterator[Violation]:
-    """Engines fill their GPUs, and each lies within one node or takes whole nodes; it shares out attention heads,
-    feed-forward width (of a mixture that of one expert) and the padded vocabulary."""
-    no, cluster, serving, model = against(recipe), recipe.cluster, recipe.serving, recipe.model.architecture
+    """Engines fill their GPUs, and each lies within one node or takes whole nodes; it shares out parts of layers, of
+    which attention is each GPU's own with `dp_attention`, and the padded vocabulary."""
+    no, cluster, serving, shape = against(recipe), recipe.cluster, recipe.serving, recipe.model.shape
     key, size, node = "serving.gpus_per_engine", serving.gpus_per_engine, cluster.gpus_per_node
     if serving.external_engines:
         pass
@@ -120,31 +112,32 @@ def engine_sizes(recipe: Recipe) -> Iterator[Violation]:
     elif node and node % size and size % node:
         why = f"neither divides nor is a multiple of cluster.gpus_per_node={node}"
         yield no(key, why, f"use {listed(divisors(node))}, or whole nodes")
-    if size and not serving.dp_attention and not model.splits_heads(size):
-        heads = f"{model.heads} attention heads and {model.kv_heads} KV heads"
-        yield no(key, f"can't share out {heads}", f"use {listed(model.head_splits)}")
-    vocab = -(-model.vocab // VOCAB_BLOCK) * VOCAB_BLOCK
-    name, shared = ("expert_ffn", max(1, size // serving.ep)) if model.experts else ("ffn", size)
-    width = getattr(model, name)
-    if size and (width % shared or vocab % size):
-        what = f"model.architecture.{name}={width}" if width % shared else f"the {vocab} rows of the padded vocabulary"
-        legal = listed(way for way in model.head_splits if width % way == 0 and vocab % way == 0)
-        yield no(key, f"can't share out {what}", f"use {legal}")
+    if size:
+        vocab = -(-shape.vocab // VOCAB_BLOCK) * VOCAB_BLOCK
+        attention = () if serving.dp_attention else shape.engine_cuts("attention")
+        rows = Cut("gpus", f"the {vocab} rows of the padded vocabulary", vocab)
+        whole = (*attention, *shape.engine_cuts("gpus"), rows)
+        expert = shape.engine_cuts("expert")
+        wrong = [cut.what for cut in whole if not cut.allows(size)]
+        wrong += [cut.what for cut in expert if not cut.allows(max(1, size // serving.ep))]
+        if wrong:
+            yield no(key, f"can't share out {' and '.join(wrong)}", f"use {listed(legal_sizes((*whole, *expert)))}")
 
 
 def engine_experts(recipe: Recipe) -> Iterator[Violation]:
     """Expert parallelism divides an engine, and what is left of it splits each expert. With `dp_attention` each GPU
     keeps all heads of its own requests."""
-    no, serving, model = against(recipe), recipe.serving, recipe.model.architecture
+    no, serving, shape = against(recipe), recipe.serving, recipe.model.shape
     size = serving.gpus_per_engine
-    if model.experts and (size % serving.ep or model.experts % serving.ep):
-        why = f"must divide both serving.gpus_per_engine={size} and the {model.experts} experts"
-        legal = [way for way in divisors(size or 1) if model.experts % way == 0]
+    if shape.experts and (size % serving.ep or shape.experts % serving.ep):
+        why = f"must divide both serving.gpus_per_engine={size} and the {shape.experts} experts"
+        legal = [way for way in divisors(size or 1) if shape.experts % way == 0]
         yield no("serving.ep", why, f"use {listed(legal)}")
-    if serving.dp_attention and not load_family(model.family).dp_attention:
-        yield no("serving.dp_attention", f"is not there for {model.family} models", "set it to false")
-    elif serving.dp_attention and 0 < size <= model.kv_heads:
-        why = f"saves nothing: serving.gpus_per_engine={size} GPUs share {model.kv_heads} KV heads without copies"
+    if serving.dp_attention and not recipe.model.kind.dp_attention:
+        why = f"is not there for {recipe.model.config['model_type']} models"
+        yield no("serving.dp_attention", why, "set it to false")
+    elif serving.dp_attention and size and shape.cache(SglangEngine(size)) * size <= shape.cache(ONE_SERVER):
+        why = f"saves nothing: serving.gpus_per_engine={size} GPUs share the cache of a token without copies"
         yield no("serving.dp_attention", why, "set it to false")
 
 
@@ -174,7 +167,7 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
             fix = f"set {name} to 0, or use reduction=trajectory"
             yield no(f"algorithm.{name}", f"{why}not be weighed against each other", fix)
     key = "algorithm.routing_replay"
-    if algorithm.routing_replay != "none" and not recipe.model.architecture.experts:
+    if algorithm.routing_replay != "none" and not recipe.model.shape.experts:
         yield no(key, "replays routes, but the model has no experts to route to", "use none")
     elif algorithm.routing_replay == "train" and algorithm.rollout_logprobs:
         why = "records routes in the log-probability pass, which algorithm.rollout_logprobs=true leaves out"

@@ -13,8 +13,9 @@ from slime_swe.launch.args import checkpoint_path, converted_folder
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.engines import Engine, engine_of
-from slime_swe.launch.plan.formulae import GIB, WEIGHT_BYTES, checkpoint_bytes
+from slime_swe.launch.plan.formulae import GIB, checkpoint_bytes
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.layers import WEIGHT_BYTES
 
 LEAST_SHARED = GIB  # Docker's own default of 64 MiB breaks NCCL and Ray
 USUAL_SHARED = 16 * GIB  # what SLiME runs its own containers with
@@ -93,7 +94,7 @@ def _shared_memory() -> Finding:
 def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """A checkpoint is written before the one before it can go, so two must fit."""
     folder = Path(recipe.run.dir)
-    shape, engine = recipe.model.architecture, engine_of(recipe)
+    shape, engine = recipe.model.shape, engine_of(recipe)
     one = checkpoint_bytes(shape) + WEIGHT_BYTES * shape.parameters  # the second in Hugging Face format
     count, refusal = engine.checkpoints(recipe), unwritable(folder)
     if refusal:
@@ -145,7 +146,7 @@ def check_model_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     if refusal:
         yield failure("model folder", refusal, "give another model.folder, or convert the checkpoint elsewhere")
         return
-    needed = len(missing) * WEIGHT_BYTES * recipe.model.architecture.parameters
+    needed = len(missing) * WEIGHT_BYTES * recipe.model.shape.parameters
     free = free_bytes(folder)
     if free < needed:
         found = f"{size(free)} free in {folder}; {' and '.join(map(str, missing))} will take {size(needed)}"

@@ -20,7 +20,6 @@ from slime_swe.launch.slime.manifest import split, to_argv
 from slime_swe.launch.slime.paths import TRACKER
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.families import tool_format_of
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
@@ -59,8 +58,8 @@ def _shape(recipe: Recipe, folder: Path) -> Iterator[Finding]:
     for violation in wrong:
         yield failure("architecture", violation.message, violation.fix)
     if not wrong:
-        shape = recipe.model.architecture
-        yield ok("architecture", f"{shape.family}, {shape.parameters / 1e9:.3g} B weights, as the recipe states")
+        kind, weights = recipe.model.config["model_type"], recipe.model.shape.parameters
+        yield ok("architecture", f"{kind}, {weights / 1e9:.3g} B weights, as the recipe states")
 
 
 def _weights(folder: Path) -> Finding:
@@ -99,8 +98,8 @@ def conversion(recipe: Recipe) -> str:
     """Lines for a shell. Several processes share the layers by pipeline, so that each holds a part of them."""
     model, checkouts = recipe.model, Checkouts.find()
     folder = checkpoint_path(model.checkpoint, model.folder)
-    processes = 1 if 2 * model.architecture.parameters <= ONE_GPU else max(1, recipe.cluster.gpus_per_node)
-    shape = to_argv(model_section(model.architecture, recipe.parallel.tp))
+    processes = 1 if 2 * model.shape.parameters <= ONE_GPU else max(1, recipe.cluster.gpus_per_node)
+    shape = to_argv(model_section(model.shape, recipe.parallel.tp))
     flags = [shlex.join([name, *values]) for name, values in split(shape)]
     return continued(
         f"cd {shlex.quote(str(checkouts.slime))} &&",
@@ -163,7 +162,7 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield failure("chat template", str(error), fix)
     else:
         yield ok("chat template", "each turn's increment is proven exact")
-    yield _tool_calls(load_tokenizer(folder), tool_format_of(recipe.model))
+    yield _tool_calls(load_tokenizer(folder), recipe.model.tool_calls)
 
 
 def _tool_calls(tokenizer: Any, written: str) -> Finding:

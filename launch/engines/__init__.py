@@ -115,7 +115,7 @@ WITHOUT_GPUS: tuple[Fixed, ...] = (  # what the engines leave out that serve by 
     *only(0, _NO_GPUS, "cluster.gpus_per_node", "cluster.rollout_gpus", "serving.gpus_per_engine"),
     *only("", _NO_GPUS, "cluster.gpu"),
     *only(False, _NO_GPUS, "serving.dp_attention"),
-    *only("qwen2", _DENSE, "model.architecture.family"),
+    *only("qwen2", _DENSE, "model.config.model_type"),
     *only("none", _DENSE, "algorithm.routing_replay"),
     *only("none", _SMALL, "parallel.recompute"),
     *only(False, _SMALL, "optimizer.cpu_offload"),

@@ -1,6 +1,7 @@
 """Bytes of the trainer's lasting tensors on one GPU and in one machine's memory. Pure arithmetic.
 
-The rest of the arithmetic is in `activations.py`, `serving.py` and `roofline.py`. Invariants, which tests hold:
+What a layer holds, its parts know (`recipes/layers/`); here they are added up. The rest of the arithmetic is in
+`activations.py`, `serving.py` and `roofline.py`. Invariants, which tests hold:
 
 - what the GPUs hold of the weights adds up to the model, what is replicated counted once;
 - no size grows when a parallel size grows and the GPUs do so with it;
@@ -10,61 +11,20 @@ The rest of the arithmetic is in `activations.py`, `serving.py` and `roofline.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log
 
-from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.layers import WEIGHT_BYTES
+from slime_swe.recipes.layout import Layout, Shard
+from slime_swe.recipes.shape import Shape, summed
 
 GIB = 2**30
 
-WEIGHT_BYTES = 2  # bf16
 GRADIENT_BYTES = 4  # fp32: --accumulate-allreduce-grads-in-fp32
 STATE_BYTES = 12  # fp32 master weight and AdamW's two moments
 
 PINNED_ROUNDING = 2 * log(2)
 """PyTorch rounds a pinned allocation up to a power of two. Of sizes spread evenly on a logarithmic scale, the blocks
 add up to 2 ln 2 = 1.39 times what was asked for."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the trainer's GPUs are grouped: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
-
-    gpus: int
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-
-    @property
-    def dp(self) -> int:
-        """Copies of the model that see different episodes."""
-        return self.gpus // (self.tp * self.pp * self.cp)
-
-    @property
-    def edp(self) -> int:
-        """Copies of each expert."""
-        return self.gpus // (self.etp * self.ep * self.pp)
-
-    def is_whole(self, architecture: Architecture) -> bool:
-        """Whether the sizes divide what they must for any of the numbers here to mean something."""
-        sizes = (self.gpus, self.tp, self.pp, self.cp, self.ep, self.etp)
-        if min(sizes) < 1 or self.gpus % (self.tp * self.pp * self.cp) or architecture.layers % self.pp:
-            return False
-        return not architecture.experts or self.gpus % (self.etp * self.ep * self.pp) == 0
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Parameters that one GPU holds, of experts and of all else."""
-
-    dense: float
-    expert: float
-
-    @property
-    def parameters(self) -> float:
-        return self.dense + self.expert
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -75,35 +35,18 @@ def padded_vocab(vocab: int, tp: int) -> int:
     return ceil(vocab / (128 * tp)) * 128 * tp
 
 
-def shard(architecture: Architecture, layout: Layout, stage: int) -> Shard:
+def shard(shape: Shape, layout: Layout, stage: int) -> Shard:
     """What one GPU of pipeline stage `stage` (from 0) holds.
 
-    Norms and routers are on every GPU of a tensor-parallel group. The first stage has the embedding table, the last one
-    the output projection: a copy of the table if they are tied and there are several stages, the table itself if there
-    is one. Source: Megatron-LM `core/models/gpt/gpt_model.py`.
+    The first stage has the embedding table, the last one the output projection: a copy of the table if they are tied
+    and there are several stages, the table itself if there is one. Source: Megatron-LM `core/models/gpt/gpt_model.py`.
     """
-    layers = architecture.layers // layout.pp
+    layers = shape.stage(stage, layout.pp)
     first, last = stage == 0, stage == layout.pp - 1
-    table = padded_vocab(architecture.vocab, layout.tp) * architecture.hidden / layout.tp
-    tables = first + (last and not (first and architecture.tied))
-    dense = layers * _dense_layer(architecture, layout.tp) + tables * table + last * architecture.hidden
-    return Shard(dense=dense, expert=layers * expert_parameters(architecture) / (layout.ep * layout.etp))
-
-
-def expert_parameters(architecture: Architecture) -> int:
-    """Weights of all experts of one layer."""
-    return 3 * architecture.hidden * architecture.expert_ffn * architecture.experts
-
-
-def _dense_layer(architecture: Architecture, tp: int) -> float:
-    """Parameters of one layer, its experts left out, on one GPU of a tensor-parallel group."""
-    queries = architecture.heads * architecture.head_dim / tp
-    keys = architecture.kv_heads * architecture.head_dim / min(tp, architecture.kv_heads)
-    attention = architecture.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys) * architecture.qkv_bias
-    feed_forward = 0 if architecture.experts else 3 * architecture.hidden * architecture.ffn / tp
-    router = architecture.hidden * architecture.experts
-    norms = 2 * architecture.hidden + 2 * architecture.head_dim * architecture.qk_norm
-    return attention + feed_forward + router + norms
+    table = padded_vocab(shape.vocab, layout.tp) * shape.hidden / layout.tp
+    tables = first + (last and not (first and shape.tied))
+    dense = summed(layers, lambda part: part.shard(layout).dense) + tables * table + last * shape.hidden
+    return Shard(dense=dense, expert=summed(layers, lambda part: part.shard(layout).expert))
 
 
 def weight_bytes(held: Shard) -> float:
@@ -157,20 +100,16 @@ def host_weight_bytes(held: Shard, *, reference: bool) -> float:
     return WEIGHT_BYTES * held.parameters * PINNED_ROUNDING * (2 if reference else 1)
 
 
-def sync_buffer_bytes(architecture: Architecture, buffer: int) -> float:
+def sync_buffer_bytes(shape: Shape, buffer: int) -> float:
     """GPU memory of one step of SLiME's weight synchronisation.
 
     A bucket is at most `buffer` bytes or one whole tensor, of which the embedding table is the largest; it is there
     three times: as gathered parts, joined, and flattened for the server. Source: SLiME
     `update_weight/hf_weight_iterator_direct.py` and `update_weight_from_tensor.py`.
     """
-    largest = WEIGHT_BYTES * max(
-        architecture.vocab * architecture.hidden,
-        0 if architecture.experts else 2 * architecture.hidden * architecture.ffn,
-    )
-    return 3.0 * max(buffer, largest)
+    return 3.0 * max(buffer, WEIGHT_BYTES * shape.table)
 
 
-def checkpoint_bytes(architecture: Architecture) -> float:
+def checkpoint_bytes(shape: Shape) -> float:
     """One checkpoint on disk: weights and optimizer states."""
-    return (WEIGHT_BYTES + STATE_BYTES) * architecture.parameters
+    return (WEIGHT_BYTES + STATE_BYTES) * shape.parameters

@@ -6,11 +6,12 @@ import math
 
 from slime_swe.launch.plan import activations, formulae, serving
 from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.formulae import GIB, Layout
+from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.result import Budget, Component
-from slime_swe.launch.plan.serving import SglangEngine
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.layers import WEIGHT_BYTES
+from slime_swe.recipes.layout import Layout, SglangEngine
 from slime_swe.rollout.sandbox.pool import make_backend
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
@@ -37,12 +38,12 @@ def cache_pool(recipe: Recipe) -> float:
     Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
     """
     static = recipe.serving.mem_fraction * _gpu_bytes(recipe)
-    return static - serving.weight_bytes(recipe.model.architecture, sglang_engine(recipe))
+    return static - serving.weight_bytes(recipe.model.shape, sglang_engine(recipe))
 
 
 def cache_tokens(recipe: Recipe) -> int:
     """Tokens that one engine's KV cache holds."""
-    return serving.capacity(recipe.model.architecture, sglang_engine(recipe), cache_pool(recipe))
+    return serving.capacity(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
 
 
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
@@ -65,7 +66,7 @@ def _stage(recipe: Recipe, assumed: Assumptions, stage: int) -> Budget:
 
 def _lasting(recipe: Recipe, stage: int) -> list[Component]:
     layout, offload = layout_of(recipe), recipe.optimizer.cpu_offload
-    held = formulae.shard(recipe.model.architecture, layout, stage)
+    held = formulae.shard(recipe.model.shape, layout, stage)
     states = "in the machine's memory" if offload else f"fp32, shared by {gpus(layout.dp * layout.cp)}"
     if held.expert and not offload:
         states += f", experts by {layout.edp}"
@@ -78,12 +79,12 @@ def _lasting(recipe: Recipe, stage: int) -> list[Component]:
 
 def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component]:
     """Activations that are kept, and the larger of what the loss and one layer's backward pass need for a moment."""
-    model, layout, parallel = recipe.model.architecture, layout_of(recipe), recipe.parallel
+    model, layout, parallel = recipe.model.shape, layout_of(recipe), recipe.parallel
     tokens, recompute = parallel.max_tokens_per_gpu, parallel.recompute
     kept = activations.saved_bytes(
         model, layout, tokens, recompute=recompute, stage=stage, in_flight=layout.pp - stage, skew=assumed.skew
     )
-    work = activations.workspace_bytes(model, layout, tokens, recompute=recompute, skew=assumed.skew)
+    work = activations.workspace_bytes(model, layout, tokens, recompute=recompute, stage=stage, skew=assumed.skew)
     peak = Component("one layer's backward pass", work, f"{tokens} tokens")
     if stage == layout.pp - 1:
         entropy, scaled = recipe.algorithm.entropy_coef != 0, recipe.rollout.temperature != 1
@@ -111,18 +112,18 @@ def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _served_weights(recipe: Recipe) -> Component:
     engine = sglang_engine(recipe)
-    held = serving.weight_bytes(recipe.model.architecture, engine)
+    held = serving.weight_bytes(recipe.model.shape, engine)
     return Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine")
 
 
 def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
-    needed = serving.runtime_bytes(recipe.model.architecture, sglang_engine(recipe), int(assumed.prefill_chunk))
+    needed = serving.runtime_bytes(recipe.model.shape, sglang_engine(recipe), int(assumed.prefill_chunk))
     return Component("CUDA graphs and workspace", needed, f"prefill of {assumed.prefill_chunk:.0f} tokens")
 
 
 def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Co-located, the server has its weights but no cache yet; else the trainer has all that lasts."""
-    buffers = formulae.sync_buffer_bytes(recipe.model.architecture, SYNC_BUFFER)
+    buffers = formulae.sync_buffer_bytes(recipe.model.shape, SYNC_BUFFER)
     parts = [Component("buffers", buffers, "three times the largest tensor or 512 MiB")]
     if recipe.cluster.colocate:
         parts += [_served_weights(recipe), _runtime(recipe, assumed)]
@@ -137,7 +138,7 @@ def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
 def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Memory of the machine that the rollout manager runs on: sandboxes of the backend `local` and of containers do so
     too, of `ray:BACKEND` its share of them. Each of its GPUs is charged as the fullest stage is."""
-    model, layout, count = recipe.model.architecture, layout_of(recipe), recipe.cluster.gpus_per_node
+    model, layout, count = recipe.model.shape, layout_of(recipe), recipe.cluster.gpus_per_node
     offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
     held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
@@ -155,11 +156,11 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
     """One node's disk, if all lies there: images of one rollout's tasks, the model twice, one checkpoint."""
-    model = recipe.model.architecture
+    model = recipe.model.shape
     tasks = recipe.rollout.batch_size if holds_images(recipe) else 0
     parts = (
         Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
-        Component("model", 2 * formulae.WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
+        Component("model", 2 * WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
         Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)

@@ -73,7 +73,7 @@ def hardware(recipe: Recipe) -> str:
 
 def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
     """An engine on CPUs: what its lasting tensors take at least, and no roofline worth the name."""
-    parameters = recipe.model.architecture.parameters
+    parameters = recipe.model.shape.parameters
     parts = (
         Component("weights, gradients, moments", float(TRAINED_ON_CPU * parameters), "fp32, activations come on top"),
         Component("processes", EMBEDDED_GIB * GIB, "Python, PyTorch"),
@@ -113,7 +113,7 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
     )
     wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
     cost = f"cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else "for their cost give cluster.gpu_hour_price"
-    size = formulae.checkpoint_bytes(recipe.model.architecture) / GIB
+    size = formulae.checkpoint_bytes(recipe.model.shape) / GIB
     yield (
         f"the whole run: {run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
         f"{run.num_rollouts // run.save_interval} checkpoints of {size:.0f} GiB where run.dir lies"

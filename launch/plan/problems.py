@@ -59,7 +59,9 @@ def is_countable(recipe: Recipe) -> bool:
 
 
 def _divides(recipe: Recipe) -> bool:
-    return recipe.cluster.gpu in GPUS and layout_of(recipe).is_whole(recipe.model.architecture)
+    return recipe.cluster.gpu in GPUS and layout_of(recipe).is_whole(
+        len(recipe.model.shape.layers), experts=bool(recipe.model.shape.experts)
+    )
 
 
 def overruns(recipe: Recipe, budgets: tuple[Budget, ...]) -> Problems:
@@ -102,7 +104,7 @@ def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
 
 def _cache(recipe: Recipe, budget: Budget) -> Violation:
     held, most, fraction = cache_tokens(recipe), recipe.rollout.max_context, recipe.serving.mem_fraction
-    weights = serving.weight_bytes(recipe.model.architecture, sglang_engine(recipe)) / GIB
+    weights = serving.weight_bytes(recipe.model.shape, sglang_engine(recipe)) / GIB
     return Violation(
         "serving.mem_fraction" if fraction < 0.8 else "serving.gpus_per_engine",
         f"an episode of rollout.max_context={most} tokens does not fit an engine's KV cache of {held}: "
@@ -227,7 +229,7 @@ def _step(key: str, old: Any, new: Any) -> float:
 
 
 def _expert_sizes(recipe: Recipe) -> tuple[int, ...]:
-    return (*SIZES, 16, 32) if recipe.model.architecture.experts else (1,)
+    return (*SIZES, 16, 32) if recipe.model.shape.experts else (1,)
 
 
 def _budgets_of_tokens(recipe: Recipe) -> Iterator[int]:
@@ -238,7 +240,7 @@ def _budgets_of_tokens(recipe: Recipe) -> Iterator[int]:
 
 def _contexts(recipe: Recipe) -> tuple[int, ...]:
     """What the model was made for, where more is asked of it."""
-    most = recipe.model.architecture.max_context
+    most = recipe.model.shape.max_context
     return (most,) if recipe.rollout.max_context > most else ()
 
 
@@ -248,7 +250,7 @@ MOVES: dict[str, Callable[[Recipe], Any]] = {
     "parallel.pp": lambda recipe: SIZES,
     "parallel.cp": lambda recipe: SIZES,
     "parallel.ep": _expert_sizes,
-    "parallel.etp": lambda recipe: (1, 2, 4) if recipe.model.architecture.experts else (1,),
+    "parallel.etp": lambda recipe: (1, 2, 4) if recipe.model.shape.experts else (1,),
     "parallel.recompute": lambda recipe: ("selective", "full"),
     "parallel.max_tokens_per_gpu": _budgets_of_tokens,
     "optimizer.cpu_offload": lambda recipe: (True, False),

@@ -263,7 +263,7 @@ def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) ->
     """Seconds of one token of a call."""
     gpu = GPUS[recipe.cluster.gpu]
     return serving.decode_seconds(
-        recipe.model.architecture,
+        recipe.model.shape,
         sglang_engine(recipe),
         max(calls / engines(recipe), 1.0),
         work.length / 2,
@@ -277,6 +277,6 @@ def _prefill(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -
     """By how much prefill lengthens `_decode`: new tokens of one call delay the decoding of the others on its engine.
     What earlier turns left in the cache is not computed again."""
     new = work.length / work.sampled - 1  # for one that is sampled
-    flops = new * roofline.forward_flops(recipe.model.architecture, work.length)
+    flops = new * roofline.forward_flops(recipe.model.shape, work.length)
     rate = sglang_engine(recipe).gpus * GPUS[recipe.cluster.gpu].flops * 1e12 * assumed.prefill_mfu
     return max(calls / engines(recipe), 1.0) * flops / rate

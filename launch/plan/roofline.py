@@ -6,31 +6,27 @@ TFLOP/s at 8,826 tokens/s on one H100).
 
 from __future__ import annotations
 
-from slime_swe.recipes.architecture import Architecture
+from slime_swe.recipes.layout import ONE_GPU, Layout
+from slime_swe.recipes.shape import Shape
 
 FORWARD, BACKWARD = 1, 2  # in units of one forward pass
 OPTIMIZER_TRAFFIC = 28  # bytes a parameter: master weight, two moments and gradient read, three of them written
 
 
-def matrix_parameters(architecture: Architecture) -> int:
-    """Weights that one token is multiplied with: the active ones, without the look-up of its embedding."""
-    lookup = 0 if architecture.tied else architecture.vocab * architecture.hidden
-    return architecture.active_parameters - lookup
-
-
-def forward_flops(architecture: Architecture, length: float) -> float:
-    """Of one token of a sequence of `length` tokens, on average: two a weight, and causal attention.
+def forward_flops(shape: Shape, length: float, layout: Layout = ONE_GPU) -> float:
+    """Of one token of a sequence of `length` tokens, on average, on all GPUs that compute it: two a weight, without the
+    look-up of its embedding, and attention.
 
     Source: Kaplan et al. 2020, appendix B; Megatron-LM `training/training.py`, `num_floating_point_operations`.
     """
-    attention = 2 * architecture.layers * architecture.heads * architecture.head_dim * length
-    return 2 * matrix_parameters(architecture) + attention
+    layers = shape.total(lambda part: part.copies(layout) * part.flops(length))
+    return layers + 2 * (shape.table + shape.hidden)
 
 
-def train_flops(architecture: Architecture, length: float, recompute: str = "none") -> float:
+def train_flops(shape: Shape, length: float, recompute: str = "none", layout: Layout = ONE_GPU) -> float:
     """Forward and backward of one token; with full recomputation, the forward pass twice: x 4/3."""
     passes = FORWARD + BACKWARD + (FORWARD if recompute == "full" else 0)
-    return passes * forward_flops(architecture, length)
+    return passes * forward_flops(shape, length, layout)
 
 
 def bubble(pp: int, micro_batches: float) -> float:

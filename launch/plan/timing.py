@@ -10,6 +10,7 @@ from slime_swe.launch.plan.result import Phase, Timing
 from slime_swe.launch.plan.rollout import engines, episodes_of, sample_step
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.layers import WEIGHT_BYTES
 
 
 def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
@@ -36,19 +37,19 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
 
 def _training(recipe: Recipe, episodes: int, length: float, assumed: Assumptions) -> tuple[Phase, ...]:
     """The order is kept: training itself first, the engines' new weights last."""
-    model, layout, steps = recipe.model.architecture, layout_of(recipe), recipe.algorithm.steps_per_rollout
+    model, layout, steps = recipe.model.shape, layout_of(recipe), recipe.algorithm.steps_per_rollout
     tokens = episodes * length
     gpu = GPUS[recipe.cluster.gpu]
     mfu = assumed.mfu or (gpu.moe_mfu if model.experts else gpu.mfu)
     rate = layout.gpus * gpu.flops * 1e12 * mfu
     packed = tokens / steps / layout.dp / (layout.cp * recipe.parallel.max_tokens_per_gpu)
     longer = roofline.bubble(layout.pp, packed)
-    trained = longer * tokens * roofline.train_flops(model, length, recipe.parallel.recompute) / rate
+    trained = longer * tokens * roofline.train_flops(model, length, recipe.parallel.recompute, layout) / rate
     forwards = _forward_passes(recipe)
     stepped = "in the machine's memory" if recipe.optimizer.cpu_offload else "on the GPU"
     changed = "states to the machine's memory and back" if recipe.cluster.colocate else ""
-    synchronised = formulae.WEIGHT_BYTES * model.parameters / (assumed.sync_rate * 1e9)
-    evaluated = longer * tokens * forwards * roofline.forward_flops(model, length) / rate
+    synchronised = WEIGHT_BYTES * model.parameters / (assumed.sync_rate * 1e9)
+    evaluated = longer * tokens * forwards * roofline.forward_flops(model, length, layout) / rate
     return (
         Phase("train", trained, f"{tokens / 1e6:.1f} M tokens, MFU {mfu:.0%} assumed"),
         Phase("log-probabilities", evaluated, f"{forwards} forward passes"),
@@ -75,7 +76,7 @@ def _forward_passes(recipe: Recipe) -> int:
 def _optimizer_step(recipe: Recipe, assumed: Assumptions) -> float:
     layout = layout_of(recipe)
     updated = max(
-        formulae.owned(formulae.shard(recipe.model.architecture, layout, stage), layout) for stage in range(layout.pp)
+        formulae.owned(formulae.shard(recipe.model.shape, layout, stage), layout) for stage in range(layout.pp)
     )
     if recipe.optimizer.cpu_offload:
         return roofline.offloaded_step_seconds(
@@ -89,6 +90,6 @@ def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
     if not recipe.cluster.colocate:
         return 0.0
     layout = layout_of(recipe)
-    held = formulae.shard(recipe.model.architecture, layout, 0)
+    held = formulae.shard(recipe.model.shape, layout, 0)
     states = formulae.optimizer_bytes(held, layout, offload=recipe.optimizer.cpu_offload)
     return 2 * (states + formulae.weight_bytes(held)) / (assumed.pcie * 1e9)

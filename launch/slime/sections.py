@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime_swe.errors import UserError
 from slime_swe.launch.args import Attributes, checkpoint_path, converted_folder, shared
 from slime_swe.launch.slime.paths import CHECKPOINTS, EVALUATION, EXPORTS, SETTINGS, WEIGHTS
-from slime_swe.recipes.architecture import Architecture
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.families import load_family
+from slime_swe.recipes.shape import Shape
 
 OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
 LOGITS_CHUNK = 1024  # tokens whose log-probabilities are computed at once, each over the whole vocabulary
@@ -47,7 +45,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
             "colocate": cluster.colocate,
             **({"rollout_num_gpus": cluster.serve_gpus} if own_engines else {}),
         },
-        "model": model_section(recipe.model.architecture, ways.tp),
+        "model": model_section(recipe.model.shape, ways.tp),
         "checkpoints": {
             "hf_checkpoint": str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder)),
             "ref_load": str(converted_folder(recipe)),
@@ -119,42 +117,9 @@ def _logging(recipe: Recipe, folder: Path) -> Attributes:
     }
 
 
-def model_section(architecture: Architecture, tp: int = 1) -> Attributes:
+def model_section(shape: Shape, tp: int = 1) -> Attributes:
     """Attributes that Megatron builds the model from, on `tp` tensor-parallel GPUs."""
-    theta = architecture.rope_theta
-    if theta != int(theta):
-        raise UserError(
-            f"model.architecture.rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other"
-        )
-    experts = {
-        "num_experts": architecture.experts,
-        "moe_router_topk": architecture.experts_per_token,
-        "moe_ffn_hidden_size": architecture.expert_ffn,
-    }
-    return {
-        "num_layers": architecture.layers,
-        "hidden_size": architecture.hidden,
-        "ffn_hidden_size": architecture.ffn,
-        "num_attention_heads": architecture.heads,
-        "group_query_attention": True,
-        "num_query_groups": architecture.kv_heads,
-        "kv_channels": architecture.head_dim,
-        "vocab_size": architecture.vocab,
-        "make_vocab_size_divisible_by": vocabulary_unit(architecture.vocab, tp),
-        "untie_embeddings_and_output_weights": not architecture.tied,
-        "position_embedding_type": "rope",
-        "rotary_base": int(theta),
-        "normalization": "RMSNorm",
-        "layernorm_epsilon": architecture.rms_eps,
-        "swiglu": True,
-        "add_bias_linear": False,
-        "add_qkv_bias": architecture.qkv_bias,
-        "qk_layernorm": architecture.qk_norm,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
-        **(experts if architecture.experts else {}),
-        **load_family(architecture.family).flags,
-    }
+    return {**shape.megatron, "make_vocab_size_divisible_by": vocabulary_unit(shape.vocab, tp)}
 
 
 def vocabulary_unit(vocab: int, tp: int) -> int:

@@ -5,12 +5,20 @@ Megatron's switches are those of SLiME's `scripts/models/qwen2.5-*.sh`, whose va
 
 from __future__ import annotations
 
-from slime_swe.recipes.families import Family
+from typing import Any
 
-QWEN2 = Family(
-    model_type="qwen2",
-    qkv_bias=True,
-    qk_norm=False,
-    tool_format="hermes",
-    dp_attention=False,  # SGLang's Qwen2 attention always splits over the whole engine
-)
+from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families.decoder import dense_decoder, grouped_attention, toy_decoder
+from slime_swe.recipes.shape import Shape
+
+
+class Qwen2(Family):
+    model_types = ("qwen2",)
+    tool_format = "hermes"
+    dp_attention = False  # SGLang's Qwen2 attention always splits over the whole engine
+
+    def read(self, config: Config) -> Shape:
+        return dense_decoder(config, grouped_attention(config, qkv_bias=True))
+
+    def toy(self) -> dict[str, Any]:
+        return toy_decoder("qwen2")

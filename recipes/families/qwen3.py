@@ -5,12 +5,20 @@ Megatron's switches are those of SLiME's `scripts/models/qwen3-*.sh`, whose valu
 
 from __future__ import annotations
 
-from slime_swe.recipes.families import Family
+from typing import Any
 
-QWEN3 = Family(
-    model_type="qwen3",
-    qkv_bias=False,
-    qk_norm=True,
-    tool_format="hermes",
-    optional={"attention_bias": False},
-)
+from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families.decoder import dense_decoder, grouped_attention, toy_decoder
+from slime_swe.recipes.shape import Shape
+
+
+class Qwen3(Family):
+    model_types = ("qwen3",)
+    tool_format = "hermes"
+
+    def read(self, config: Config) -> Shape:
+        config.only("attention_bias", False)
+        return dense_decoder(config, grouped_attention(config, qk_norm=True))
+
+    def toy(self) -> dict[str, Any]:
+        return toy_decoder("qwen3")

@@ -6,29 +6,44 @@ softmax is over the chosen experts, which normalises their weights, as `norm_top
 
 from __future__ import annotations
 
-from slime_swe.recipes.families import Family
+from typing import Any
 
-QWEN3_MOE = Family(
-    model_type="qwen3_moe",
-    qkv_bias=False,
-    qk_norm=True,
-    tool_format="hermes",
-    expert_keys={
-        "experts": "num_experts",
-        "experts_per_token": "num_experts_per_tok",
-        "expert_ffn": "moe_intermediate_size",
-    },
-    optional={"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    required={"norm_topk_prob": True},
-    flags={
-        "moe_layer_freq": 1,
-        "moe_router_score_function": "softmax",
-        "moe_router_pre_softmax": False,
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": ["none"],
-        "moe_aux_loss_coeff": [0.0],
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": True,
-        "moe_permute_fusion": True,
-    },
+from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families.decoder import (
+    SOFTMAX_ROUTER,
+    attention_flags,
+    decoder,
+    expert_flags,
+    experts,
+    grouped_attention,
+    toy_decoder,
 )
+from slime_swe.recipes.layers import Layer
+from slime_swe.recipes.shape import Shape
+
+
+class Qwen3Moe(Family):
+    model_types = ("qwen3_moe",)
+    tool_format = "hermes"
+
+    def read(self, config: Config) -> Shape:
+        config.only("attention_bias", False)
+        config.only("use_sliding_window", False)
+        config.only("decoder_sparse_step", 1)
+        config.only("mlp_only_layers", [])
+        config.only("norm_topk_prob", True, stated=True)
+        attention, mixture = grouped_attention(config, qk_norm=True), experts(config)
+        return decoder(
+            config,
+            [Layer(attention, mixture)] * config.size("num_hidden_layers"),
+            ffn_hidden_size=config.size("intermediate_size"),  # of no layer, and Megatron wants one
+            moe_layer_freq=1,
+            moe_router_pre_softmax=False,
+            **attention_flags(attention),
+            **expert_flags(mixture),
+            **SOFTMAX_ROUTER,
+        )
+
+    def toy(self) -> dict[str, Any]:
+        mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return toy_decoder("qwen3_moe", tie_word_embeddings=False, **mixture)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.megatron_device import TensorMeter, meta_device
-from benchmarks.megatron_memory import plan_memory, rank_shape, sequence_lengths
+from benchmarks.megatron_memory import plan_memory, rank_model, sequence_lengths
 
 from slime_swe.launch.plan import formulae
 from slime_swe.launch.plan.formulae import GIB, Layout
@@ -82,19 +82,19 @@ def test_the_log_probability_is_pytorchs_and_so_is_its_gradient():
 @pytest.mark.parametrize("name", GPU_RECIPES)
 def test_a_rank_alone_has_the_parameters_that_the_planner_gives_it_in_the_job(name):
     recipe = load_recipe(name)
-    model, parallel = recipe.model.architecture, recipe.parallel
+    model, parallel = recipe.model.shape, recipe.parallel
     layout = Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
     held = formulae.shard(model, layout, layout.pp - 1).parameters
     # The rank's router knows all experts, this one its own; and of a pipeline the last stage has no embedding table.
-    router = model.layers // layout.pp * model.hidden * (model.experts - model.experts // layout.ep)
+    router = len(model.layers) // layout.pp * model.hidden * (model.experts - model.experts // layout.ep)
     tables = model.hidden * formulae.padded_vocab(model.vocab, layout.tp) // layout.tp * (layout.pp > 1)
-    assert rank_shape(model, parallel).parameters == pytest.approx(held - router + tables, rel=1e-3)
+    assert rank_model(recipe.model, parallel).shape.parameters == pytest.approx(held - router + tables, rel=1e-3)
 
 
 def test_experts_see_as_many_rows_as_the_rank_gets():
-    model = load_recipe("qwen3_coder_30b_a3b").model.architecture
-    assert rank_shape(model, Parallel(tp=4, ep=8)).experts_per_token == model.experts_per_token // 4
-    assert rank_shape(model, Parallel(tp=4, ep=8, etp=2)).experts_per_token == model.experts_per_token // 2
+    model = load_recipe("qwen3_coder_30b_a3b").model
+    assert rank_model(model, Parallel(tp=4, ep=8)).config["num_experts_per_tok"] == 8 // 4
+    assert rank_model(model, Parallel(tp=4, ep=8, etp=2)).config["num_experts_per_tok"] == 8 // 2
 
 
 @pytest.mark.parametrize("tokens", (256, 1000, 32768))
@@ -107,8 +107,8 @@ def test_a_micro_batch_is_packed_full(tokens):
 
 def test_the_planner_is_asked_about_one_gpu_and_nothing_but_the_model():
     recipe = load_recipe("qwen3_coder_30b_a3b")
-    shape = rank_shape(recipe.model.architecture, recipe.parallel)
-    planned = plan_memory(recipe, shape)
+    rank = rank_model(recipe.model, recipe.parallel)
+    planned, shape = plan_memory(recipe, rank), rank.shape
     assert planned["weights"] == pytest.approx(2 * shape.parameters, rel=1e-3)
     assert planned["optimizer_states"] == pytest.approx(12 * shape.parameters, rel=1e-3)
     assert not {"CUDA_and_NCCL", "paused_server", "fragmentation"} & set(planned)

@@ -8,7 +8,6 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
-from tests.recipes.shapes import config_of
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.slime.checkouts import Checkouts
@@ -29,11 +28,11 @@ def parse(slime_home, tmp_path, monkeypatch):
 
     def parsed(name):
         recipe = resolve(name, [f"model.folder={tmp_path}"])
-        folder, shape = tmp_path / recipe.model.checkpoint, recipe.model.architecture
+        folder = tmp_path / recipe.model.checkpoint
         converted = folder.with_name(f"{folder.name}_torch_dist")
         for made in (folder, converted):
             made.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config_of(shape)))
+        (folder / "config.json").write_text(json.dumps(recipe.model.config))
         (converted / "latest_checkpointed_iteration.txt").write_text("release")
         job = render(recipe, tmp_path / "run", checkouts=Checkouts.find())
         for path, content in job.files.items():

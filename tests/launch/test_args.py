@@ -37,7 +37,7 @@ swe_threads swe_keep_checkpoints swe_attempt
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
-    "model.checkpoint", "model.folder",  # tested by themselves
+    "model.checkpoint", "model.folder", "model.config", "model.family",  # tested by themselves
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
     "serving.mem_fraction",  # of a GPU
     "data.allow_overlap",  # before any engine
@@ -67,7 +67,7 @@ def test_every_field_of_the_recipe_reaches_the_engine_or_is_named_here(recipe, t
     recipe = dataclasses.replace(recipe, algorithm=dataclasses.replace(recipe.algorithm, kl_coef=0.1))
     before = vars(to_args(recipe, tmp_path))
     for key, value in flatten(dataclasses.asdict(recipe)):
-        if key not in READ_ELSEWHERE | ONE_VALUE and not key.startswith("model.architecture."):
+        if key not in READ_ELSEWHERE | ONE_VALUE:
             assert vars(to_args(changed(recipe, key, other_than(key, value)), tmp_path)) != before, key
 
 

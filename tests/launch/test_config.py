@@ -27,9 +27,19 @@ def test_short_names_of_what_is_changed_most_often():
 
 
 def test_keys_within_a_section_of_a_section():
-    recipe = assemble("tiny_cpu", ["model.architecture.layers=6", "model.architecture.rope_theta=1000000"])
-    assert recipe.model.architecture.layers == 6
-    assert recipe.model.architecture.rope_theta == 1e6
+    recipe = assemble("tiny_cpu", ["model.config.num_hidden_layers=6", "model.config.rope_theta=1000000"])
+    assert recipe.model.config["num_hidden_layers"] == 6
+    assert len(recipe.model.shape.layers) == 6 and recipe.model.shape.megatron["rotary_base"] == 1_000_000
+
+
+def test_a_mapping_within_a_mapping():
+    inner = "model.config={model_type: qwen2, text_config: {hidden_size: 64, vocab_size: 8}}"
+    recipe = assemble("tiny_cpu", [inner, "model.config.text_config.hidden_size=32"])
+    assert recipe.model.config["text_config"] == {"hidden_size": 32, "vocab_size": 8}
+    recipe = assemble("tiny_cpu", [inner, "~model.config.text_config.hidden_size"])
+    assert recipe.model.config["text_config"] == {"vocab_size": 8}
+    with pytest.raises(UserError, match=r"no model\.config\.text_config\.x to remove: model\.config\.text_config has"):
+        assemble("tiny_cpu", [inner, "~model.config.text_config.x"])
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -74,12 +84,9 @@ def test_a_mapping_is_replaced_as_it_is_given(overrides, sets, tmp_path):
         ("learning_rate=3", "the sections are model, rollout"),
         ("+extra=1", "no key 'extra'"),
         ("rollout=3", "rollout is a section"),
-        (
-            "model.architecture=3",
-            "model.architecture is a section: set one of its keys, such as model.architecture.family",
-        ),
-        ("model.architecture.layer=3", "did you mean model.architecture.layers"),
-        ("model.architecture.layers=deep", "model.architecture.layers=deep is not allowed: it must be a whole number"),
+        ("model.config=3", "model.config=3 is not allowed: it must be a mapping, such as {a:1}"),
+        ("model.config.num_hidden_layer=3", "did you mean model.config.num_hidden_layers"),
+        ("model.config.num_hidden_layers=deep", "num_hidden_layers='deep' is not allowed: it must be a whole number"),
         ("rollout.max_turns=many", "rollout.max_turns=many is not allowed: it must be a whole number"),
         ("rollout.max_turns=1.5", "it must be a whole number"),
         ("optimizer.lr=null", "optimizer.lr=null is not allowed: it must be a number"),
@@ -116,7 +123,7 @@ def test_a_saved_recipe_reads_back_equal(tmp_path):
         (b"rollout: {max_turn: 3}", "did you mean rollout.max_turns"),
         (b"rollout: 3", "rollout is a section"),
         (b"name: mine", "description is missing"),
-        (b"model: {checkpoint: m, architecture: {layers: 2}}", "is missing"),
+        (b"model: {checkpoint: m, config: {model_type: qwen2}}", "is missing"),
         (b"a: b: c", "is not YAML"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"", "must hold a mapping"),
@@ -143,9 +150,10 @@ def test_a_missing_recipe_file_is_named(tmp_path):
 def test_a_recipe_file_without_optional_sections_takes_their_defaults(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(
-        "name: small\ndescription: d\nhardware: h\nmodel:\n  checkpoint: m\n  architecture:\n"
-        "    {family: qwen2, layers: 2, hidden: 64, ffn: 128, heads: 4, kv_heads: 2, head_dim: 16, vocab: 500,\n"
-        "     tied: true, rope_theta: 1e4, rms_eps: 1e-6, qkv_bias: true, qk_norm: false, max_context: 2048}\n"
+        "name: small\ndescription: d\nhardware: h\nmodel:\n  checkpoint: m\n  config:\n"
+        "    {model_type: qwen2, num_hidden_layers: 2, hidden_size: 64, intermediate_size: 128, vocab_size: 500,\n"
+        "     num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true, rope_theta: 10000,\n"
+        "     rms_norm_eps: 0.000001, max_position_embeddings: 2048}\n"
         "rollout: {batch_size: 2, samples_per_task: 2, max_turns: 3, max_response: 10, max_context: 100}\n"
         "data: {train: [a.jsonl]}\noptimizer: {lr: 1e-3}\nrun: {num_rollouts: 1}\n"
     )

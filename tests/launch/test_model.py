@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from tests.recipes.changes import changed
 
 from slime_swe.errors import UserError
 from slime_swe.launch import cli
@@ -44,7 +44,8 @@ def test_another_model_of_the_family_by_its_name(tmp_path):
     write_model(tmp_path / "models/Qwen/Qwen2.5-Coder-3B-Instruct")
     recipe = resolve("qwen25_coder_7b", ["model=Qwen/Qwen2.5-Coder-3B-Instruct", "run.seed=3"])
     assert recipe.model.checkpoint == "Qwen/Qwen2.5-Coder-3B-Instruct"
-    assert recipe.model.architecture.layers == 36 and recipe.model.architecture.tied
+    assert len(recipe.model.shape.layers) == 36 and recipe.model.shape.tied
+    assert recipe.model.config == SMALL
     assert recipe.description == "Qwen/Qwen2.5-Coder-3B-Instruct, as recipe qwen25_coder_7b does it"
     assert recipe.run.seed == 3
     assert recipe.parallel == load_recipe("qwen25_coder_7b").parallel
@@ -64,8 +65,8 @@ def test_a_model_by_its_folder_and_a_change_on_top(tmp_path):
 
 def test_a_change_does_not_make_the_checkpoint_another_model(tmp_path):
     folder = write_model(tmp_path / "mine")
-    with pytest.raises(UserError, match=r"max_context=131072 is not what .* says, 32768"):
-        resolve("qwen25_coder_7b", [f"model={folder}", "model.architecture.max_context=131072"])
+    with pytest.raises(UserError, match=r"max_position_embeddings=131072 is not what .* says, 32768"):
+        resolve("qwen25_coder_7b", [f"model={folder}", "model.config.max_position_embeddings=131072"])
 
 
 def test_a_model_that_is_not_here_says_how_to_get_it(tmp_path):
@@ -94,11 +95,9 @@ def test_a_checkpoint_of_another_shape_is_named_with_both_values(tmp_path):
     folder = write_model(tmp_path / "mine")
     recipe = resolve("qwen25_coder_7b", [f"model={folder}"])
     assert mismatches(recipe) == []
-    architecture = dataclasses.replace(recipe.model.architecture, rope_theta=1e4)
-    wrong = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, architecture=architecture))
-    (violation,) = mismatches(wrong)
-    assert violation.field == "model.architecture.rope_theta"
-    assert str(violation).startswith("model.architecture.rope_theta=10000.0 is not what ")
+    (violation,) = mismatches(changed(recipe, "model.config.rope_theta", 1e4))
+    assert violation.field == "model.config.rope_theta"
+    assert str(violation).startswith("model.config.rope_theta=10000.0 is not what ")
     assert "config.json says, 1000000.0: write model=" in str(violation)
 
 
@@ -106,19 +105,19 @@ def test_a_run_with_a_checkpoint_of_another_shape_is_refused(tmp_path):
     folder = write_model(tmp_path / "mine", num_hidden_layers=28)
     with pytest.raises(UserError) as error:
         resolve("qwen25_coder_7b", [f"model.checkpoint={folder}"])
-    assert "model.architecture.hidden=3584 is not what" in str(error.value)
+    assert "model.config.hidden_size=3584 is not what" in str(error.value)
     assert "config.json says, 2048" in str(error.value)
 
 
 def test_the_plan_refuses_a_checkpoint_of_another_shape(tmp_path, capsys):
     folder = write_model(tmp_path / "mine", num_hidden_layers=28)
     assert cli.run(["plan", "recipe=qwen25_coder_7b", f"model.checkpoint={folder}"]) == 1
-    assert "model.architecture.hidden=3584 is not what" in capsys.readouterr().out.replace("\n", " ")
+    assert "model.config.hidden_size=3584 is not what" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_checkpoint_that_could_not_be_trained_is_refused(tmp_path):
     folder = write_model(tmp_path / "mine", rope_scaling={"type": "yarn", "factor": 4.0})
-    with pytest.raises(UserError, match="'yarn', and only 'default' can be trained"):
+    with pytest.raises(UserError, match=r"rope_scaling\.type is 'yarn', and only 'default' can be trained"):
         resolve("qwen25_coder_7b", [f"model.checkpoint={folder}"])
 
 

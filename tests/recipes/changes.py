@@ -10,8 +10,10 @@ from slime_swe.recipes.registry import load_recipe
 
 
 def changed(recipe: Any, key: str, value: object) -> Any:
-    """The recipe, or a section of it, with another value at a dotted key."""
+    """The recipe, or a section of it or a mapping in it, with another value at a dotted key."""
     name, _, rest = key.partition(".")
+    if isinstance(recipe, dict):
+        return recipe | {name: changed(recipe[name], rest, value) if rest else value}
     inner = changed(getattr(recipe, name), rest, value) if rest else value
     return dataclasses.replace(recipe, **{name: inner})
 

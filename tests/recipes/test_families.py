@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
-from tests.recipes.shapes import config_of, toy
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
+from slime_swe.launch.model import read_folder
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.render import render
-from slime_swe.recipes.architecture import differences
-from slime_swe.recipes.families import FAMILIES, load_family, read_architecture, tool_format_of
+from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
 
@@ -60,7 +58,7 @@ MIXTURE = {
 
 
 def read(config):
-    return load_family(config["model_type"]).read(config)
+    return read_config(load_family("", config["model_type"]), config)[0]
 
 
 @pytest.mark.parametrize(
@@ -74,33 +72,38 @@ def read(config):
     ],
 )
 def test_parameters_of_published_models(name, total, active):
-    architecture = load_recipe(name).model.architecture
-    assert architecture.parameters == total
-    assert architecture.active_parameters == active
+    shape = load_recipe(name).model.shape
+    assert shape.parameters == total
+    assert shape.active_parameters == active
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_builds_a_family_s_toy_with_the_parameters_that_we_count(name):
     transformers = pytest.importorskip("transformers")
     family = load_family(name)
-    shape = toy(family)
-    config = transformers.AutoConfig.for_model(**config_of(shape))
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
-    assert bool(shape.experts) == bool(family.expert_keys)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**family.toy()))
+    assert sum(parameter.numel() for parameter in model.parameters()) == read(family.toy()).parameters
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_family_states_is_there(name):
+    family = load_family(name)
     assert family.tool_format in TOOL_FORMATS
+    _, config = read_config(family, family.toy())
+    assert config.part() == family.toy() and config.unread() == []
 
 
 @pytest.mark.parametrize(("name", "config"), [("qwen25_coder_1_5b", DENSE), ("qwen3_coder_30b_a3b", MIXTURE)])
 def test_recipes_state_what_the_published_config_says(name, config):
-    assert differences(load_recipe(name).model.architecture, read(config)) == {}
+    model = load_recipe(name).model
+    assert read_config(model.kind, model.config)[1].values == read_config(model.kind, config)[1].values
+    assert model.shape == read(config)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_config_written_from_a_recipe_reads_back_as_its_architecture(name, tmp_path):
-    stated = load_recipe(name).model.architecture
-    (tmp_path / "config.json").write_text(json.dumps(config_of(stated)))
-    assert read_architecture(tmp_path, stated.family) == stated
+def test_a_recipe_states_no_more_of_a_config_than_is_read(name):
+    model = load_recipe(name).model
+    assert read_config(model.kind, model.config)[1].part() == model.config
 
 
 def test_the_rotary_base_is_read_where_newer_writers_put_it():
@@ -109,25 +112,20 @@ def test_the_rotary_base_is_read_where_newer_writers_put_it():
     assert read(config) == read(DENSE)
 
 
-def test_differences_name_both_values():
-    stated = dataclasses.replace(read(DENSE), rope_theta=1e4, layers=27)
-    assert differences(stated, read(DENSE)) == {"rope_theta": (1e4, 1e6), "layers": (27, 28)}
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         ({**DENSE, "use_sliding_window": True}, "use_sliding_window is True"),
         ({**DENSE, "hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu'"),
-        ({**DENSE, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling is 'yarn'"),
-        ({**DENSE, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rotary scaling is 'yarn'"),
+        ({**DENSE, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type is 'yarn'"),
+        ({**DENSE, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters.rope_type is 'yarn'"),
         ({**MIXTURE, "attention_bias": True}, "attention_bias is True"),
         ({**MIXTURE, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
         ({**MIXTURE, "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         ({**MIXTURE, "norm_topk_prob": False}, "norm_topk_prob is False"),
-        ({key: value for key, value in MIXTURE.items() if key != "norm_topk_prob"}, "norm_topk_prob is None"),
-        ({name: value for name, value in DENSE.items() if name != "hidden_size"}, "'hidden_size' is missing"),
-        ({name: value for name, value in DENSE.items() if name != "rope_theta"}, "'rope_theta' is missing"),
+        ({key: value for key, value in MIXTURE.items() if key != "norm_topk_prob"}, "norm_topk_prob is missing"),
+        ({name: value for name, value in DENSE.items() if name != "hidden_size"}, "hidden_size is missing"),
+        ({name: value for name, value in DENSE.items() if name != "rope_theta"}, "rope_theta is missing"),
     ],
 )
 def test_what_could_not_be_trained_is_refused(config, said):
@@ -147,73 +145,113 @@ def test_a_file_that_is_no_such_config_is_named(tmp_path, content, said):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=said) as error:
-        read_architecture(tmp_path, "qwen2")
+        read_folder(tmp_path, load_family("qwen2"))
     assert str(tmp_path) in str(error.value)
 
 
 OUTSIDE = """
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slime_swe.recipes import qwen25_coder_7b
 from slime_swe.recipes.families import Family
-from tests.recipes.shapes import toy
+from slime_swe.recipes.families.decoder import attention_flags, decoder, grouped_attention, toy_decoder
+from slime_swe.recipes.layers import Layer, Part
+from slime_swe.recipes.layers.feed_forward import GatedFeedForward
+from slime_swe.recipes.layout import Cut, Shard
 
-OURS = Family(
-    model_type="ours",
-    qkv_bias=False,
-    qk_norm=False,
-    tool_format="qwen3_coder",
-    expert_keys={"experts": "num_local_experts", "experts_per_token": "top_k", "expert_ffn": "expert_size"},
-    optional={"attention_sinks": False},
-    flags={"spec": ["ours.megatron", "layer_spec"], "moe_router_score_function": "sigmoid"},
-)
+
+@dataclass(frozen=True)
+class Lookup(Part):
+    '''A feed-forward layer that is a table, of which a token reads one row; each GPU of a pipeline stage has all.'''
+
+    rows: int
+
+    def shard(self, layout):
+        return Shard(dense=self.hidden * (self.rows + 1))
+
+    def saved(self, layout, *, selective, skew):
+        return (self.norm_bytes + 2 * self.hidden) / layout.tp
+
+    def workspace(self, layout, *, skew):
+        return self.gathered_bytes
+
+    @property
+    def active(self):
+        return 2 * self.hidden
+
+    def state(self, engine):
+        return 4 * self.rows
+
+    def engine_cuts(self):
+        return (Cut("gpus", f"a table of {self.rows} rows", self.rows),)
+
+
+class Ours(Family):
+    model_types = ("ours",)
+    tool_format = "qwen3_coder"
+
+    def read(self, config):
+        attention = grouped_attention(config, output_gate=True)
+        dense = GatedFeedForward(attention.hidden, config.size("intermediate_size"))
+        table = Lookup(attention.hidden, config.size("table_rows"))
+        layers = [Layer(attention, part) for part in (dense, table)] * (config.size("num_hidden_layers") // 2)
+        spec = {"spec": ["ours.megatron", "layer_spec"], "ffn_hidden_size": dense.width}
+        return decoder(config, layers, **spec, **attention_flags(attention))
+
+    def toy(self):
+        return toy_decoder("ours", table_rows=1000, max_position_embeddings=65536)
+
 
 def recipe():
     base = qwen25_coder_7b.recipe()
-    shape = replace(toy(OURS), family="ourfamily.OURS", max_context=65536)
-    model = replace(base.model, checkpoint="me/ours", architecture=shape)
+    model = replace(base.model, checkpoint="me/ours", config=Ours().toy(), family="ourfamily.Ours")
     return replace(base, name="ours", model=model)
 """
 
 
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
-    """A module with a family and a recipe in the current folder, and a checkpoint's config.json in its model folder."""
+    """A module with a kind of layer, a family of it and a recipe; a checkpoint's config.json in the model folder."""
     (tmp_path / "ourfamily.py").write_text(OUTSIDE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    family = load_family("ourfamily.OURS")
     folder = tmp_path / "models" / "me" / "ours"
     folder.mkdir(parents=True)
-    shape = dataclasses.replace(toy(family), family="ourfamily.OURS", max_context=65536)
-    (folder / "config.json").write_text(json.dumps(config_of(shape)))
-    return folder, shape
+    (folder / "config.json").write_text(json.dumps(load_family("ourfamily.Ours").toy() | {"torch_dtype": "bfloat16"}))
+    return folder
 
 
 def test_a_family_from_outside_is_checked_planned_and_rendered(ours, tmp_path):
-    folder, shape = ours
-    recipe = resolve("ourfamily", ["parallel.tp=1", "serving.gpus_per_engine=1", "parallel.ep=2"])
-    assert make_plan(recipe).fits
-    assert tool_format_of(recipe.model) == "qwen3_coder"
+    recipe = resolve("ourfamily", ["parallel.tp=2", "serving.gpus_per_engine=2"])
+    shape = recipe.model.shape
+    attention, dense, table = 64 * (3 * 128 + 2 * 64) + 64, 64 * (3 * 128 + 1), 64 * (1000 + 1)
+    assert shape.parameters == 2 * attention + dense + table + 512 * 64 + 64
+    found = make_plan(recipe)
+    assert found.fits
+    cut, norms = 2 * attention + dense + 512 * 64, 64 * 4  # a table, and norms, are on both GPUs
+    assert found.budgets[0].components[0].bytes == 2 * (table + (cut - 64 * 3) / 2 + norms)
+    assert recipe.model.tool_calls == "qwen3_coder"
     flags = render(recipe, tmp_path / "run", checkouts=Checkouts(tmp_path, tmp_path)).flags["model"]
     assert " ".join(flags).find("--spec ours.megatron layer_spec") >= 0
-    assert {"--num-experts", "--moe-router-score-function"} <= set(flags) and "--add-qkv-bias" not in flags
-    larger = dataclasses.replace(shape, layers=8)
-    (folder / "config.json").write_text(json.dumps(config_of(larger)))
-    assert resolve("ourfamily", ["model=me/ours", "parallel.tp=1"]).model.architecture == larger
-    with pytest.raises(UserError, match=r"model\.architecture\.layers=2 is not what .* says, 8"):
+
+
+def test_a_checkpoint_of_a_family_from_outside_is_compared(ours):
+    larger = load_family("ourfamily.Ours").toy() | {"num_hidden_layers": 8}
+    (ours / "config.json").write_text(json.dumps(larger))
+    assert resolve("ourfamily", ["model=me/ours", "parallel.tp=1"]).model.config == larger
+    with pytest.raises(UserError, match=r"model\.config\.num_hidden_layers=2 is not what .* says, 8"):
         resolve("ourfamily", ["parallel.tp=1"])
 
 
 def test_the_rules_hold_for_a_family_from_outside(ours):
-    with pytest.raises(UserError, match=r"qk_norm=true is what ourfamily\.OURS models don't have"):
-        resolve("ourfamily", ["model.architecture.qk_norm=true"])
+    with pytest.raises(UserError, match=r"gpus_per_engine=8 can't share out .* a table of 1004 rows: use 1, 2 or 4"):
+        resolve("ourfamily", ["model.config.table_rows=1004", "serving.gpus_per_engine=8"])
+    with pytest.raises(UserError, match=r"table_row is not a part .*: did you mean model\.config\.table_rows"):
+        resolve("ourfamily", ["model.config.table_row=5"])
     assert resolve("ourfamily", ["parallel.tp=1", "model.tool_format=slime_swe.rollout.chat.hermes.HERMES"])
-    with pytest.raises(UserError, match="make no mixture"):
-        resolve("ourfamily", ["model.architecture.experts=0"])
 
 
-@pytest.mark.parametrize("name", ["llama", "ourfamily.NONE", "ourfamily.recipe", "nowhere.FAMILY"])
+@pytest.mark.parametrize("name", ["llama", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])
 def test_what_is_no_family_is_refused_with_what_there_is(ours, name):
-    with pytest.raises(UserError, match=r"model\.architecture\.family=.*qwen2, qwen3, qwen3_moe, or a dotted path"):
-        resolve("ourfamily", [f"model.architecture.family={name}"])
+    with pytest.raises(UserError, match=r"model\.family=.*qwen2, qwen3, qwen3_moe.*or a dotted path"):
+        resolve("ourfamily", [f"model.family={name}"])

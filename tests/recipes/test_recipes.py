@@ -25,7 +25,7 @@ def test_every_number_and_every_choice_has_a_constraint():
     assert free == {
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
         "run.wandb_project", "data.eval", "data.allow_overlap",
-        "engine", "model.tool_format", "model.architecture.family",
+        "engine", "model.tool_format", "model.family", "model.config",
     }  # fmt: skip
 
 
@@ -40,9 +40,7 @@ def test_a_value_of_another_type_is_refused():
     ("key", "value", "said"),
     [
         ("model.tool_format", "xml", "hermes, qwen3_coder"),
-        ("model.architecture.family", "llama", "qwen2, qwen3, qwen3_moe"),
-        ("model.architecture.family", "", "qwen2, qwen3, qwen3_moe"),
-        ("model.architecture.kv_heads", 0, "at least 1"),
+        ("model.family", "llama", "qwen2, qwen3, qwen3_moe"),
         ("cluster.gpu", "V100", "A100-40GB, A100-80GB, H100-80GB, H200-141GB"),
         ("cluster.ray_address", "localhost", "http://host:port"),
         ("parallel.recompute", "half", "none, selective, full"),
@@ -76,15 +74,35 @@ def test_a_value_of_another_type_is_refused():
         ("rollout.max_over_sampling", 0.5, "at least 1"),
         ("algorithm.steps_per_rollout", 7, "does not divide"),
         ("algorithm.tis_clip_low", 3.0, "algorithm.tis_clip=2"),
-        ("model.architecture.kv_heads", 3, "does not divide heads=4"),
-        ("model.architecture.qk_norm", True, "qwen2 models don't have"),
-        ("model.architecture.experts", 8, "no experts"),
+        ("model.config.num_hidden_layer", 3, "did you mean model.config.num_hidden_layers"),
+        ("model.config.num_experts", 8, "not a part of the shape that is read"),
     ],
 )
 def test_a_broken_rule_names_the_key_and_what_is_allowed(key, value, said):
     with pytest.raises(UserError) as error:
         require_legal(changed(load_recipe("tiny_cpu"), key, value))
     assert key in str(error.value)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model_type", "llama", "'llama' is of no family here, which read qwen2, qwen3, qwen3_moe"),
+        ("model_type", "qwen3_moe", "norm_topk_prob is missing"),
+        ("num_key_value_heads", 3, "num_key_value_heads=3 does not divide num_attention_heads=4"),
+        ("num_key_value_heads", 0, "num_key_value_heads=0 is not allowed: it must be a whole number of at least 1"),
+        ("num_hidden_layers", "deep", "num_hidden_layers='deep' is not allowed: it must be a whole number"),
+        ("num_hidden_layers", True, "num_hidden_layers=True is not allowed: it must be a whole number"),
+        ("tie_word_embeddings", 1, "tie_word_embeddings=1 is not allowed: it must be true or false"),
+        ("rope_theta", -1, "rope_theta=-1 is not allowed: it must be a number above 0"),
+        ("hidden_size", None, "hidden_size is missing"),
+        ("use_sliding_window", True, "use_sliding_window is True, and only False can be trained"),
+    ],
+)
+def test_a_shape_that_can_t_be_trained_is_refused(key, value, said):
+    with pytest.raises(UserError, match=r"^model\.config: ") as error:
+        require_legal(changed(load_recipe("tiny_cpu"), f"model.config.{key}", value))
     assert said in str(error.value)
 
 
@@ -99,7 +117,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_rules_that_need_a_valid_field_are_not_asked_before_it_is():
-    found = violations(variant("qwen25_coder_7b", parallel__tp=0, model__architecture__layers=27))
+    found = violations(variant("qwen25_coder_7b", parallel__tp=0, model__config__num_hidden_layers=27))
     assert [violation.field for violation in found] == ["parallel.tp"]
 
 

@@ -49,8 +49,8 @@ def test_another_shape_names_the_field_and_both_values(copy):
     findings = list(check_checkpoint(variant("tiny_cpu", model__checkpoint=str(copy)), Machine()))
     wrong = [finding.message for finding in findings if finding.check == "architecture"]
     assert len(wrong) == 2
-    assert any("layers" in text and "5" in text and "6" in text for text in wrong)
-    assert any("rms_eps" in text and "1e-06" in text and "1e-05" in text for text in wrong)
+    assert any("num_hidden_layers" in text and "5" in text and "6" in text for text in wrong)
+    assert any("rms_norm_eps" in text and "1e-06" in text and "1e-05" in text for text in wrong)
 
 
 @pytest.mark.parametrize("config", ("{", '{"model_type": "llama"}', '{"model_type": "qwen2"}', "[]", "\xff"))

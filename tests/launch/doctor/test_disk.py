@@ -69,7 +69,7 @@ def test_room_is_counted_in_checkpoints(tmp_path):
     recipe = variant("qwen25_coder_7b", run__dir=str(tmp_path), run__num_rollouts=10**6, run__save_interval=1)
     finding = found(check_run_folder, recipe)
     assert "a checkpoint takes 113.5 GiB" in finding.message
-    two = 2 * recipe.model.architecture.parameters * 16
+    two = 2 * recipe.model.shape.parameters * 16
     expected = Status.FAILURE if free_bytes(tmp_path) < two + (64 << 20) else Status.WARNING
     assert finding.status == expected
     assert "two must fit" in finding.message or "not all 1000000 fit" in finding.message
@@ -86,7 +86,7 @@ def test_checkpoints_that_stay_are_counted():
 
 
 def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
-    one = load_recipe("tiny_cpu").model.architecture.parameters * 16
+    one = load_recipe("tiny_cpu").model.shape.parameters * 16
     long = free_bytes(tmp_path) // one + 100
     kept = {"run__dir": str(tmp_path), "run__num_rollouts": long}
     assert found(check_run_folder, variant("tiny_cpu", **kept)).status == Status.OK
@@ -99,7 +99,7 @@ def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
 def test_a_model_that_is_there_needs_no_more_room(tmp_path):
     recipe = variant("qwen25_coder_7b", model__folder=str(tmp_path))
     missing = found(check_model_folder, recipe)
-    if free_bytes(tmp_path) < 4 * recipe.model.architecture.parameters:
+    if free_bytes(tmp_path) < 4 * recipe.model.shape.parameters:
         assert missing.status == Status.FAILURE and "will take 28.4 GiB" in missing.message
     for name in ("Qwen2.5-Coder-7B-Instruct", "Qwen2.5-Coder-7B-Instruct_torch_dist"):
         (tmp_path / "Qwen" / name).mkdir(parents=True)

@@ -9,21 +9,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slime_swe.launch.plan import activations, formulae, roofline, serving
-from slime_swe.launch.plan.formulae import Layout
-from slime_swe.launch.plan.serving import SglangEngine
-from slime_swe.recipes.architecture import Architecture
 from slime_swe.recipes.gpus import GPUS
+from slime_swe.recipes.layers import Layer
+from slime_swe.recipes.layers.attention import GroupedAttention
+from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
+from slime_swe.recipes.layout import ONE_SERVER, Layout, SglangEngine
+from slime_swe.recipes.registry import load_recipe
+from slime_swe.recipes.shape import Shape
 
-COMMON = {"rope_theta": 1e6, "rms_eps": 1e-6, "max_context": 32768, "head_dim": 128}
-QWEN2 = {"family": "qwen2", "qkv_bias": True, "qk_norm": False, **COMMON}
-CODER_1_5B = Architecture(layers=28, hidden=1536, ffn=8960, heads=12, kv_heads=2, vocab=151936, tied=True, **QWEN2)
-CODER_7B = Architecture(layers=28, hidden=3584, ffn=18944, heads=28, kv_heads=4, vocab=152064, tied=False, **QWEN2)
-CODER_32B = Architecture(layers=64, hidden=5120, ffn=27648, heads=40, kv_heads=8, vocab=152064, tied=False, **QWEN2)
-MIXTURE = {"experts": 128, "experts_per_token": 8, "expert_ffn": 768}
-CODER_30B_A3B = Architecture(
-    family="qwen3_moe", layers=48, hidden=2048, ffn=6144, heads=32, kv_heads=4, vocab=151936, tied=False,
-    qkv_bias=False, qk_norm=True, **MIXTURE, **COMMON,
-)  # fmt: skip
+CODER_1_5B, CODER_7B, CODER_32B, CODER_30B_A3B = (
+    load_recipe(name).model.shape
+    for name in ("qwen25_coder_1_5b", "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b")
+)
 MODELS = (CODER_1_5B, CODER_7B, CODER_32B, CODER_30B_A3B)
 NO_SKEW = 1.0
 
@@ -43,7 +40,7 @@ NO_SKEW = 1.0
 def test_known_sizes_and_rooflines(model, billions, kv_bytes, rooflines):
     """Parameters; bytes of a token's cache; thousands of tokens/s that 989 TFLOP/s train at most at 4k, 8k, 32k."""
     assert model.parameters / 1e9 == pytest.approx(billions, abs=0.005)
-    assert serving.kv_bytes(model) == kv_bytes
+    assert model.cache(ONE_SERVER) == kv_bytes
     found = [GPUS["H100-80GB"].flops * 1e9 / roofline.train_flops(model, length) for length in (4096, 8192, 32768)]
     assert found == pytest.approx(rooflines, rel=0.006)
 
@@ -101,27 +98,29 @@ SIZES = st.sampled_from([1, 2, 4, 8])
 
 
 @st.composite
-def architectures(draw):
+def shapes(draw):
     experts = draw(st.sampled_from([0, 8, 32, 128]))
-    kv_heads = draw(SIZES)
-    return Architecture(
-        family="qwen3_moe" if experts else "qwen2",
-        layers=draw(st.sampled_from([8, 16, 48])),
-        hidden=128 * draw(st.integers(1, 64)),
-        ffn=64 * draw(st.integers(1, 400)),
+    hidden = 128 * draw(st.integers(1, 64))
+    attention = GroupedAttention(
+        hidden,
         heads=8 * draw(st.integers(1, 8)),
-        kv_heads=kv_heads,
+        kv_heads=draw(SIZES),
         head_dim=draw(st.sampled_from([64, 128])),
+        qkv_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        output_gate=draw(st.booleans()),
+    )
+    dense = GatedFeedForward(hidden, 64 * draw(st.integers(1, 400)))
+    shared = {"shared_width": 64 * draw(st.integers(0, 8)), "shared_gate": draw(st.booleans())}
+    sparse = Experts(hidden, experts, min(8, experts), 64 * draw(st.integers(1, 40)), **shared)
+    layers = draw(st.sampled_from([8, 16, 48]))
+    return Shape(
+        hidden,
         vocab=1024 * draw(st.integers(1, 200)),
         tied=draw(st.booleans()),
-        rope_theta=1e6,
-        rms_eps=1e-6,
-        qkv_bias=not experts,
-        qk_norm=bool(experts),
         max_context=32768,
-        experts=experts,
-        experts_per_token=min(8, experts),
-        expert_ffn=64 * draw(st.integers(1, 40)) if experts else 0,
+        layers=(Layer(attention, sparse if experts else dense),) * layers,
+        megatron={},
     )
 
 
@@ -135,17 +134,19 @@ few = settings(max_examples=40)
 
 
 def with_layouts(function):
-    pairs = architectures().flatmap(lambda model: st.tuples(st.just(model), layouts(model)))
+    pairs = shapes().flatmap(lambda model: st.tuples(st.just(model), layouts(model)))
     return few(given(pairs)(function))
 
 
 @with_layouts
 def test_the_gpus_together_hold_the_model(pair):
     model, layout = pair
-    assume(layout.tp <= model.kv_heads)  # more GPUs than heads hold copies
+    attention, feed_forward = model.layers[0].parts
+    assume(layout.tp <= attention.kv_heads)  # more GPUs than heads hold copies
     stages = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     held = sum(stage.dense * layout.tp + stage.expert * layout.ep * layout.etp for stage in stages)
-    replicated = model.layers * (2 * model.hidden + 2 * model.head_dim * model.qk_norm + model.hidden * model.experts)
+    router = model.hidden * (model.experts + feed_forward.shared_gate) if model.experts else 0
+    replicated = len(model.layers) * (2 * model.hidden + 2 * attention.head_dim * attention.qk_norm + router)
     extra = (layout.tp - 1) * (replicated + model.hidden)  # norms and routers; the final norm
     tied_copy = model.vocab * model.hidden if model.tied and layout.pp > 1 else 0
     assert held == pytest.approx(model.parameters + extra + tied_copy, rel=1e-9)
@@ -177,7 +178,7 @@ def lasting(model, layout):
 
 @pytest.mark.parametrize("way", ["tp", "pp", "cp", "ep", "etp"])
 @few
-@given(model=architectures(), data=st.data())
+@given(model=shapes(), data=st.data())
 def test_no_parallel_size_adds_lasting_bytes_to_a_gpu(way, model, data):
     """With the GPUs of a group growing along, so that the copies of the model stay as many."""
     assume(model.experts or way not in ("ep", "etp"))
@@ -201,7 +202,10 @@ def peak(model, layout, recompute, tokens=4096):
 def test_more_recomputation_never_keeps_more(pair):
     model, layout = pair
     assert kept(model, layout, "full") < kept(model, layout, "selective") <= kept(model, layout, "none")
-    assert peak(model, layout, "full") <= peak(model, layout, "selective") + 4096 * 4 * model.heads / layout.tp
+    assert (
+        peak(model, layout, "full")
+        <= peak(model, layout, "selective") + 4096 * 4 * model.layers[0].attention.heads / layout.tp
+    )
     assert peak(model, layout, "full") <= peak(model, layout, "none") * (1 + 1e-9)
 
 
@@ -227,18 +231,17 @@ def test_a_pipeline_keeps_as_much_as_one_stage_would(pair):
 
 
 @few
-@given(architectures(), SIZES)
+@given(shapes(), SIZES)
 def test_engine_gpus_hold_each_token_at_least_once(model, gpus):
     alone, together = SglangEngine(1), SglangEngine(gpus)
-    each = serving.kv_bytes_per_gpu(model, together)
-    assert each <= serving.kv_bytes_per_gpu(model, alone) == serving.kv_bytes(model)
-    assert each * gpus >= serving.kv_bytes(model)
+    each, whole = model.cache(together), model.cache(alone)
+    assert each <= whole <= each * gpus
     pool = 2.0**34
     assert serving.capacity(model, together, pool) >= serving.capacity(model, alone, pool)
 
 
 @few
-@given(architectures(), SIZES)
+@given(shapes(), SIZES)
 def test_attention_by_data_keeps_no_copies_of_the_cache(model, gpus):
     by_tensor, by_data, pool = SglangEngine(gpus), SglangEngine(gpus, dp_attention=True), 2.0**34
     assert serving.capacity(model, by_data, pool) >= serving.capacity(model, by_tensor, pool)
@@ -246,13 +249,13 @@ def test_attention_by_data_keeps_no_copies_of_the_cache(model, gpus):
 
 
 @few
-@given(architectures(), SIZES)
+@given(shapes(), SIZES)
 def test_served_weights_add_up(model, gpus):
     assert serving.weight_bytes(model, SglangEngine(gpus)) * gpus == pytest.approx(2 * model.parameters)
 
 
 @few
-@given(architectures(), SIZES, st.floats(1, 256), st.floats(1, 30000))
+@given(shapes(), SIZES, st.floats(1, 256), st.floats(1, 30000))
 def test_decoding_is_slower_with_more_to_read(model, gpus, batch, context):
     def step(batch, context):
         return serving.decode_seconds(
@@ -265,8 +268,8 @@ def test_decoding_is_slower_with_more_to_read(model, gpus, batch, context):
 
 
 def test_a_lone_request_reads_few_experts_and_a_large_batch_all():
-    some, most = (serving.read_bytes(CODER_30B_A3B, batch, 0) for batch in (1, 1024))
-    assert some == pytest.approx(2 * roofline.matrix_parameters(CODER_30B_A3B), rel=0.01)
+    some, most = (serving.read_bytes(CODER_30B_A3B, batch) for batch in (1, 1024))
+    assert some == pytest.approx(roofline.forward_flops(CODER_30B_A3B, 0), rel=0.01)
     assert most == pytest.approx(2 * (CODER_30B_A3B.parameters - CODER_30B_A3B.vocab * 2048), rel=0.01)
 
 

@@ -103,7 +103,7 @@ REFUSED = {
     "a small disk": (LARGE, ["cluster.disk_per_node=256"], "cluster.disk_per_node"),
     "a large model on a laptop": (
         "tiny_cpu",
-        ["model.architecture.hidden=4096", "model.architecture.layers=32", "model.architecture.ffn=16384"],
+        ["model.config.hidden_size=4096", "model.config.num_hidden_layers=32", "model.config.intermediate_size=16384"],
         "cluster.memory_per_node",
     ),
 }
@@ -252,7 +252,7 @@ def test_cost_is_gpu_hours_times_their_price():
 
 def test_training_time_follows_from_flops():
     timing = plan(DENSE, mfu=0.5).timing
-    model = load_recipe(DENSE).model.architecture
+    model = load_recipe(DENSE).model.shape
     per_token = 8 * (model.parameters - model.vocab * model.hidden) + 8 * 28 * 28 * 128 * 16384
     assert timing.training[0].seconds == pytest.approx(timing.tokens * per_token / (8 * 989e12 * 0.5))
 

@@ -16,13 +16,15 @@ NAMED = {
     "cluster.gpu": "A100-80GB",
     "serving.external_engines": ["host:1"],
     "model.checkpoint": "some/other",
-    "model.architecture.rope_theta": 12345.0,
+    "model.family": "tests.recipes.other_family.Renamed",
 }
 
 
 def other_than(key: str, value: Any) -> Any:
     if key in NAMED:
         return NAMED[key]
+    if key == "model.config":
+        return value | {"vocab_size": value["vocab_size"] + 7}
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

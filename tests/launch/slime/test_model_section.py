@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.recipes.changes import variant
 
 from slime_swe.errors import UserError
+from slime_swe.launch.engines import require_legal
 from slime_swe.launch.slime.manifest import split, to_argv
 from slime_swe.launch.slime.sections import model_section, vocabulary_unit
 from slime_swe.recipes.registry import load_recipe
@@ -38,7 +39,7 @@ def test_slime_s_own_script_says_the_same(name, script):
     if not os.environ.get("SLIME_HOME"):
         pytest.skip("needs a SLiME checkout: set SLIME_HOME")
     theirs = model_flags(Path(os.environ["SLIME_HOME"]) / "scripts" / "models" / script)
-    ours = values(to_argv(model_section(load_recipe(name).model.architecture)))
+    ours = values(to_argv(model_section(load_recipe(name).model.shape)))
     differing = {
         flag: (theirs.get(flag), ours.get(flag)) for flag in theirs | ours if theirs.get(flag) != ours.get(flag)
     }
@@ -66,18 +67,18 @@ def number(text: str):
 
 
 def test_a_dense_model():
-    said = to_argv(model_section(load_recipe("qwen25_coder_7b").model.architecture))
+    said = to_argv(model_section(load_recipe("qwen25_coder_7b").model.shape))
     assert {"--add-qkv-bias", "--untie-embeddings-and-output-weights", "--disable-bias-linear"} <= set(said)
     assert "--qk-layernorm" not in said and not any(word.startswith(("--moe", "--num-experts")) for word in said)
 
 
 def test_a_tied_model_unties_nothing():
-    said = to_argv(model_section(load_recipe("qwen25_coder_1_5b").model.architecture))
+    said = to_argv(model_section(load_recipe("qwen25_coder_1_5b").model.shape))
     assert "--untie-embeddings-and-output-weights" not in said
 
 
 def test_a_mixture():
-    said = to_argv(model_section(load_recipe("qwen3_coder_30b_a3b").model.architecture))
+    said = to_argv(model_section(load_recipe("qwen3_coder_30b_a3b").model.shape))
     assert "--qk-layernorm" in said and "--add-qkv-bias" not in said
     assert values(said)["--num-experts"] == (128,) and values(said)["--rotary-base"] == (10_000_000,)
 
@@ -93,6 +94,5 @@ def test_the_vocabulary_is_padded_where_it_must_be():
 
 
 def test_a_base_that_megatron_can_t_take_is_refused():
-    architecture = dataclasses.replace(load_recipe("tiny_cpu").model.architecture, rope_theta=1e4 + 0.5)
     with pytest.raises(UserError, match=r"rope_theta=10000\.5"):
-        model_section(architecture)
+        require_legal(variant("tiny_cpu", model__config__rope_theta=1e4 + 0.5))

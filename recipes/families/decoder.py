@@ -1,0 +1,129 @@
+"""What families of today's decoders have in common: rotary positions, RMS norms, no biases but before attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slime_swe.errors import UserError
+from slime_swe.recipes.families.config import Config
+from slime_swe.recipes.layers import Layer
+from slime_swe.recipes.layers.attention import GroupedAttention
+from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
+from slime_swe.recipes.shape import Shape
+
+SOFTMAX_ROUTER: Mapping[str, Any] = {
+    "moe_router_score_function": "softmax",
+    "moe_router_dtype": "fp32",
+    "moe_router_load_balancing_type": ["none"],
+    "moe_aux_loss_coeff": [0.0],
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": True,
+    "moe_permute_fusion": True,
+}
+"""As in all of SLiME's scripts for mixtures of Qwen."""
+
+
+def grouped_attention(config: Config, **parts: bool) -> GroupedAttention:
+    """parts: of `GroupedAttention`, which the family decides."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    kv_heads = config.size("num_key_value_heads")
+    if heads % kv_heads:
+        raise UserError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
+    return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", hidden // heads), **parts)
+
+
+def experts(config: Config, **shared: Any) -> Experts:
+    """shared: of `Experts`, of an expert that every token goes to."""
+    count, chosen = config.size("num_experts"), config.size("num_experts_per_tok")
+    if chosen > count:
+        raise UserError(f"num_experts_per_tok={chosen} is more than num_experts={count}")
+    return Experts(config.size("hidden_size"), count, chosen, config.size("moe_intermediate_size"), **shared)
+
+
+def decoder(config: Config, layers: Iterable[Layer], **flags: Any) -> Shape:
+    """flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
+    config.only("hidden_act", "silu")
+    tied = config.flag("tie_word_embeddings", False)
+    shape = Shape(
+        hidden=config.size("hidden_size"),
+        vocab=config.size("vocab_size"),
+        tied=tied,
+        max_context=config.size("max_position_embeddings"),
+        layers=tuple(layers),
+        megatron={
+            "num_layers": config.size("num_hidden_layers"),
+            "hidden_size": config.size("hidden_size"),
+            "vocab_size": config.size("vocab_size"),
+            "untie_embeddings_and_output_weights": not tied,
+            "position_embedding_type": "rope",
+            "rotary_base": rotary_base(config),
+            "normalization": "RMSNorm",
+            "layernorm_epsilon": config.number("rms_norm_eps"),
+            "swiglu": True,
+            "add_bias_linear": False,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            **flags,
+        },
+    )
+    assert len(shape.layers) == shape.megatron["num_layers"], len(shape.layers)
+    return shape
+
+
+def dense_decoder(config: Config, attention: GroupedAttention) -> Shape:
+    """The same two parts in every layer."""
+    config.only("use_sliding_window", False)
+    feed_forward = GatedFeedForward(config.size("hidden_size"), config.size("intermediate_size"))
+    layers = [Layer(attention, feed_forward)] * config.size("num_hidden_layers")
+    return decoder(config, layers, ffn_hidden_size=feed_forward.width, **attention_flags(attention))
+
+
+def rotary_base(config: Config) -> int:
+    """Of unscaled positions. transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if config.has(key):
+            config.section(key).only("type", "default")
+            config.section(key).only("rope_type", "default")
+    theta = config.number("rope_theta", within="rope_parameters")
+    if theta != int(theta):
+        raise UserError(f"rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other")
+    return int(theta)
+
+
+def attention_flags(attention: GroupedAttention) -> dict[str, Any]:
+    return {
+        "num_attention_heads": attention.heads,
+        "group_query_attention": True,
+        "num_query_groups": attention.kv_heads,
+        "kv_channels": attention.head_dim,
+        "add_qkv_bias": attention.qkv_bias,
+        "qk_layernorm": attention.qk_norm,
+    }
+
+
+def expert_flags(experts: Experts) -> dict[str, Any]:
+    return {
+        "num_experts": experts.experts,
+        "moe_router_topk": experts.chosen,
+        "moe_ffn_hidden_size": experts.width,
+    }
+
+
+def toy_decoder(model_type: str, **others: Any) -> dict[str, Any]:
+    """A `config.json` of two layers; `others` are added to it, or replace what it says."""
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        **others,
+    }

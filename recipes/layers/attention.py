@@ -1,0 +1,82 @@
+"""Attention whose cache grows with the context: its heads share fewer key/value heads.
+
+Activations start from table 2 of Korthikanti et al. 2022, with flash attention, whose softmax is not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_swe.recipes.layers import WEIGHT_BYTES, Part
+from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
+
+
+@dataclass(frozen=True)
+class GroupedAttention(Part):
+    """Grouped-query attention.
+
+    heads, kv_heads: of queries, and of keys and values.
+    head_dim: size of one head.
+    qkv_bias: the input projections have biases.
+    qk_norm: queries and keys have norms.
+    output_gate: the output is multiplied with a sigmoid, as wide as the queries and projected beside them.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.kv_heads * self.head_dim
+
+    def shard(self, layout: Layout) -> Shard:
+        """Norms are on every GPU of a tensor-parallel group, key/value heads copied where there are more GPUs."""
+        queries = self.queries / layout.tp
+        keys = self.keys / min(layout.tp, self.kv_heads)
+        projected = queries * (2 if self.output_gate else 1) + 2 * keys
+        weights = self.hidden * (projected + queries) + projected * self.qkv_bias
+        return Shard(dense=weights + 2 * self.head_dim * self.qk_norm + self.hidden)
+
+    def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
+        """The fused projection (q + 2k, of which the values are a view), queries and keys after rotation, the output,
+        one more copy of the queries where they have a norm, and 4 bytes a head of softmax statistics, which alone are
+        saved by recomputing the core. A gate: its part of the projection, its sigmoid in fp32, and the product."""
+        statistics = 0 if selective else 4 * self.heads
+        normed = 2 * self.queries * self.qk_norm
+        gate = 8 * self.queries * self.output_gate
+        return (self.norm_bytes + 6 * self.queries + 6 * self.keys + normed + gate + statistics) / layout.tp
+
+    def workspace(self, layout: Layout, *, skew: float) -> float:
+        """Gradients of the output, q, k, v, a gate; the kernel sums dq in fp32."""
+        gate = 4 * self.queries * self.output_gate
+        return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
+
+    def trainer_cuts(self) -> tuple[Cut, ...]:
+        return (self._heads("tp"),)
+
+    def served(self, engine: SglangEngine) -> float:
+        return (self.parameters - self.hidden) / engine.attention_gpus + self.hidden / engine.gpus
+
+    def cache(self, engine: SglangEngine) -> float:
+        """Keys and values; no more GPUs share them than there are heads."""
+        return 2 * WEIGHT_BYTES * self.keys / min(engine.attention_gpus, self.kv_heads)
+
+    def engine_cuts(self) -> tuple[Cut, ...]:
+        return (self._heads("attention"),)
+
+    def flops(self, length: float) -> float:
+        """Two a weight, and causal attention: half of 4 x width x length."""
+        return 2 * self.active + 2 * self.queries * length
+
+    def _heads(self, way: str) -> Cut:
+        what = f"{self.heads} attention heads and {self.kv_heads} KV heads"
+        return Cut(way, what, self.heads, self.kv_heads)

@@ -15,6 +15,9 @@ from slime_swe.recipes.families.config import Config as Config
 from slime_swe.recipes.shape import Shape
 
 FAMILIES: Mapping[str, str] = {
+    "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
+    "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
+    "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
     "qwen2": "slime_swe.recipes.families.qwen2.Qwen2",
     "qwen3": "slime_swe.recipes.families.qwen3.Qwen3",
     "qwen3_moe": "slime_swe.recipes.families.qwen3_moe.Qwen3Moe",
@@ -25,7 +28,8 @@ class Family:
     """One kind of model.
 
     model_types: that it reads, in `config.json`.
-    tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`.
+    tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`;
+        empty where there is none for it, and a recipe must name its own.
     reasoning_format: how a model that thinks marks its thoughts; empty for one that does not.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
     """

@@ -41,8 +41,8 @@ class Model:
     checkpoint: a folder in Hugging Face format; `ORG/NAME`, a folder of that name in `folder`; or `embedded:seed`, this
         package's seed policy.
     config: its shape, by the keys and values of the checkpoint's `config.json`, as many of them as its family reads.
-    family: `qwen2`, `qwen3`, `qwen3_moe` or the dotted path of a `slime_swe.recipes.families.Family`; empty for the one
-        that reads the config's `model_type`.
+    family: a name in `slime_swe.recipes.families.FAMILIES` or the dotted path of a `Family`; empty for the one that
+        reads the config's `model_type`.
     tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder` or the dotted path of a `ToolFormat`;
         empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds

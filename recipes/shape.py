@@ -80,6 +80,10 @@ class Shape:
         """Bytes that a token of context takes, on a GPU of the engine that holds part of it."""
         return self.total(lambda part: part.cache(engine))
 
+    def state(self, engine: SglangEngine) -> float:
+        """Bytes that a request takes there whatever its length."""
+        return self.total(lambda part: part.state(engine))
+
     def trainer_cuts(self, way: str) -> tuple[Cut, ...]:
         """What GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
         return _cuts(way, (cut for part in self.parts for cut in part.trainer_cuts()))

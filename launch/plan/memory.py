@@ -46,6 +46,11 @@ def cache_tokens(recipe: Recipe) -> int:
     return serving.capacity(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
 
 
+def running_requests(recipe: Recipe) -> float:
+    """Requests whose states of fixed size one engine holds."""
+    return serving.running(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
+
+
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
     """The fullest pipeline stage."""
     stages = (_stage(recipe, assumed, stage) for stage in range(recipe.parallel.pp))
@@ -103,6 +108,8 @@ def _context(layout: Layout, assumed: Assumptions) -> Component:
 def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
     tokens, most = cache_tokens(recipe), recipe.rollout.max_context
     detail = f"{tokens} tokens an engine, {tokens // most} full episodes"
+    if math.isfinite(states := running_requests(recipe)):
+        detail += f"; states of {states:.0f} requests"
     cache = Component("KV cache", max(cache_pool(recipe), 0.0), detail)
     parts = [_served_weights(recipe), cache, _runtime(recipe, assumed)]
     if recipe.cluster.colocate:

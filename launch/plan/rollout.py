@@ -13,7 +13,7 @@ from slime_swe.launch.args import at_once, staleness
 from slime_swe.launch.plan import roofline, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
-from slime_swe.launch.plan.memory import cache_tokens, sandbox_nodes, sglang_engine
+from slime_swe.launch.plan.memory import cache_tokens, running_requests, sandbox_nodes, sglang_engine
 from slime_swe.launch.plan.result import Phase
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
@@ -32,6 +32,7 @@ SLOW = 1.5  # from here on, commands that take so many times as long are what li
 CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes with rollout.sandbox=ray:BACKEND)"
 WANTED = "the groups that the schedule begins (rollout.batch_size x rollout.samples_per_task)"
 KV_CACHE = "the KV cache (serving.mem_fraction, serving.gpus_per_engine)"
+STATES = "the states of linear attention (serving.mem_fraction, serving.gpus_per_engine)"
 SANDBOXES = "rollout.sandbox_concurrency"
 
 
@@ -147,10 +148,11 @@ def slots_of(recipe: Recipe, work: Episodes) -> tuple[int, str]:
     limits = {
         "serving.concurrency": float(copies * recipe.serving.concurrency),
         KV_CACHE: copies * cache_tokens(recipe) / work.length,
+        STATES: copies * running_requests(recipe),
         SANDBOXES: float(recipe.rollout.sandbox_concurrency),
     }
     if recipe.serving.external_engines:
-        del limits[KV_CACHE]
+        del limits[KV_CACHE], limits[STATES]
     limit = min(limits, key=lambda name: limits[name])
     return max(int(limits[limit]), 1), limit
 

@@ -7,18 +7,33 @@ gets no faster when there is more to read.
 
 from __future__ import annotations
 
+from math import inf
+
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.recipes.layout import SglangEngine
 from slime_swe.recipes.shape import Shape
 
 MIB = 2**20
+STATE_SHARE = 0.9 / 1.9  # of a pool: SGLang's default of --mamba-full-memory-ratio
+STATES = 5  # of one request that runs: its own, those that the prefix cache keeps, and two that its scheduler fills
 
 
 def capacity(shape: Shape, engine: SglangEngine, pool: float) -> int:
-    """Tokens that one engine's cache holds, with `pool` bytes on each of its GPUs."""
-    groups = engine.gpus if engine.dp_attention else 1
-    return int(groups * max(pool, 0.0) / shape.cache(engine))
+    """Tokens that one engine's cache holds, with `pool` bytes on each of its GPUs. Where requests have a state of fixed
+    size too, SGLang sets aside a share of the pool for these."""
+    tokens = max(pool, 0.0) * (1 - STATE_SHARE if shape.state(engine) else 1)
+    return int(engine.gpus / engine.attention_gpus * tokens / shape.cache(engine))
+
+
+def running(shape: Shape, engine: SglangEngine, pool: float) -> float:
+    """Requests whose states one engine holds; without end where they have none.
+
+    Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`, `handle_max_mamba_cache` and
+    `_calculate_mamba_ratio`, with the radix cache and the overlapped schedule that are its defaults.
+    """
+    state = STATES * shape.state(engine)
+    return engine.gpus / engine.attention_gpus * max(pool, 0.0) * STATE_SHARE // state if state else inf
 
 
 def weight_bytes(shape: Shape, engine: SglangEngine) -> float:
@@ -67,7 +82,7 @@ def decode_seconds(
     bandwidth, flops: of one GPU, as reached. Heads that are replicated are read by each GPU that has them.
     """
     requests = batch * engine.attention_gpus / engine.gpus  # of one GPU
-    cache = requests * context * shape.cache(engine)
+    cache = requests * (context * shape.cache(engine) + 2 * shape.state(engine))  # a state is written too
     read = (read_bytes(shape, batch) / engine.gpus + cache) / bandwidth
     compute = batch * 2 * shape.active_parameters / (engine.gpus * flops)
     return max(read, compute) + len(shape.layers) * layer_latency

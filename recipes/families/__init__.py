@@ -21,6 +21,8 @@ FAMILIES: Mapping[str, str] = {
     "qwen2": "slime_swe.recipes.families.qwen2.Qwen2",
     "qwen3": "slime_swe.recipes.families.qwen3.Qwen3",
     "qwen3_moe": "slime_swe.recipes.families.qwen3_moe.Qwen3Moe",
+    "qwen3_next": "slime_swe.recipes.families.qwen3_next.Qwen3Next",
+    "qwen3_5": "slime_swe.recipes.families.qwen3_5.Qwen3_5",
 }
 
 

@@ -41,10 +41,11 @@ def experts(config: Config, **shared: Any) -> Experts:
     return Experts(config.size("hidden_size"), count, chosen, config.size("moe_intermediate_size"), **shared)
 
 
-def decoder(config: Config, layers: Iterable[Layer], **flags: Any) -> Shape:
-    """flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
+def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None, **flags: Any) -> Shape:
+    """tied: of a config that does not say so itself, but one that holds it.
+    flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
     config.only("hidden_act", "silu")
-    tied = config.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     shape = Shape(
         hidden=config.size("hidden_size"),
         vocab=config.size("vocab_size"),

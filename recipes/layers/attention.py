@@ -39,12 +39,11 @@ class GroupedAttention(Part):
         return self.kv_heads * self.head_dim
 
     def shard(self, layout: Layout) -> Shard:
-        """Norms are on every GPU of a tensor-parallel group, key/value heads copied where there are more GPUs."""
-        queries = self.queries / layout.tp
-        keys = self.keys / min(layout.tp, self.kv_heads)
-        projected = queries * (2 if self.output_gate else 1) + 2 * keys
-        weights = self.hidden * (projected + queries) + projected * self.qkv_bias
-        return Shard(dense=weights + 2 * self.head_dim * self.qk_norm + self.hidden)
+        """Norms are on every GPU of a tensor-parallel group. Key/value heads are cut even where there are more GPUs,
+        and put together again. Source: Megatron-LM `core/transformer/attention.py`, `get_query_key_value_tensors`."""
+        projected = self.queries * (2 if self.output_gate else 1) + 2 * self.keys
+        weights = self.hidden * (projected + self.queries) + projected * self.qkv_bias
+        return Shard(dense=weights / layout.tp + 2 * self.head_dim * self.qk_norm + self.hidden)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
         """The fused projection (q + 2k, of which the values are a view), queries and keys after rotation, the output,

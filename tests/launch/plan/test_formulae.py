@@ -142,7 +142,6 @@ def with_layouts(function):
 def test_the_gpus_together_hold_the_model(pair):
     model, layout = pair
     attention, feed_forward = model.layers[0].parts
-    assume(layout.tp <= attention.kv_heads)  # more GPUs than heads hold copies
     stages = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
     held = sum(stage.dense * layout.tp + stage.expert * layout.ep * layout.etp for stage in stages)
     router = model.hidden * (model.experts + feed_forward.shared_gate) if model.experts else 0

@@ -89,7 +89,7 @@ def words_of(file):
 
 
 @pytest.mark.parametrize(("name", "file"), FILES.items())
-def test_megatron_is_told_what_slimes_own_file_says(parser, slime_home, name, file):
+def test_our_flags_are_those_of_slimes_file(parser, slime_home, name, file):
     shape = published(name)
     ours, unknown = parser.parse_known_args([*REQUIRED, *to_argv(model_section(shape))])
     assert unknown == []
@@ -111,20 +111,59 @@ def plain(value, layers):
 
 
 COUNTED = {"Qwen2.5-Coder-7B-Instruct": 1, "Qwen3-235B-A22B": 1, "GLM-4.7": 4, "GLM-4.7-Flash": 2, "MiniMax-M2.5": 1}
+COUNTED |= {"Qwen3-Coder-Next": 4, "Qwen3.5-9B": 4, "Qwen3.6-35B-A3B": 4}
 """Published model -> layers of it that have each of its kinds."""
 
 
 @pytest.mark.parametrize(("name", "layers"), COUNTED.items())
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (4, 8)])
-def test_megatron_builds_as_many_parameters_as_we_count(parser, name, layers, tp, ep):
+def test_megatron_builds_as_many_parameters_as_we_count(parser, name, layers, tp, ep, tmp_path, linear_attention):
     """Of one GPU, at the model's full width, on a device of sizes alone."""
-    config = json.loads((PUBLISHED / f"{name}.json").read_text()) | {"num_hidden_layers": layers}
+    config = json.loads((PUBLISHED / f"{name}.json").read_text())
+    text = config.get("text_config", config)
+    text["num_hidden_layers"] = layers
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:layers]
+    (tmp_path / "config.json").write_text(json.dumps(config))
     shape = read_config(load_family("", config["model_type"]), config)[0]
     ep = ep if shape.experts else 1
     args = parser.parse_args([*REQUIRED, *to_argv(model_section(shape, tp))])
+    args.hf_checkpoint = str(tmp_path)
     found = sum(parameter.numel() for parameter in built(args, tp, ep).parameters())
     held = shard(shape, Layout(8, tp=tp, ep=ep), 0)
     assert found == held.parameters
+
+
+def local_block(config, **_):
+    """Megatron's specification without Transformer Engine, whatever else was asked for."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    return get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+
+
+@pytest.fixture
+def linear_attention(slime_home, monkeypatch):
+    """SLiME's linear attention, with PyTorch's modules in place of two of flash-linear-attention's."""
+    import torch
+    from slime_plugins.models import qwen3_5, qwen3_next
+    from transformers.models.qwen3_next import modeling_qwen3_next
+
+    class ShortConvolution(torch.nn.Conv1d):
+        def __init__(self, hidden_size, kernel_size, bias):
+            super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias)
+
+    class FusedRMSNormGated(torch.nn.RMSNorm):
+        def __init__(self, size, eps, **_):
+            super().__init__(size, eps)
+
+    for plugin in (qwen3_next, qwen3_5):
+        monkeypatch.setattr(plugin, "ShortConvolution", ShortConvolution, raising=False)
+        monkeypatch.setattr(plugin, "FusedRMSNormGated", FusedRMSNormGated, raising=False)
+        monkeypatch.setattr(plugin, "get_chunk_gated_delta_rule", lambda backend: None)
+        monkeypatch.setattr(plugin, "get_gpt_decoder_block_spec", local_block)
+        monkeypatch.setattr(plugin.accelerator, "current_device", lambda: torch.device("cpu"))
+    for name in ("Qwen3NextAttention", "Qwen3NextRMSNorm"):
+        monkeypatch.setattr(qwen3_next, name, getattr(modeling_qwen3_next, name), raising=False)
 
 
 def built(args, tp, ep):
@@ -132,8 +171,8 @@ def built(args, tp, ep):
     import torch
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.spec_utils import import_module
     from megatron.training.arguments import core_transformer_config_from_args
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -164,6 +203,7 @@ def built(args, tp, ep):
         sequence_parallel=False,  # of no parameters, and PyTorch's norms can't
         gradient_accumulation_fusion=False,
         no_persist_layer_norm=True,
+        layernorm_zero_centered_gamma=False,
         apply_rope_fusion=False,
     )
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
@@ -172,10 +212,13 @@ def built(args, tp, ep):
             tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1, create_gloo_process_groups=False
         )
         config = core_transformer_config_from_args(args)
-        make = import_module(args.spec) if args.spec else lambda args, config: get_gpt_decoder_block_spec(config, False)
-        spec = make(args, config)
+        make = import_module(args.spec) if args.spec else lambda args, config, stage: local_block(config)
+        spec = make(args, config, None)
         for layer in spec.layer_specs:
             parts = layer.submodules.self_attention.submodules
+            if parts is None:  # SLiME's linear attention, which has its own norm
+                layer.submodules.input_layernorm = IdentityOp
+                continue
             parts.core_attention = Nothing
             if args.multi_latent_attention:
                 parts.linear_q_down_proj = parts.linear_kv_down_proj = Duplicated

@@ -15,6 +15,7 @@ from slime_swe.recipes.layout import SglangEngine
 from slime_swe.recipes.shape import Shape
 
 MIB = 2**20
+NO_LIMIT = 10**12  # tokens, of a model without a cache
 STATE_SHARE = 0.9 / 1.9  # of a pool: SGLang's default of --mamba-full-memory-ratio
 STATES = 5  # of one request that runs: its own, those that the prefix cache keeps, and two that its scheduler fills
 
@@ -23,7 +24,8 @@ def capacity(shape: Shape, engine: SglangEngine, pool: float) -> int:
     """Tokens that one engine's cache holds, with `pool` bytes on each of its GPUs. Where requests have a state of fixed
     size too, SGLang sets aside a share of the pool for these."""
     tokens = max(pool, 0.0) * (1 - STATE_SHARE if shape.state(engine) else 1)
-    return int(engine.gpus / engine.attention_gpus * tokens / shape.cache(engine))
+    a_token = shape.cache(engine)
+    return int(engine.gpus / engine.attention_gpus * tokens / a_token) if a_token else NO_LIMIT
 
 
 def running(shape: Shape, engine: SglangEngine, pool: float) -> float:

@@ -52,13 +52,16 @@ class GatedDeltaNet(Part):
         return Shard(dense=projections + small)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Read from the code of SLiME's `slime_plugins/models/qwen3_next.py` and of flash-linear-attention, not
-        measured: the norm's input and output in fp32, and that in bf16 (10h); the convolution's input and output; the
-        gate; normed queries and keys, repeated to as many heads as the values have; the decays, their products in each
-        chunk, and others of a head; the output before and after its norm."""
+        """Read from the code, not measured: the norm's input and output in fp32, and that in bf16 (10h); the
+        convolution's input; values and gate; normed queries and keys, repeated to as many heads as the values have; the
+        decays, their products in each chunk, and others of a head; the output before and after its norm.
+
+        Source: SLiME `slime_plugins/models/qwen3_next.py`; flash-linear-attention `ops/gated_delta_rule/chunk.py`,
+        `ChunkGatedDeltaRuleFunction`.
+        """
         repeated = 2 * WEIGHT_BYTES * self.value_heads * self.key_dim
         of_heads = (2 * CHUNK + 24) * self.value_heads
-        wide = 2 * self.convolved + 3 * self.values
+        wide = self.convolved + 4 * self.values
         return layout.cp * (10 * self.hidden + WEIGHT_BYTES * wide + repeated + of_heads)
 
     def workspace(self, layout: Layout, *, skew: float) -> float:

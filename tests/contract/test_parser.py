@@ -8,11 +8,14 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+from tests.recipes.changes import changed, variant
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.sections import sections
+from slime_swe.recipes.base import Parallel
+from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.registry import RECIPES
 
 GPU_RECIPES = [name for name in RECIPES if resolve(name).engine == "slime"]
@@ -26,8 +29,8 @@ def parse(slime_home, tmp_path, monkeypatch):
     hopper = SimpleNamespace(major=9, minor=0)  # what Megatron's checks ask of the GPU
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: hopper)
 
-    def parsed(name):
-        recipe = resolve(name, [f"model.folder={tmp_path}"])
+    def parsed(recipe):
+        recipe = changed(recipe, "model.folder", str(tmp_path))
         folder = tmp_path / recipe.model.checkpoint
         converted = folder.with_name(f"{folder.name}_torch_dist")
         for made in (folder, converted):
@@ -50,11 +53,22 @@ def parse(slime_home, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", GPU_RECIPES)
 def test_slime_takes_the_command_line_and_means_what_we_mean(parse, name):
     """SLiME ignores a flag that it does not know, so each attribute is looked up."""
-    args, asked = parse(name)
+    assert different(*parse(resolve(name))) == {}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_slime_takes_each_family_s_flags_and_config(parse, name):
+    """Of its toy, on one GPU a copy: SLiME compares its flags with the checkpoint's `config.json`."""
+    recipe = variant("qwen3_coder_30b_a3b", model__config=load_family(name).toy(), parallel=Parallel())
+    assert different(*parse(recipe)) == {}
+
+
+def different(args, asked):
+    """Attribute -> what was asked for, and what SLiME made of it."""
     differ = {
         dest: (value, getattr(args, dest, "missing")) for dest, value in asked.items() if not same(args, dest, value)
     }
-    assert {dest: pair for dest, pair in differ.items() if dest not in SET_BY_SLIME} == {}
+    return {dest: pair for dest, pair in differ.items() if dest not in SET_BY_SLIME}
 
 
 SET_BY_SLIME = {

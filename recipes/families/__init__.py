@@ -15,14 +15,14 @@ from slime_swe.recipes.families.config import Config as Config
 from slime_swe.recipes.shape import Shape
 
 FAMILIES: Mapping[str, str] = {
-    "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
-    "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
-    "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
     "qwen2": "slime_swe.recipes.families.qwen2.Qwen2",
     "qwen3": "slime_swe.recipes.families.qwen3.Qwen3",
     "qwen3_moe": "slime_swe.recipes.families.qwen3_moe.Qwen3Moe",
     "qwen3_next": "slime_swe.recipes.families.qwen3_next.Qwen3Next",
     "qwen3_5": "slime_swe.recipes.families.qwen3_5.Qwen3_5",
+    "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
+    "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
+    "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
 }
 
 

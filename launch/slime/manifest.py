@@ -126,6 +126,8 @@ def _argv_of(dest: str, value: Any, flags: Mapping[str, Flag]) -> list[str]:
     takers = [name for name in flags if name not in alone]
     if not takers or value is None:
         raise UserError(f"no flag of SLiME sets args.{dest} to {value!r}: {', '.join(flags)}")
+    if isinstance(value, list | tuple) and flags[takers[0]].nargs is None and flags[takers[0]].action == "store":
+        value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
     return [takers[0], *_values(value)]
 
 

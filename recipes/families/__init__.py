@@ -20,6 +20,9 @@ FAMILIES: Mapping[str, str] = {
     "qwen3_moe": "slime_swe.recipes.families.qwen3_moe.Qwen3Moe",
     "qwen3_next": "slime_swe.recipes.families.qwen3_next.Qwen3Next",
     "qwen3_5": "slime_swe.recipes.families.qwen3_5.Qwen3_5",
+    "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
+    "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
+    "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
 }
 
 
@@ -27,7 +30,8 @@ class Family:
     """One kind of model.
 
     model_types: that it reads, in `config.json`.
-    tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`.
+    tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`;
+        empty where there is none for it, and a recipe must name its own.
     reasoning_format: how a model that thinks marks its thoughts; empty for one that does not.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
     """

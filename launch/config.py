@@ -26,7 +26,7 @@ from slime_swe.recipes.violation import refuse
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
-OPEN_SECTIONS = ("data.eval",)  # mappings whose keys are the user's own
+OPEN_SECTIONS = ("data.eval", "slime.flags")  # mappings whose keys are the user's own
 
 TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -35,6 +35,7 @@ TYPE_NAMES: dict[Any, str] = {
     bool: "true or false",
     list[str]: "a list of texts, such as [a,b]",
     dict[str, str]: "a mapping of texts, such as {a:b}",
+    dict[str, Any]: "a mapping of flags, such as {router-policy: manual}",
 }
 
 
@@ -201,9 +202,14 @@ def value_of(key: str, overrides: Sequence[str], default: str) -> str:
 
 
 def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
-    """The recipe with another value at a dotted key of two parts."""
-    section, _, name = key.partition(".")
-    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})})
+    """The recipe with another value at a dotted key."""
+    changed: Recipe = _with_value(recipe, key, value)
+    return changed
+
+
+def _with_value(part: Any, key: str, value: object) -> Any:
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(part, **{name: _with_value(getattr(part, name), rest, value) if rest else value})
 
 
 @cache

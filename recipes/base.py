@@ -7,7 +7,7 @@ key: `rollout.max_turns=6`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -340,6 +340,17 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Slime:
+    """What is said to SLiME, Megatron and SGLang beside the fields of the recipe.
+
+    flags: flag without its dashes -> value: true for a switch, else a number, a text or a list. No flag that a field of
+        the recipe sets is taken. The planner counts nothing of what they change.
+    """
+
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A complete run.
 
@@ -364,6 +375,7 @@ class Recipe:
     serving: Serving = field(default_factory=Serving)
     reward: Reward = field(default_factory=Reward)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    slime: Slime = field(default_factory=Slime)
 
     @property
     def data_parallel(self) -> int:

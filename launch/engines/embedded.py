@@ -40,6 +40,7 @@ RULES: tuple[Fixed, ...] = (
     ),
     *only("", _METRICS, "run.wandb_project"),
     *only(False, _METRICS, "run.tensorboard"),
+    *only({}, "the embedded engine is not SLiME, and has none of its flags", "slime.flags"),
 )
 
 

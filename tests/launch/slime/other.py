@@ -15,6 +15,7 @@ NAMED = {
     "optimizer.schedule": "cosine",
     "cluster.gpu": "A100-80GB",
     "serving.external_engines": ["host:1"],
+    "slime.flags": {"router-policy": "manual"},
     "model.checkpoint": "some/other",
     "model.architecture.rope_theta": 12345.0,
 }

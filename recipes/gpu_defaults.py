@@ -50,7 +50,7 @@ ROLLOUT = Rollout(
 GRPO = Algorithm(clip_low=0.2, clip_high=0.28, tis=True, tis_clip=2.0, std_normalization=False)
 ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
 SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
-RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)
+RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20, keep_checkpoints=2, keep_exports=2)
 # What SLiME's documents advise for agents (commit 624b824a):
 SLIME = Slime(
     flags={

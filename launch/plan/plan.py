@@ -116,7 +116,8 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
     size = formulae.checkpoint_bytes(recipe.model.architecture) / GIB
     yield (
         f"the whole run: {run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
-        f"{run.num_rollouts // run.save_interval} checkpoints of {size:.0f} GiB where run.dir lies"
+        f"at most {recipe.most_checkpoints} checkpoints of {size:.0f} GiB and {recipe.most_exports} exports of "
+        f"{formulae.WEIGHT_BYTES * recipe.model.architecture.parameters / GIB:.0f} GiB at once where run.dir lies"
     )
     if holds_images(recipe):
         images = recipe.rollout.batch_size * run.num_rollouts

@@ -87,7 +87,7 @@ def owners() -> dict[str, list[str]]:
 
 
 def _attributes(recipe: Recipe) -> Attributes:
-    groups = sections(recipe, Path("/run"), resume=False).values()
+    groups = sections(recipe, Path("/run"), resume=True).values()
     return {dest: value for group in groups for dest, value in group.items()}
 
 

@@ -33,7 +33,7 @@ OUR_NAMES = """
 swe_tasks swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget swe_sandbox
 swe_max_over_sampling swe_schedule swe_max_staleness swe_version_lag
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_negative_control swe_max_attempts swe_run_dir
-swe_threads swe_keep_checkpoints swe_attempt
+swe_threads swe_keep_checkpoints swe_keep_exports swe_attempt
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line

@@ -124,6 +124,8 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
     if not recipe.serving.external_engines:
         yield from _queue(recipe, work.length)
+    if recipe.slime.flags:
+        yield f"slime.flags ({', '.join(recipe.slime.flags)}) are passed on: what they change is not counted"
     if recipe.algorithm.routing_replay == "rollout":
         yield "algorithm.routing_replay=rollout: the routes, kept in the machine's memory, are not counted"
 

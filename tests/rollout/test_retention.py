@@ -9,6 +9,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.retention import INDEX, TRACKER, last_saved, remove_old
+from slime_swe.rollout.slime_plugin import generate_rollout
 
 
 class Run:
@@ -129,6 +130,15 @@ def test_what_a_crash_left_half_removed_looks_like_no_checkpoint_and_goes(tmp_pa
     assert (run.checkpoints / ".removed-iter_0000000").is_dir()
     run.begin(4, checkpoints=1)
     assert run.left[0] == [3] and not list(run.checkpoints.glob(".removed-*"))
+
+
+def test_it_happens_before_a_rollout_and_not_before_an_evaluation(tmp_path):
+    run = Run(tmp_path, range(3))
+    args = Namespace(save=str(run.checkpoints), swe_keep_checkpoints=1)
+    for evaluation, left in ((True, [0, 1, 2]), (False, [2])):
+        with pytest.raises((UserError, AttributeError)):  # these arguments play nothing
+            generate_rollout(args, 3, None, evaluation=evaluation)
+        assert run.left[0] == left
 
 
 def killed(*args, **options):

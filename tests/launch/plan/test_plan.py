@@ -452,6 +452,11 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
     assert problem.field == "cluster.disk_per_node" and "lower run.keep_checkpoints" in problem.fix
 
 
+def test_flags_that_are_passed_on_are_named():
+    found = plan(DENSE, "slime.flags={router-policy: manual, sglang-kv-cache-dtype: fp8_e4m3}")
+    assert any("slime.flags (router-policy, sglang-kv-cache-dtype)" in note for note in found.notes)
+
+
 # Assumptions
 
 

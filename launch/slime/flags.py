@@ -92,7 +92,7 @@ def _attributes(recipe: Recipe) -> Attributes:
 
 
 def _others(value: Any, hint: Any) -> list[Any]:
-    """Other values of a field: all of its choices, or one."""
+    """Other values of a field: all of its choices, or one; of a mapping none, and one for each of its keys."""
     if get_origin(hint) is Annotated and (extra := get_args(hint)[1].extra):
         return [choice for choice in extra[CHOICES] if choice != value]
     if isinstance(value, bool):
@@ -101,7 +101,9 @@ def _others(value: Any, hint: Any) -> list[Any]:
         return [value + 1]
     if isinstance(value, list):
         return [["a:1"]]
-    return [{}] if isinstance(value, dict) else [f"{value}x"]
+    if isinstance(value, dict):
+        return [{}, *({**value, name: other} for name, held in value.items() for other in _others(held, None))]
+    return [f"{value}x"]
 
 
 def _argv_of(name: str, value: Any, flag: Flag) -> list[str]:

@@ -39,7 +39,7 @@ STATE_FILE = "state.json"
 _DATA_SOURCE_STATE = re.compile(r".*_(\d+)\.\w+")
 # May differ on resume. A longer run is the same run, where the learning rate does not depend on its length.
 VOLATILE = frozenset(
-    {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_run_dir", "swe_attempt"}
+    {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_keep_exports", "swe_run_dir", "swe_attempt"}
     | {"sglang_router_ip", "sglang_router_port"}
 )
 

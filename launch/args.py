@@ -192,6 +192,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
+        "swe_keep_exports": recipe.run.keep_exports,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
 

@@ -26,11 +26,8 @@ from slime_swe.recipes.violation import refuse
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
-OPEN_SECTIONS = (
-    "data.eval",
-    "data.filters",
-    "model.config",
-)  # mappings whose keys are the user's or the checkpoint's own
+# Mappings whose keys are the user's, the checkpoint's or SLiME's own.
+OPEN_SECTIONS = ("data.eval", "data.filters", "model.config", "slime.flags")
 
 TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -215,9 +212,14 @@ def value_of(key: str, overrides: Sequence[str], default: str) -> str:
 
 
 def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
-    """The recipe with another value at a dotted key of two parts."""
-    section, _, name = key.partition(".")
-    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})})
+    """The recipe with another value at a dotted key."""
+    changed: Recipe = _with_value(recipe, key, value)
+    return changed
+
+
+def _with_value(part: Any, key: str, value: object) -> Any:
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(part, **{name: _with_value(getattr(part, name), rest, value) if rest else value})
 
 
 @cache

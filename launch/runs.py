@@ -16,7 +16,7 @@ from slime_swe.launch.config import dump_recipe, flatten, read_recipe, with_valu
 from slime_swe.recipes.base import Recipe
 
 RECIPE_FILE = "recipe.yaml"
-LENGTH, KEPT = "run.num_rollouts", "run.keep_checkpoints"
+LENGTH, KEPT = "run.num_rollouts", ("run.keep_checkpoints", "run.keep_exports")
 _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
 # What a start leaves that was killed before it had written its recipe.
 _LEFT = frozenset({ATTEMPTS, f".{RECIPE_FILE}.tmp"})
@@ -106,7 +106,7 @@ def changes(recipe: Recipe, folder: Path) -> list[str]:
     now = dict(flatten(dataclasses.asdict(recipe)))
     changed = [key for key in now if key not in _WHERE and now[key] != before[key]]
     longer = now[LENGTH] > before[LENGTH] and recipe.optimizer.schedule == "constant"
-    if not {KEPT, LENGTH}.issuperset(changed) or (LENGTH in changed and not longer):
+    if not {*KEPT, LENGTH}.issuperset(changed) or (LENGTH in changed and not longer):
         listed = "; ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed[:5])
         raise UserError(
             f"can't resume {folder} with another recipe: {listed}. Leave these out, or start a new run with another "

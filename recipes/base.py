@@ -386,8 +386,9 @@ class Run:
     num_rollouts: length of the run.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
     save_interval: rollouts between checkpoints.
-    keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. SLiME always keeps all, and accepts only
-        the default.
+    keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. Under SLiME the one before them stays until
+        the next rollout begins.
+    keep_exports: the same of the policy in Hugging Face format, which SLiME writes with each checkpoint.
     wandb_project: project in Weights & Biases; empty does not log there.
     tensorboard: write TensorBoard files into the run's folder.
     """
@@ -399,8 +400,20 @@ class Run:
     eval_interval: Count = 0
     save_interval: Size = 1
     keep_checkpoints: Count = 2
+    keep_exports: Count = 0
     wandb_project: str = ""
     tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Slime:
+    """What is said to SLiME, Megatron and SGLang beside the fields of the recipe.
+
+    flags: flag without its dashes -> value: true for a switch, else a number, a text or a list. No flag that a field of
+        the recipe sets is taken. The planner counts nothing of what they change.
+    """
+
+    flags: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -428,8 +441,24 @@ class Recipe:
     serving: Serving = field(default_factory=Serving)
     reward: Reward = field(default_factory=Reward)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    slime: Slime = field(default_factory=Slime)
 
     @property
     def data_parallel(self) -> int:
         """Copies of the model that the trainer holds; 0 where its GPUs are too few for one."""
         return self.cluster.train_gpus // (self.parallel.tp * self.parallel.pp * self.parallel.cp)
+
+    @property
+    def most_checkpoints(self) -> int:
+        """That lie in the run's folder at once. SLiME ends one of `async-save` when it begins the next."""
+        return self._most(self.run.keep_checkpoints, bool(self.slime.flags.get("async-save")))
+
+    @property
+    def most_exports(self) -> int:
+        """The same of the policy in Hugging Face format."""
+        return self._most(self.run.keep_exports)
+
+    def _most(self, keep: int, unfinished: int = 0) -> int:
+        """The newest is written before the oldest goes."""
+        total = -(-self.run.num_rollouts // max(1, self.run.save_interval))
+        return min(total, keep + 1 + unfinished) if keep else total

@@ -140,7 +140,7 @@ def not_fixed(recipe: Recipe, rules: Iterable[Fixed]) -> Iterator[Violation]:
     """Fields with another value than the one that an engine takes."""
     for key, value, why in rules:
         if lookup(recipe, key) != value:
-            shown = "empty" if value in ("", []) else _shown(value)
+            shown = "empty" if value in ("", [], {}) else _shown(value)
             yield Violation(key, f"{key}={lookup(recipe, key)!r} is not allowed", f"it must be {shown}: {why}")
 
 

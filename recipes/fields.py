@@ -25,10 +25,14 @@ OptionalHook = Annotated[
 Server = Annotated[str, Meta(pattern=r"^(https?://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}/?\Z")]
 
 
+CHOICES = "choices"  # in a constraint's `extra`
+
+
 def one_of(*names: str) -> Meta:
     """Text that is one of these."""
     said = ", ".join(filter(None, names)) + (", or empty" if "" in names else "")
-    return Meta(pattern=rf"^({'|'.join(map(re.escape, names))})\Z", description=f"one of {said}")
+    pattern = rf"^({'|'.join(map(re.escape, names))})\Z"
+    return Meta(pattern=pattern, description=f"one of {said}", extra={CHOICES: names})
 
 
 def constant(value: int, why: str) -> Meta:

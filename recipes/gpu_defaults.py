@@ -31,6 +31,7 @@ from slime_swe.recipes.base import (
     Rollout,
     Run,
     Serving,
+    Slime,
 )
 
 H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
@@ -49,7 +50,21 @@ ROLLOUT = Rollout(
 GRPO = Algorithm(clip_low=0.2, clip_high=0.28, mismatch="truncate", mismatch_high=2.0, std_normalization=False)
 ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
 SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
-RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20)
+RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20, keep_checkpoints=2, keep_exports=2)
+# What SLiME's documents advise for agents (commit 624b824a):
+SLIME = Slime(
+    flags={
+        # All turns of an episode reach the engine that has its prefix cached, by the header that `generate` sends
+        # (docs/en/get_started/agent.md, "Agent Serving And Performance"; docs/en/advanced/sglang-config.md).
+        "router-policy": "consistent_hashing",
+        # An engine that hangs is stopped, and started anew with the next weights; turns that it had are asked for
+        # again elsewhere meanwhile (docs/en/advanced/fault-tolerance.md, "Recommended Production Pattern").
+        "use-fault-tolerance": True,
+        # Seconds of each rollout before its first check: engines compile kernels. The document's 300 are more than
+        # some rollouts last, and the wait begins anew with each (slime/utils/health_monitor.py, `resume`).
+        "rollout-health-check-first-wait": 60,
+    }
+)
 
 
 def gpu_recipe(checkpoint: str, config: dict[str, Any], tool_format: str = "", **parts: Any) -> Recipe:
@@ -65,5 +80,6 @@ def gpu_recipe(checkpoint: str, config: dict[str, Any], tool_format: str = "", *
         "algorithm": GRPO,
         "optimizer": ADAMW,
         "run": RUN,
+        "slime": SLIME,
     }
     return Recipe(model=Model(checkpoint, config, tool_format=tool_format), **{**shared, **parts})

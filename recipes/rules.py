@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from slime_swe.recipes.base import Recipe, Run
+from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import against, lookup
 from slime_swe.recipes.layout import ONE_SERVER, Cut, SglangEngine, legal_sizes
 from slime_swe.recipes.violation import Violation, divisors, listed
@@ -142,12 +142,7 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
-    """What SLiME can't combine wherever it runs. Megatron removes checkpoints by `--save-retain-interval` alone, which
-    keeps every n-th and not the newest."""
-    no = against(recipe)
-    if recipe.run.keep_checkpoints != Run.keep_checkpoints:
-        fix = "leave run.keep_checkpoints out, and raise run.save_interval for fewer"
-        yield no("run.keep_checkpoints", "has no flag in SLiME, which keeps all", fix)
+    """What SLiME can't combine wherever it runs."""
     yield from _losses(recipe)
     yield from schedules(recipe)
 

@@ -20,6 +20,7 @@ from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, s
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.player import Group, Player, gather
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
+from slime_swe.rollout.retention import remove_old
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.settings import RolloutSettings
@@ -115,9 +116,11 @@ def generate_rollout(
     (`--rollout-function-path`, `--eval-function-path`).
 
     Groups that the filter drops are replaced. An evaluation's sets are `args.swe_eval_tasks`, not SLiME's datasets.
+    Checkpoints and exports that need not stay are removed before: see `retention.remove_old`.
     """
     if evaluation:
         return run(_evaluate(args))
+    remove_old(args, rollout_id)
     return run(_collect(args, rollout_id, data_source))
 
 

@@ -94,9 +94,10 @@ def _shared_memory() -> Finding:
 def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """A checkpoint is written before the one before it can go, so two must fit."""
     folder = Path(recipe.run.dir)
-    shape, engine = recipe.model.shape, engine_of(recipe)
-    one = checkpoint_bytes(shape) + WEIGHT_BYTES * shape.parameters  # the second in Hugging Face format
-    count, refusal = engine.checkpoints(recipe), unwritable(folder)
+    shape, exports, count = recipe.model.shape, recipe.most_exports, recipe.most_checkpoints
+    export = WEIGHT_BYTES * shape.parameters
+    one, rest = checkpoint_bytes(shape) + export, (exports - count) * export
+    refusal = unwritable(folder)
     if refusal:
         yield failure("run folder", refusal, "give another run.dir")
         return
@@ -104,9 +105,9 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     found = f"{size(free)} free in {folder}; a checkpoint takes {size(one)}"
     if free < min(2, count) * one + SMALLEST:
         yield failure("run folder", f"{found}, and two must fit", "make room there, or give another run.dir")
-    elif free < count * one + SMALLEST:
-        fix = f"{engine.fewer_checkpoints}, remove old checkpoints as the run goes, or give another run.dir"
-        yield warning("run folder", f"{found}: not all {count} fit", fix)
+    elif free < count * one + rest + SMALLEST:
+        fix = "lower run.keep_checkpoints and run.keep_exports, raise run.save_interval, or give another run.dir"
+        yield warning("run folder", f"{found}: not all {count} fit, with {exports} exports", fix)
     else:
         yield ok("run folder", found)
 

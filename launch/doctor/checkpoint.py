@@ -17,12 +17,12 @@ from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.model import mismatches
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import split, to_argv
-from slime_swe.launch.slime.paths import TRACKER
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
+from slime_swe.rollout.retention import TRACKER
 from slime_swe.rollout.tools import TOOLS
 
 INDEX = "model.safetensors.index.json"

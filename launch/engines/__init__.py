@@ -6,7 +6,6 @@ Adding one is a subclass in one file, given to a recipe by its dotted path (`eng
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +53,6 @@ class Engine:
     doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.runner.CHECKS`, or dotted
         paths of one's own.
     open_files: of this process: doctor's check fails below the first number and warns below the second.
-    fewer_checkpoints: what to change where the disk has no room for all of them.
     raises_open_files: it raises the soft limit to the hard one by itself, as Ray does.
     """
 
@@ -62,16 +60,11 @@ class Engine:
     on_cluster: ClassVar[bool] = False
     doctor: ClassVar[tuple[str, ...]] = ()
     open_files: ClassVar[tuple[int, int]] = (512, 1024)
-    fewer_checkpoints: ClassVar[str] = "raise run.save_interval"
     raises_open_files: ClassVar[bool] = False
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         """What this engine does not take of a recipe whose fields are valid one by one."""
         return ()
-
-    def checkpoints(self, recipe: Recipe) -> int:
-        """How many checkpoints lie in the folder of a whole run at most."""
-        return math.ceil(recipe.run.num_rollouts / max(1, recipe.run.save_interval))
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raise the `UserError` of what would keep the recipe from running, before a folder is made for it."""

@@ -39,8 +39,10 @@ RULES: tuple[Fixed, ...] = (
         "the embedded engine writes one after every rollout, and run.keep_checkpoints says how many stay",
         "run.save_interval",
     ),
+    *only(0, "each checkpoint of the embedded engine holds the policy in Hugging Face format", "run.keep_exports"),
     *only("", _METRICS, "run.wandb_project"),
     *only(False, _METRICS, "run.tensorboard"),
+    *only({}, "the embedded engine is not SLiME, and has none of its flags", "slime.flags"),
 )
 
 
@@ -51,7 +53,6 @@ class Embedded(Engine):
         *("recipe", "machine", "limits", "run folder", "packages", "ports", "checkpoint", "chat template"),
         *("tasks", "overlap", "plug-ins", "engine", "sandbox"),
     )
-    fewer_checkpoints = "lower run.keep_checkpoints"
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         yield from not_fixed(recipe, RULES)
@@ -60,11 +61,6 @@ class Embedded(Engine):
             why = "samples a rollout while SLiME trains on another"
             yield against(recipe)("rollout.schedule", why, f"use {listed(PLAYED)}")
         yield from losses(recipe)
-
-    def checkpoints(self, recipe: Recipe) -> int:
-        """The newest, and the one that is written before the oldest of them goes."""
-        total, keep = super().checkpoints(recipe), recipe.run.keep_checkpoints
-        return min(total, keep + 1) if keep else total
 
     def check(self, recipe: Recipe, start: Start) -> None:
         require(*EMBEDDED)

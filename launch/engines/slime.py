@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from slime_swe.errors import UserError
@@ -11,6 +12,7 @@ from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import Engine, Start
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import cut_back
@@ -34,7 +36,7 @@ class Slime(Engine):
     raises_open_files = True
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return rules.violations(recipe)
+        return chain(rules.violations(recipe), flags.violations(recipe))
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raises before Ray or a GPU is touched."""

@@ -6,15 +6,17 @@ SLiME's `train.py` or `train_async.py` runs with the recipe's own plug-ins; the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
 from slime_swe.launch.extras import require
+from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime_cpu.render import render
+from slime_swe.launch.slime.manifest import OF_THE_IMAGE
+from slime_swe.launch.slime_cpu.render import WITHOUT_GPU, render
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Fixed, not_fixed, only
@@ -41,7 +43,8 @@ class SlimeCpu(Engine):
     raises_open_files = True
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return chain(not_fixed(recipe, RULES), on_any_machine(recipe))
+        yield from chain(not_fixed(recipe, RULES), on_any_machine(recipe), flags.violations(recipe, WITHOUT_GPU))
+        yield from _without_sglang(recipe)
 
     def check(self, recipe: Recipe, start: Start) -> None:
         require_checkouts(os.environ)
@@ -58,3 +61,13 @@ class SlimeCpu(Engine):
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
         """The command that `run` starts once its server says where it is."""
         return render(recipe, folder, NO_SERVER, checkouts=Checkouts.find(), resume=resume)
+
+
+def _without_sglang(recipe: Recipe) -> Iterator[Violation]:
+    """SLiME starts its router here, PyPI's, and no SGLang server."""
+    for name, value in recipe.slime.flags.items():
+        key = f"{flags.HEADING}.{name}"
+        if name.startswith("sglang-"):
+            yield Violation(key, f"{key} is for SGLang, and the embedded server runs in its place", "leave it out")
+        elif value in OF_THE_IMAGE.get(f"--{name}", ()):
+            yield Violation(key, f"{key}={value} is known in SLiME's image alone", "use manual, or leave it out")

@@ -168,15 +168,25 @@ def _copies(reference: bool, older: bool) -> str:
 
 
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
-    """One node's disk, if all lies there: images of one rollout's tasks, the model twice, one checkpoint."""
+    """One node's disk, if all lies there: images of one rollout's tasks, the model twice, and what a run keeps."""
     model = recipe.model.shape
     tasks = recipe.rollout.batch_size if holds_images(recipe) else 0
     parts = (
         Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
         Component("model", 2 * WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
-        Component("one checkpoint", formulae.checkpoint_bytes(model), "weights and optimizer states"),
+        *_kept(recipe),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
+
+
+def _kept(recipe: Recipe) -> tuple[Component, Component]:
+    """What lies in the run's folder when it holds the most."""
+    model, counts = recipe.model.shape, (recipe.most_checkpoints, recipe.most_exports)
+    one = (formulae.checkpoint_bytes(model), WEIGHT_BYTES * model.parameters)
+    return (
+        Component("checkpoints", counts[0] * one[0], f"{counts[0]} of weights and optimizer states"),
+        Component("exports", counts[1] * one[1], f"{counts[1]} of weights in Hugging Face format"),
+    )
 
 
 def holds_images(recipe: Recipe) -> bool:

@@ -16,6 +16,7 @@ from slime_swe.launch.plan.result import Budget, Component, Plan, Timing
 from slime_swe.launch.plan.rollout import episodes_of
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.layers import WEIGHT_BYTES
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
 EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
@@ -116,13 +117,16 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
     size = formulae.checkpoint_bytes(recipe.model.shape) / GIB
     yield (
         f"the whole run: {run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
-        f"{run.num_rollouts // run.save_interval} checkpoints of {size:.0f} GiB where run.dir lies"
+        f"at most {recipe.most_checkpoints} checkpoints of {size:.0f} GiB and {recipe.most_exports} exports of "
+        f"{WEIGHT_BYTES * recipe.model.shape.parameters / GIB:.0f} GiB at once where run.dir lies"
     )
     if holds_images(recipe):
         images = recipe.rollout.batch_size * run.num_rollouts
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
     if not recipe.serving.external_engines:
         yield from _queue(recipe, work.length)
+    if recipe.slime.flags:
+        yield f"slime.flags ({', '.join(recipe.slime.flags)}) are passed on: what they change is not counted"
     if recipe.algorithm.routing_replay == "rollout":
         yield "algorithm.routing_replay=rollout: the routes, kept in the machine's memory, are not counted"
 

@@ -41,6 +41,12 @@ OF_A_NODE = {
     "optimizer states": "take more nodes, which share out the optimizer's states",
 }
 """The same of a machine -> what to do."""
+OF_A_DISK = {
+    "task images": "lower rollout.batch_size",
+    "checkpoints": "lower run.keep_checkpoints",
+    "exports": "lower run.keep_exports",
+}
+"""The same of its disk."""
 
 Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and in words
 
@@ -98,7 +104,7 @@ def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
             fix = f"give at least {least} GiB, or {OF_A_NODE.get(largest, 'take machines with more')}"
         case _:
             key, what = "cluster.disk_per_node", f"cluster.disk_per_node={cluster.disk_per_node} is too little"
-            fix = f"give at least {least} GiB, or lower rollout.batch_size"
+            fix = f"give at least {least} GiB, or {OF_A_DISK.get(largest, 'take machines with more')}"
     return Violation(key, f"{what}: {_why(budget)}", fix)
 
 

@@ -16,6 +16,9 @@ import msgspec
 from slime_swe.errors import UserError
 
 _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
+# Choices that SLiME's image has and PyPI's packages lack, which the manifest is made from: the image's router is a fork
+# of SLiME's authors (docker/Dockerfile).
+OF_THE_IMAGE = {"--router-policy": ("consistent_hashing",)}
 _TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "json": json.loads}
 
 
@@ -101,7 +104,13 @@ def split(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 @cache
 def load_manifest() -> Manifest:
     """The manifest that comes with this package."""
-    return msgspec.json.decode((files("slime_swe.launch.slime") / "flags.json").read_bytes(), type=Manifest)
+    read = msgspec.json.decode((files("slime_swe.launch.slime") / "flags.json").read_bytes(), type=Manifest)
+    more = {name: with_choices(read.flags[name], choices) for name, choices in OF_THE_IMAGE.items()}
+    return msgspec.structs.replace(read, flags={**read.flags, **more})
+
+
+def with_choices(flag: Flag, choices: tuple[str, ...]) -> Flag:
+    return msgspec.structs.replace(flag, choices=tuple(dict.fromkeys((*(flag.choices or ()), *choices))))
 
 
 def to_argv(attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -128,10 +137,11 @@ def _argv_of(dest: str, value: Any, flags: Mapping[str, Flag]) -> list[str]:
         raise UserError(f"no flag of SLiME sets args.{dest} to {value!r}: {', '.join(flags)}")
     if isinstance(value, list | tuple) and flags[takers[0]].nargs is None and flags[takers[0]].action == "store":
         value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
-    return [takers[0], *_values(value)]
+    return [takers[0], *values(value)]
 
 
-def _values(value: Any) -> list[str]:
+def values(value: Any) -> list[str]:
+    """The words that follow a flag."""
     if isinstance(value, list | tuple):
-        return [text for inner in value for text in _values(inner)]
+        return [text for inner in value for text in values(inner)]
     return [json.dumps(value) if isinstance(value, dict) else str(value)]

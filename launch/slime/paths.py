@@ -13,8 +13,8 @@ from slime_swe.attempts import of_last_attempt, require_ended
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.records import EPISODES, EVALUATIONS
+from slime_swe.rollout.retention import last_saved
 
-TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name: it takes no folder for a checkpoint without it
 CHECKPOINTS = "checkpoints"  # Megatron's, and the data source's state of each
 EXPORTS = "exports"  # the same weights in Hugging Face format, one folder a rollout
 WEIGHTS = "weights"  # the newest weights in Hugging Face format, for as long as external engines load them
@@ -37,12 +37,6 @@ def cut_back(run: Path) -> None:
         if path.exists():
             with writing(path):
                 _keep(path, _lines_up_to(path, last))
-
-
-def last_saved(checkpoints: Path) -> int:
-    """The rollout after which Megatron saved the newest checkpoint; -1 where there is none."""
-    tracker = checkpoints / TRACKER
-    return int(tracker.read_text(encoding="ascii")) if tracker.is_file() else -1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import slime_swe
 from slime_swe.launch.args import Attributes, ours
+from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
 from slime_swe.launch.slime.job import Job
@@ -28,7 +29,7 @@ def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Che
     run, found = folder.resolve(), checkouts or Checkouts.find()
     return Job(
         program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script_of(recipe))),
-        flags=render_flags(sections(recipe, run, resume=resume)),
+        flags=render_flags(recipe, sections(recipe, run, resume=resume)),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),
         directory=run,
@@ -40,9 +41,10 @@ def script_of(recipe: Recipe) -> str:
     return "train_async.py" if at_once(recipe) else "train.py"
 
 
-def render_flags(attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, ...]]:
-    """Heading -> arguments; a group that comes to no flag is left out."""
-    groups = {heading: to_argv(group) for heading, group in attributes.items()}
+def render_flags(recipe: Recipe, attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, ...]]:
+    """Heading -> arguments, the recipe's own flags last; a group that comes to no flag is left out."""
+    groups = {heading: to_argv(group) for heading, group in flags.without_replaced(recipe, attributes).items()}
+    groups[flags.HEADING] = flags.argv_of(recipe)
     return {heading: group for heading, group in groups.items() if group}
 
 

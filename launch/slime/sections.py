@@ -28,8 +28,9 @@ RECOMPUTE: Mapping[str, Attributes] = {
 def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
     """Heading -> attributes, in the order of a command line.
 
-    A fresh run starts from `ref_load`; so does one that is resumed before its first checkpoint. Micro-batches hold
-    whole episodes up to the budget of tokens: not SLiME's FLOP-balanced ones, which exceed it.
+    A fresh run starts from `ref_load`; so does one that is resumed before its first checkpoint. A resumed run has its
+    schedule from the command line, not the checkpoint: Megatron else refuses a longer one. Micro-batches hold whole
+    episodes up to the budget of tokens: not SLiME's FLOP-balanced ones, which exceed it.
     """
     common, run, ways, cluster = shared(recipe, folder), recipe.run, recipe.parallel, recipe.cluster
     own_engines = not recipe.serving.external_engines
@@ -61,6 +62,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
         "optimizer": {
             **common["optimizer"],
             **(OFFLOAD if recipe.optimizer.cpu_offload else {}),
+            **({"override_opt_param_scheduler": True} if resume else {}),
         },
         "parallel": {
             "tensor_model_parallel_size": ways.tp,

@@ -37,7 +37,7 @@ def render(recipe: Recipe, folder: Path, address: str, *, checkouts: Checkouts, 
     run = folder.resolve()
     return Job(
         program=(sys.executable, "-m", "slime_swe.launch.slime_cpu.main", str(checkouts.slime / script_of(recipe))),
-        flags=render_flags(cpu_sections(recipe, run, address, resume=resume)),
+        flags=render_flags(recipe, cpu_sections(recipe, run, address, resume=resume)),
         environment=environment(recipe, run, checkouts) | {"OMP_NUM_THREADS": str(recipe.cluster.threads)},
         files=settings_files(recipe, run) | {run / SETTINGS: as_yaml(ours(recipe, run) | IN_FLOAT32)},
         directory=run,

@@ -33,7 +33,7 @@ SIGMOID_ROUTER: Mapping[str, Any] = {
 
 class Glm4Moe(Family):
     model_types = ("glm4_moe",)
-    tool_format = ""  # no parser of its format here yet: a recipe names its own
+    tool_format = "glm47"
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", True, stated=True)

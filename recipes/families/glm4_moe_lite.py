@@ -17,7 +17,7 @@ from slime_swe.recipes.shape import Shape
 
 class Glm4MoeLite(Family):
     model_types = ("glm4_moe_lite",)
-    tool_format = ""  # no parser of its format here yet: a recipe names its own
+    tool_format = "glm47"
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", False)

@@ -40,7 +40,7 @@ class WholeNormAttention(GroupedAttention):
 
 class MiniMaxM2(Family):
     model_types = ("minimax_m2",)
-    tool_format = ""  # no parser of its format here yet: a recipe names its own
+    tool_format = "minimax_m2"
 
     def read(self, config: Config) -> Shape:
         config.only("use_qk_norm", True)

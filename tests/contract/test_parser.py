@@ -8,10 +8,13 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+from tests.launch.slime.examples import examples
 from tests.recipes.changes import changed, variant
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.flags import without_replaced
+from slime_swe.launch.slime.manifest import OF_THE_IMAGE, load_manifest
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Parallel
@@ -28,6 +31,7 @@ def parse(slime_home, tmp_path, monkeypatch):
 
     hopper = SimpleNamespace(major=9, minor=0)  # what Megatron's checks ask of the GPU
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: hopper)
+    as_in_the_image(monkeypatch)
 
     def parsed(recipe):
         recipe = changed(recipe, "model.folder", str(tmp_path))
@@ -45,7 +49,8 @@ def parse(slime_home, tmp_path, monkeypatch):
         for variable, value in job.environment.items():
             monkeypatch.setenv(variable, value)
         asked = sections(recipe, (tmp_path / "run").resolve(), resume=False)
-        return parse_args(), {name: value for group in asked.values() for name, value in group.items()}
+        groups = without_replaced(recipe, asked).values()
+        return parse_args(), {name: value for group in groups for name, value in group.items()} | passed_on(recipe)
 
     return parsed
 
@@ -97,6 +102,55 @@ SET_BY_SLIME = {
     "load",  # the converted checkpoint, where there is none to resume from
     "use_routing_replay",  # by use_rollout_routing_replay
 }
+
+
+def as_in_the_image(monkeypatch):
+    """The parser of the router takes what that in SLiME's image takes, which is a fork without a package. The policies
+    are in PyPI's router, whose parser leaves one out (`sglang_router.router.policy_from_str`)."""
+    from slime.backends.sglang_utils import arguments
+
+    def add(parser):
+        parser = theirs(parser)
+        for action in parser._actions:
+            action.choices = [*(action.choices or ()), *more] if (more := choices(action)) else action.choices
+        return parser
+
+    def choices(action):
+        return [choice for option in action.option_strings for choice in OF_THE_IMAGE.get(option, ())]
+
+    theirs = arguments.add_sglang_router_arguments
+    monkeypatch.setattr(arguments, "add_sglang_router_arguments", add)
+
+
+def passed_on(recipe):
+    return {load_manifest().flags[f"--{name}"].dest: value for name, value in recipe.slime.flags.items()}
+
+
+PASSED_ON = {  # a flag of each kind
+    "router-policy": "manual",
+    "async-save": "true",
+    "attention-backend": "fused",
+    "rollout-health-check-timeout": "60",
+    "offload-rollout": "false",
+    "sglang-cuda-graph-bs": "[1,2,4]",
+    "sglang-log-level": "error",
+    "train-env-vars": "{A: b}",
+}
+
+
+def test_slime_holds_the_value_of_each_kind_of_flag(parse):
+    flags = [f"slime.flags.{name}={value}" for name, value in PASSED_ON.items()]
+    args, asked = parse(resolve("qwen25_coder_1_5b", flags))
+    dests = {load_manifest().flags[f"--{name}"].dest for name in PASSED_ON}
+    assert len(dests) == len(PASSED_ON)
+    assert {dest: getattr(args, dest) for dest in dests if not same(args, dest, asked[dest])} == {}
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.title)
+def test_slime_takes_every_documented_example(parse, example):
+    name, *overrides = example.words
+    args, asked = parse(resolve(name, overrides))
+    assert {dest: value for dest, value in asked.items() if not same(args, dest, value)}.keys() <= SET_BY_SLIME
 
 
 def same(args, dest, value):

@@ -17,7 +17,8 @@ requests = pytest.importorskip("requests", reason="comes with SLiME's environmen
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(params=["cache_aware", "manual"])  # the second keeps an episode where it began, by its name
+# All but the first keep an episode where it began, by its name.
+@pytest.fixture(params=["cache_aware", "manual", "consistent_hashing"])
 def args(args, request):
     args.router_policy = args.sglang_router_policy = request.param
     return args

@@ -88,9 +88,10 @@ def test_another_engine_is_one_override_away():
 
 
 @pytest.mark.parametrize("base", [variant("tiny_cpu", engine="slime_cpu"), load_recipe("qwen25_coder_7b")])
-def test_slime_keeps_every_checkpoint_and_takes_no_count(base):
-    with pytest.raises(UserError, match=r"run\.keep_checkpoints=0 has no flag in SLiME, which keeps all"):
-        require_legal(changed(base, "run.keep_checkpoints", 0))
+def test_under_slime_any_number_of_checkpoints_and_exports_may_stay(base):
+    for key in ("run.keep_checkpoints", "run.keep_exports"):
+        require_legal(changed(base, key, 0))
+        require_legal(changed(base, key, 5))
 
 
 def test_real_slime_on_a_cpu_keeps_slimes_own_rules():

@@ -71,6 +71,8 @@ def test_a_resumed_run_may_keep_more_checkpoints(recipe):
     changed = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, lr=1.0))
     with pytest.raises(UserError, match=r"optimizer\.lr"):
         require_same(kept(changed, 1), folder)
+    exports = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, keep_exports=7))
+    require_same(exports, folder)
 
 
 def test_a_moved_run_can_be_resumed(recipe, tmp_path):

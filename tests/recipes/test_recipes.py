@@ -24,7 +24,7 @@ def test_every_number_and_every_choice_has_a_constraint():
     free = {key for key, hint in field_types().items() if not allowed(hint) and hint is not bool}
     assert free == {
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
-        "run.wandb_project", "data.eval", "data.filters", "data.allow_overlap",
+        "run.wandb_project", "data.eval", "data.filters", "data.allow_overlap", "slime.flags",
         "engine", "model.tool_format", "model.family", "model.config",
     }  # fmt: skip
 

@@ -15,7 +15,6 @@ from tests.recipes.changes import variant
 from slime_swe.launch.doctor.capacity import check_model_folder, check_run_folder, existing, free_bytes, unwritable
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.engines import engine_of
 from slime_swe.recipes.registry import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +65,8 @@ def test_checking_leaves_nothing_behind(tmp_path):
 
 def test_room_is_counted_in_checkpoints(tmp_path):
     """A 7 B model's checkpoint: 7.6e9 weights x 16 bytes = 113 GiB."""
-    recipe = variant("qwen25_coder_7b", run__dir=str(tmp_path), run__num_rollouts=10**6, run__save_interval=1)
+    everything = {"run__num_rollouts": 10**6, "run__save_interval": 1, "run__keep_checkpoints": 0}
+    recipe = variant("qwen25_coder_7b", run__dir=str(tmp_path), **everything)
     finding = found(check_run_folder, recipe)
     assert "a checkpoint takes 113.5 GiB" in finding.message
     two = 2 * recipe.model.shape.parameters * 16
@@ -77,12 +77,12 @@ def test_room_is_counted_in_checkpoints(tmp_path):
 
 def test_checkpoints_that_stay_are_counted():
     """One more than stay: the newest is written before the oldest goes."""
-    counts = {
-        keep: engine_of(load_recipe("tiny_cpu")).checkpoints(variant("tiny_cpu", run__keep_checkpoints=keep))
-        for keep in (0, 1, 2, 10**6)
-    }
+    counts = {keep: variant("tiny_cpu", run__keep_checkpoints=keep).most_checkpoints for keep in (0, 1, 2, 10**6)}
     total = load_recipe("tiny_cpu").run.num_rollouts
     assert counts == {0: total, 1: 2, 2: 3, 10**6: total}
+    slime = variant("qwen25_coder_7b", run__keep_exports=1, slime__flags={"async-save": True})
+    assert (slime.most_checkpoints, slime.most_exports) == (4, 2)
+    assert variant("qwen25_coder_7b", run__num_rollouts=21).most_checkpoints == 2  # of save_interval=20
 
 
 def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
@@ -92,8 +92,10 @@ def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):
     assert found(check_run_folder, variant("tiny_cpu", **kept)).status == Status.OK
     finding = found(check_run_folder, variant("tiny_cpu", **kept, run__keep_checkpoints=0))
     assert finding.status == Status.WARNING and "lower run.keep_checkpoints" in finding.fix
-    finding = found(check_run_folder, variant("tiny_cpu", **kept, engine="slime_cpu"))
-    assert finding.status == Status.WARNING and "raise run.save_interval" in finding.fix
+    finding = found(check_run_folder, variant("tiny_cpu", **kept, engine="slime_cpu", run__save_interval=8))
+    assert finding.status == Status.OK  # all exports stay, and are an eighth of a checkpoint: one of eight is made
+    finding = found(check_run_folder, variant("tiny_cpu", **kept | {"run__num_rollouts": 8 * long}, engine="slime_cpu"))
+    assert finding.status == Status.WARNING and "run.keep_exports" in finding.fix
 
 
 def test_a_model_that_is_there_needs_no_more_room(tmp_path):

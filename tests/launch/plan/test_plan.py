@@ -12,7 +12,7 @@ from tests.launch.plan import plans_page
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import rollout
+from slime_swe.launch.plan import formulae, rollout
 from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.launch.plan.simulation import schedules
@@ -464,6 +464,30 @@ def test_external_engines_are_not_planned_for():
     recipe = assemble(DENSE, ["serving.external_engines=['10.0.0.1:30000']", "cluster.colocate=false"])
     found = make_plan(recipe)
     assert {budget.name for budget in found.budgets} == {"training", "machine", "disk"}
+
+
+def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
+    """Those that stay and one more; a few rollouts write fewer. One checkpoint of a 32B model takes 427 GiB."""
+
+    def disk(*overrides):
+        found = plan(LARGE, *overrides)
+        return {part.name: part.bytes for part in found.budget("disk").components}, found
+
+    usual, _ = disk()
+    one = usual["checkpoints"] / 3
+    assert one == formulae.checkpoint_bytes(load_recipe(LARGE).model.shape)
+    assert usual["exports"] == 3 / 2 * usual["model"]
+    assert disk("run.num_rollouts=20")[0]["checkpoints"] == one
+    assert disk("slime.flags.async-save=true")[0]["checkpoints"] == 4 * one
+    everything, found = disk("run.keep_checkpoints=0")
+    assert everything["checkpoints"] == 10 * one
+    (problem,) = found.problems
+    assert problem.field == "cluster.disk_per_node" and "lower run.keep_checkpoints" in problem.fix
+
+
+def test_flags_that_are_passed_on_are_named():
+    found = plan(DENSE, "slime.flags={router-policy: manual, sglang-kv-cache-dtype: fp8_e4m3}")
+    assert any("slime.flags (router-policy, sglang-kv-cache-dtype)" in note for note in found.notes)
 
 
 # Assumptions

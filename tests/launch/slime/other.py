@@ -17,6 +17,7 @@ NAMED = {
     "optimizer.schedule": "cosine",
     "cluster.gpu": "A100-80GB",
     "serving.external_engines": ["host:1"],
+    "slime.flags": {"router-policy": "manual"},
     "model.checkpoint": "some/other",
     "model.family": "tests.recipes.other_family.Renamed",
 }

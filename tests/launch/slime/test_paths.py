@@ -10,7 +10,8 @@ import pytest
 
 from slime_swe.attempts import HeldError, attempting
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, TRACKER, cut_back
+from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, cut_back
+from slime_swe.rollout.retention import TRACKER
 
 
 @pytest.fixture

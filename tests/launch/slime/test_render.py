@@ -77,7 +77,7 @@ def test_only_a_resumed_run_loads_its_own_checkpoints():
     recipe = load_recipe(FIRST)
     fresh, resumed = flags_of(recipe), flags_of(recipe, resume=True)
     assert "--load" not in fresh
-    assert fresh | {"--load": [str(FOLDER / "checkpoints")]} == resumed
+    assert fresh | {"--load": [str(FOLDER / "checkpoints")], "--override-opt-param-scheduler": []} == resumed
 
 
 def test_what_slime_has_no_flag_for_is_in_the_settings_file():

@@ -1,0 +1,130 @@
+"""`slime.flags`: flags of SLiME, Megatron and SGLang that no field of a recipe sets, checked against the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from slime_swe.errors import UserError
+from slime_swe.launch.args import Attributes
+from slime_swe.launch.config import with_value
+from slime_swe.launch.slime.manifest import Flag, load_manifest, values
+from slime_swe.launch.slime.sections import sections
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import field_types, lookup
+from slime_swe.recipes.fields import CHOICES
+from slime_swe.recipes.registry import load_recipe
+from slime_swe.recipes.violation import Violation, listed
+
+HEADING = "slime.flags"
+# Of what every run sets: no field and no plug-in of ours depends on it.
+REPLACEABLE = ("attention_backend", "log_probs_chunk_size", "moe_token_dispatcher_type")
+USUAL = "qwen3_coder_30b_a3b"  # a recipe with something in every section: a mixture, on GPUs
+
+
+def violations(recipe: Recipe, taken: Collection[str] = ()) -> Iterator[Violation]:
+    """Names that SLiME does not have, values that it does not take, and what is set already: by a field, by every run
+    or by another of these flags. taken: further attributes that an engine sets."""
+    seen: dict[str, str] = {}
+    for name, value in recipe.slime.flags.items():
+        key, flag = f"{HEADING}.{name}", load_manifest().flags.get(f"--{name}")
+        if flag is None or flag.action in ("help", "version"):
+            yield Violation(key, f"{key} is no flag of SLiME, Megatron or SGLang", _nearest(name))
+        elif fields := owners().get(flag.dest):
+            yield Violation(key, f"{key} sets args.{flag.dest}, which {listed(fields)} sets", f"change {fields[0]}")
+        elif flag.dest in taken or (flag.dest in owners() and flag.dest not in REPLACEABLE):
+            yield Violation(key, f"{key} sets args.{flag.dest}, which every run sets by itself", "leave it out")
+        elif other := seen.get(flag.dest):
+            yield Violation(key, f"{key} sets args.{flag.dest}, which {HEADING}.{other} sets", "give one of them")
+        else:
+            seen[flag.dest] = name
+            try:
+                load_manifest().check(_argv_of(name, value, flag))
+            except UserError as error:
+                yield Violation(key, f"{key}={value!r} is not allowed", str(error))
+
+
+def argv_of(recipe: Recipe) -> tuple[str, ...]:
+    """The flags as a command line."""
+    flags = load_manifest().flags
+    given = recipe.slime.flags.items()
+    return tuple(word for name, value in given for word in _argv_of(name, value, flags[f"--{name}"]))
+
+
+def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes]) -> dict[str, Attributes]:
+    """The groups of attributes, less what the flags set."""
+    replaced = {load_manifest().flags[f"--{name}"].dest for name in recipe.slime.flags}
+    return {
+        heading: {dest: value for dest, value in group.items() if dest not in replaced}
+        for heading, group in groups.items()
+    }
+
+
+@cache
+def owners() -> dict[str, list[str]]:
+    """Attribute of SLiME's `args` -> the recipe's fields that change it, that which changes the least else first; none
+    where every run sets it alike.
+
+    Found by giving each field another value, so that there is no table to be kept in step with `sections`.
+    """
+    usual = with_value(load_recipe(USUAL), "algorithm.kl_coef", 0.1)
+    before = _attributes(usual)
+    found: dict[str, list[str]] = {dest: [] for dest in before}
+    for key, hint in field_types().items():
+        for value in _others(lookup(usual, key), hint):
+            with suppress(UserError):  # another family than any that there is
+                after = _attributes(with_value(usual, key, value))
+                for dest in before | after:
+                    if before.get(dest) != after.get(dest) and key not in found.setdefault(dest, []):
+                        found[dest].append(key)
+    fields = Counter(key for keys in found.values() for key in keys)
+    return {dest: sorted(keys, key=lambda key: fields[key]) for dest, keys in found.items()}
+
+
+def _attributes(recipe: Recipe) -> Attributes:
+    groups = sections(recipe, Path("/run"), resume=True).values()
+    return {dest: value for group in groups for dest, value in group.items()}
+
+
+def _others(value: Any, hint: Any) -> list[Any]:
+    """Other values of a field: all of its choices, or one; of a mapping none, and one for each of its keys."""
+    if get_origin(hint) is Annotated and (extra := get_args(hint)[1].extra):
+        return [choice for choice in extra[CHOICES] if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1]
+    if isinstance(value, list):
+        return [["a:1"]]
+    if isinstance(value, dict):
+        return [{}, *({**value, name: other} for name, held in value.items() for other in _others(held, None))]
+    return [f"{value}x"]
+
+
+def _argv_of(name: str, value: Any, flag: Flag) -> list[str]:
+    """A switch that is false is left out, or is the other of `--x` and `--no-x` where there are two. Raises
+    `UserError`."""
+    word = f"--{name}"
+    if flag.switch:
+        if not isinstance(value, bool):
+            raise UserError("it is a switch, and takes true or false")
+        opposite = f"--{name.removeprefix('no-')}" if name.startswith("no-") else f"--no-{name}"
+        return [word] if value else [opposite] if flag.action == "BooleanOptionalAction" else []
+    if value is None or isinstance(value, bool):
+        raise UserError(f"it takes a value; ~{HEADING}.{name} leaves the flag out")
+    if flag.action == "append":
+        return [part for each in (value if isinstance(value, list) else [value]) for part in (word, *values(each))]
+    return [word, *values(value)]
+
+
+def _nearest(name: str) -> str:
+    names = [flag.removeprefix("--") for flag in load_manifest().flags]
+    plain = name.lstrip("-").replace("_", "-")
+    same = [flag for flag in (plain, f"sglang-{plain}") if flag in names]  # SGLang's own name, as its documents have it
+    nearest = same or get_close_matches(plain, names, n=3, cutoff=0.6)
+    return f"did you mean {listed(nearest)}?" if nearest else "`--dry-run` shows what is given already"

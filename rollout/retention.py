@@ -1,0 +1,86 @@
+"""Old checkpoints and exports of a run under SLiME, which removes none by itself."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from slime_swe.fields import Meta, read_arguments
+
+TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name: it takes no folder for a checkpoint without it
+INDEX = "model.safetensors.index.json"  # SLiME writes it last into an export
+_CHECKPOINT = re.compile(r"iter_(\d{7,})\Z")
+_EXPORT = re.compile(r"(\d+)\Z")
+_GOING = ".removed-"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    save: str | None = None
+    save_hf: str | None = None  # a folder for each rollout: `.../{rollout_id}`
+    swe_keep_checkpoints: Annotated[int, Meta(ge=0)] = 0
+    swe_keep_exports: Annotated[int, Meta(ge=0)] = 0
+    swe_version_lag: Annotated[int, Meta(ge=0)] = 0
+
+
+def remove_old(args: Any, rollout_id: int) -> None:
+    """Remove, before rollout `rollout_id` is sampled, all but the newest `run.keep_checkpoints` and `run.keep_exports`
+    that are whole; 0 removes none.
+
+    A checkpoint counts once Megatron's tracker has come to it, which takes an asynchronous save longer, and once SLiME
+    has saved the data source's state of it: that of the rollout before this one, or of the one before that where the
+    next is sampled while one is trained. A resumed run needs both. Nothing newer is touched, as it may still be
+    written. Older ones that were never whole go with the rest. What is left half removed by a crash goes the next time.
+    A folder that can't be removed is named in the log, and the run goes on.
+    """
+    settings = read_arguments(_Settings, args)
+    settled = rollout_id - 1 - settings.swe_version_lag
+    if settings.save and settings.swe_keep_checkpoints:
+        newest = min(settled, last_saved(Path(settings.save), unreadable=-1))
+        _keep(Path(settings.save), _CHECKPOINT, newest, settings.swe_keep_checkpoints, lambda path: True)
+    if settings.save_hf and settings.swe_keep_exports:
+        folder = Path(settings.save_hf).parent
+        _keep(folder, _EXPORT, settled, settings.swe_keep_exports, lambda path: (path / INDEX).is_file())
+
+
+def last_saved(checkpoints: Path, *, unreadable: int | None = None) -> int:
+    """The rollout after which Megatron saved the newest checkpoint; -1 where there is none.
+
+    Raises `ValueError` for another text, unless `unreadable` stands for it: Megatron writes the file in place, and it
+    is empty for a moment.
+    """
+    tracker = checkpoints / TRACKER
+    if not tracker.is_file():
+        return -1
+    text = tracker.read_text(encoding="ascii").strip()
+    return unreadable if unreadable is not None and not text.isdecimal() else int(text)
+
+
+def _keep(folder: Path, name: re.Pattern[str], newest: int, keep: int, whole: Callable[[Path], bool]) -> None:
+    """Leave the newest `keep` whole ones up to the number `newest`, and what is newer than the last of them."""
+    if not folder.is_dir():
+        return
+    for left in folder.glob(f"{_GOING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    there = {int(match[1]): path for path in folder.iterdir() if (match := name.match(path.name))}
+    kept = sorted((number for number, path in there.items() if number <= newest and whole(path)), reverse=True)[:keep]
+    if len(kept) == keep:
+        for number in sorted(number for number in there if number < kept[-1]):
+            _remove(there[number])
+
+
+def _remove(path: Path) -> None:
+    """Under another name first, so that a crash leaves nothing that looks whole."""
+    going = path.with_name(f"{_GOING}{path.name}")
+    try:
+        path.rename(going)
+        shutil.rmtree(going)
+    except OSError as error:
+        _log.warning("can't remove %s: %s", path, error.strerror or error)

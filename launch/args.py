@@ -14,9 +14,10 @@ from typing import Any
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Model, Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.families import tool_format_of
+from slime_swe.rollout.chat.tokenizer import shipped_templates, template_path
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 EMBEDDED_SEED = "embedded:seed"
@@ -160,6 +161,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": tool_format_of(recipe.model),
+        "swe_chat_template": chat_template(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
         "swe_schedule": rollout.schedule,
@@ -179,6 +181,12 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
+
+
+def chat_template(model: Model) -> str:
+    """A shipped template's name, or a file's absolute path. Raises `UserError` where there is neither."""
+    name = model.chat_template
+    return name if not name or name in shipped_templates() else str(template_path(name).resolve())
 
 
 def staleness(recipe: Recipe) -> int:

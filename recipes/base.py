@@ -43,6 +43,7 @@ class Model:
         empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
         the same weights, converted for Megatron.
+    chat_template: a file, or the name of one in `rollout/chat/templates`; empty for the checkpoint's own.
     """
 
     checkpoint: Annotated[
@@ -51,6 +52,7 @@ class Model:
     architecture: Architecture
     tool_format: str = ""
     folder: Folder = "models"
+    chat_template: str = ""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class NativeAgent(Agent):
     @asynccontextmanager
     async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
         """See `Agent.open`. Raises `TemplateError` where the chat template can't be used token-exactly."""
-        template = await asyncio.to_thread(load_template, settings.checkpoint)
+        template = await asyncio.to_thread(load_template, settings.checkpoint, settings.chat_template)
         async with await engine_client(settings) as client:
             yield cls(settings, client, template)
 
@@ -97,9 +97,8 @@ class _Run:
                 return StopReason.SUBMITTED
             if self.statistics.turns >= self.settings.max_turns:
                 return StopReason.MAX_TURNS
-            closed = generation.tokens[-1] in self.template.stop_token_ids
             room = self.room - self._reserve()
-            added = await asyncio.to_thread(fit, results, partial(self._delta, closed), room)
+            added = await asyncio.to_thread(fit, results, partial(self._delta, generation.tokens), room)
             if added is None:
                 return StopReason.CONTEXT_FULL
             self.head = self.session.add_context(added)
@@ -163,11 +162,13 @@ class _Run:
             statistics.first_edit_patch = await self.sandbox.diff()
 
     def _parsed(self, generation: Generation) -> ParsedTurn:
-        return parse(self.template.decode(generation.tokens), self.settings.tool_format)
+        said = self.template.read(generation.tokens)
+        self.statistics.unkept_turns += not said.kept
+        return parse(said.content, self.settings.tool_format)
 
-    def _delta(self, closed: bool, texts: list[str]) -> list[int]:
+    def _delta(self, after: Sequence[int], texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
-        return self.template.delta(messages, closed=closed)
+        return self.template.delta(messages, after)
 
 
 def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: int) -> list[int] | None:
@@ -199,8 +200,8 @@ def cut(text: str, length: int) -> str:
     return f"{text[:head]}\n[cut: {len(text) - length} characters]\n{text[len(text) - (length - head) :]}"
 
 
-def load_template(checkpoint: str) -> ChatTemplate:
-    """The checkpoint's template with the native agent's tools, proven."""
-    template = ChatTemplate(load_tokenizer(checkpoint), [tool.spec.schema() for tool in TOOLS])
+def load_template(checkpoint: str, chat_template: str = "") -> ChatTemplate:
+    """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names."""
+    template = ChatTemplate(load_tokenizer(checkpoint, chat_template), [tool.spec.schema() for tool in TOOLS])
     template.prove()
     return template

@@ -28,7 +28,7 @@ CODER = CALLS.replace(
     {%- endfor -%}{{- "</function>\n</tool_call>" -}}""",
 )
 OWN = CALLS.replace("FORMAT", '{{- "[CALL " + call.function.name + "]" -}}')
-TRIMMING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n" + message.content | trim')
+LOWERING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n" + message.content | lower')
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_template_without_calls_can_not_be_compared(look):
 
 
 def test_a_template_that_is_not_exact_names_the_rule(look):
-    status, said = look(TRIMMING, "hermes")["chat template"]
+    status, said = look(LOWERING, "hermes")["chat template"]
     assert status == "failure" and "rule 'verbatim' fails" in said
 
 

@@ -44,7 +44,7 @@ class Talk:
     def say(self, messages: list[Message], said: Message, *, tools=TOOLS, cut: bool = False, train: bool = True):
         placed = self.tree.place(Request("m", tuple(messages), tools))
         self.prompts.append([token for node in placed.prompt.node.path() for token in node.tokens])
-        tokens = self.templates.turn(said)[: -1 if cut else None]
+        tokens = [*self.templates.turn(said), *([] if cut else self.templates.stop_token_ids)]
         numbers = [next(self.numbers) for _ in tokens]
         if train:
             self.sampled |= dict(zip(numbers, tokens, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,8 @@ from slime_swe.rollout.chat.tokenizer import Encoder, Piece, TemplateError
 
 Message = Mapping[str, Any]  # role and content; an assistant's may have reasoning_content and tool_calls
 Edit = Callable[[str], str]
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 _REMEMBERED = 64  # lists of roles, of which what is proven is kept
 
 # What a template is probed with: contents and histories that templates are known to treat specially.
@@ -276,10 +278,9 @@ class ChatTemplate:
             contents = ["x"] * len(roles)
             contents[at] = _EDITED
             text = render(contents)
-            fitting = (
-                edit for edit in EDITS if plain.text([*contents[:at], edit(_EDITED), *contents[at + 1 :]]) == text
-            )
-            edits[at] = next(fitting, str)
+            for edit in reversed(EDITS):
+                contents[at] = edit(_EDITED)
+                edits[at] = edit if plain.text(contents) == text else edits[at]
         return _Shape(pieces, tuple(edits))
 
     def _pieces(self, count: int, render: Callable[[list[str]], str]) -> list[Piece]:
@@ -318,8 +319,8 @@ class ChatTemplate:
             same = self._reads_as(said, reasoning, content, is_whole=not (self._wants_calls and roles[:1] == ("tool",)))
         if not same:
             raise TemplateError(
-                f"rule 'append-only' fails: a later turn changes the assistant's earlier reply {reasoning + content!r}; "
-                "model.chat_template names a template that keeps what was said"
+                f"rule 'append-only' fails: a later turn changes the assistant's earlier reply {reasoning + content!r} "
+                "(model.chat_template can name a template that keeps what was said)"
             )
         return added
 
@@ -361,11 +362,8 @@ class ChatTemplate:
             return False
         except TemplateError:
             turn = {**self._turn(_SAID, "hm", result), "tool_calls": self._calls()}
-            try:
+            with suppress(TemplateError):
                 self._render([_ASKED, turn, *result])
-            except TemplateError:
-                pass
-            else:
                 return True
             raise
 

@@ -127,7 +127,9 @@ DROPPING = shipped("qwen3").replace(
     '{{- "<|im_start|>assistant\\n<think>\\n" ~ thought ~ "\\n</think>\\n\\n" ~ said -}}',
     '{{- "<|im_start|>assistant\\n" ~ ("<think>\\n" ~ thought ~ "\\n</think>\\n\\n" if loop.revindex < 3) ~ said -}}',
 )
-FORGETTING = shipped("qwen3").replace('"\\n</think>\\n\\n" ~ said', '"\\n</think>\\n\\n" ~ said | upper')
+FORGETTING = shipped("qwen3").replace(
+    '"\\n</think>\\n\\n" ~ said', '"\\n</think>\\n\\n" ~ said | replace("Let", "LET")'
+)
 
 
 @pytest.mark.parametrize("source", [DROPPING, FORGETTING])
@@ -374,7 +376,7 @@ async def test_thirty_thinking_turns_through_the_proxy(name, path, echo, tokenis
 @pytest.mark.parametrize("path", PROTOCOLS)
 async def test_reasoning_is_streamed_in_the_protocol_s_own_field(path):
     key, more, _ = PROTOCOLS[path]
-    thought = "so it is " * 200
+    thought = "so it is " * 40
     async with opened("qwen3_5", [f"{thought.strip()}\n</think>\n\nDone.<|im_end|>"]) as (_, _, post):
         asked = {"model": "m", key: [{"role": "user", "content": "Fix."}], "stream": True, **more}
         lines = (await post(path, asked)).splitlines()

@@ -195,7 +195,7 @@ def test_a_rewritten_message_forks_and_what_stays_keeps_its_tokens_as_context(ta
     talk.say(history, asks("Done."))
     _, second = talk.check()
     assert talk.prompts[-1] == talk.whole(history)
-    assert sum(second.loss_mask) == len(talk.templates.turn(asks("Done.")))
+    assert sum(second.loss_mask) == len(talk.templates.turn(asks("Done."))) + 1  # its stop token
     assert talk.tree.unmatched == []
 
 

@@ -90,7 +90,7 @@ def test_a_template_reaches_the_plug_ins_by_its_name_or_its_absolute_path(tmp_pa
     for name, given in (("", ""), ("qwen3", "qwen3"), ("own.jinja", str(tmp_path / "own.jinja"))):
         recipe = variant("tiny_cpu", model__chat_template=name)
         assert to_args(recipe, tmp_path).swe_chat_template == given
-    with pytest.raises(UserError, match="model.chat_template=none: there is no such file"):
+    with pytest.raises(UserError, match=r"model\.chat_template=none: there is no such file"):
         to_args(variant("tiny_cpu", model__chat_template="none"), tmp_path)
 
 

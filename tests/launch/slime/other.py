@@ -16,6 +16,7 @@ NAMED = {
     "cluster.gpu": "A100-80GB",
     "serving.external_engines": ["host:1"],
     "model.checkpoint": "some/other",
+    "model.chat_template": "qwen3",
     "model.architecture.rope_theta": 12345.0,
 }
 

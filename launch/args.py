@@ -14,10 +14,11 @@ from typing import Any
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Model, Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.recipes.sandboxes import sandboxes_at_once
+from slime_swe.rollout.chat.tokenizer import shipped_templates, template_path
 
 EMBEDDED_SEED = "embedded:seed"
 CONSTANT_REDUCTION = "slime_swe.launch.slime.slime_plugin.constant_reduction"
@@ -170,6 +171,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": recipe.model.tool_calls,
+        "swe_chat_template": chat_template(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
         "swe_max_turns": rollout.max_turns,
         "swe_schedule": rollout.schedule,
@@ -195,6 +197,12 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_keep_exports": recipe.run.keep_exports,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
+
+
+def chat_template(model: Model) -> str:
+    """A shipped template's name, or a file's absolute path. Raises `UserError` where there is neither."""
+    name = model.chat_template
+    return name if not name or name in shipped_templates() else str(template_path(name).resolve())
 
 
 def program(path: str) -> str:

@@ -50,6 +50,7 @@ class Model:
         `sglang.NAME` for SGLang's parser of that name or the dotted path of a `ToolFormat`; empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
         the same weights, converted for Megatron.
+    chat_template: a file, or the name of one in `rollout/chat/templates`; empty for the checkpoint's own.
     """
 
     checkpoint: Annotated[
@@ -59,6 +60,7 @@ class Model:
     family: str = ""
     tool_format: str = ""
     folder: Folder = "models"
+    chat_template: str = ""
 
     @cached_property
     def kind(self) -> Family:

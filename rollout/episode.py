@@ -57,6 +57,7 @@ class Counters:
     tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
     malformed_calls: int = 0
     cut_turns: int = 0  # that their token limit ended before the policy did
+    unkept_turns: int = 0  # which the chat template would write otherwise
     edits: int = 0
     failed_edits: int = 0
     first_edit_patch: str | None = None

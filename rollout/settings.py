@@ -45,6 +45,7 @@ class RolloutSettings:
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
     experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
+    chat_template: Annotated[str, Argument("swe_chat_template")] = ""  # a file, or a shipped one's name
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:

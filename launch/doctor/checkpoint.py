@@ -20,7 +20,7 @@ from slime_swe.launch.slime.manifest import split, to_argv
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template
-from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer
+from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer, shipped_templates
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
 from slime_swe.rollout.retention import TRACKER
 from slime_swe.rollout.tools import TOOLS
@@ -156,13 +156,13 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield skipped("chat template", "there is no checkpoint")
         return
     try:
-        load_template(folder)
+        load_template(folder, recipe.model.chat_template)
     except TemplateError as error:
-        fix = "use the checkpoint's own template, or one that keeps earlier turns byte for byte"
+        fix = f"name a template that keeps earlier turns by model.chat_template: {', '.join(shipped_templates())}"
         yield failure("chat template", str(error), fix)
     else:
         yield ok("chat template", "each turn's increment is proven exact")
-    yield _tool_calls(load_tokenizer(folder), recipe.model.tool_calls)
+    yield _tool_calls(load_tokenizer(folder, recipe.model.chat_template), recipe.model.tool_calls)
 
 
 def _tool_calls(tokenizer: Any, written: str) -> Finding:

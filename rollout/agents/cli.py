@@ -121,7 +121,7 @@ class CliAgent(Agent):
     async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
         """See `Agent.open`. Raises `TemplateError` as the native agent does."""
         layer = await asyncio.to_thread(layer_of, cls.name, cls.version, cls.install)
-        tokenizer = await asyncio.to_thread(load_tokenizer, settings.checkpoint)
+        tokenizer = await asyncio.to_thread(load_tokenizer, settings.checkpoint, settings.chat_template)
         templates = await asyncio.to_thread(Templates, tokenizer, settings.tool_format)
         async with await engine_client(settings) as client, open_proxy() as proxy:
             policy = Policy(

@@ -41,7 +41,7 @@ class NativeAgent(Agent):
     @asynccontextmanager
     async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
         """See `Agent.open`. Raises `TemplateError` where the chat template can't be used token-exactly."""
-        template = await asyncio.to_thread(load_template, settings.checkpoint)
+        template = await asyncio.to_thread(load_template, settings.checkpoint, settings.chat_template)
         async with await engine_client(settings) as client:
             yield cls(settings, client, template)
 
@@ -106,10 +106,9 @@ class _Run:
                 return StopReason.CONTEXT_FULL
             if self.cut_in_a_row == MAX_CUT_TURNS:
                 return StopReason.MAX_RESPONSE
-            closed = generation.tokens[-1] in self.template.stop_token_ids
             notice = cut_notice(len(generation.tokens), any_run=bool(turn.calls)) if cut else ""
             room = self.room - self._reserve()
-            added = await asyncio.to_thread(fit, results, partial(self._delta, closed, notice), room)
+            added = await asyncio.to_thread(fit, results, partial(self._delta, generation.tokens, notice), room)
             if added is None:
                 return StopReason.CONTEXT_FULL
             self.head = self.session.add_context(added)
@@ -173,13 +172,15 @@ class _Run:
             statistics.first_edit_patch = await self.sandbox.diff()
 
     def _parsed(self, generation: Generation) -> ParsedTurn:
-        return parse(self.template.decode(generation.tokens), self.settings.tool_format, _SCHEMAS)
+        said = self.template.read(generation.tokens)
+        self.statistics.unkept_turns += not said.kept
+        return parse(said.content, self.settings.tool_format, _SCHEMAS)
 
-    def _delta(self, closed: bool, notice: str, texts: list[str]) -> list[int]:
+    def _delta(self, after: Sequence[int], notice: str, texts: list[str]) -> list[int]:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
         if notice:  # never a tool's result: it may be the answer to a turn without a call
             messages.append({"role": "user", "content": notice})
-        return self.template.delta(messages, closed=closed)
+        return self.template.delta(messages, after)
 
 
 def cut_notice(tokens: int, *, any_run: bool) -> str:
@@ -220,8 +221,8 @@ def cut(text: str, length: int) -> str:
     return f"{text[:head]}\n[cut: {len(text) - length} characters]\n{text[len(text) - (length - head) :]}"
 
 
-def load_template(checkpoint: str) -> ChatTemplate:
-    """The checkpoint's template with the native agent's tools, proven."""
-    template = ChatTemplate(load_tokenizer(checkpoint), _SCHEMAS)
+def load_template(checkpoint: str, chat_template: str = "") -> ChatTemplate:
+    """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names."""
+    template = ChatTemplate(load_tokenizer(checkpoint, chat_template), _SCHEMAS)
     template.prove()
     return template

@@ -15,6 +15,7 @@ from slime_swe.errors import UserError
 _REMEMBERED = 256  # texts, of at most so many characters: 6 MB, and as agents show files
 _REMEMBERED_LENGTH = 8192
 _LONG = 16_384  # characters or tokens, of which other threads should not have to wait for the end
+_TEMPLATES = Path(__file__).parent / "templates"
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
 Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
@@ -94,8 +95,24 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def load_tokenizer(checkpoint: str | Path) -> Any:
-    """A `transformers` tokenizer of a checkpoint folder or hub name.
+def shipped_templates() -> dict[str, Path]:
+    """Those of this package, by name."""
+    return {path.stem: path for path in sorted(_TEMPLATES.glob("*.jinja"))}
+
+
+def template_path(name: str) -> Path:
+    """The file of a shipped template, or at a path. Raises `UserError` with what there is."""
+    shipped = shipped_templates()
+    path = shipped[name] if name in shipped else Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"model.chat_template={name}: there is no such file, and the shipped templates are {', '.join(shipped)}"
+        )
+    return path
+
+
+def load_tokenizer(checkpoint: str | Path, chat_template: str = "") -> Any:
+    """A `transformers` tokenizer of a checkpoint folder or hub name, with another chat template where one is named.
 
     A folder that names the generic class gets that class. `AutoTokenizer` of transformers 5 goes by `model_type`
     instead: it silently puts Qwen's own pre-tokenizer on the vocabulary of any `qwen2` checkpoint.
@@ -105,7 +122,10 @@ def load_tokenizer(checkpoint: str | Path) -> Any:
     config = Path(checkpoint) / "tokenizer_config.json"
     named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
     loader = PreTrainedTokenizerFast if named in _GENERIC else AutoTokenizer
-    return loader.from_pretrained(checkpoint)
+    tokenizer = loader.from_pretrained(checkpoint)
+    if chat_template:
+        tokenizer.chat_template = template_path(chat_template).read_text(encoding="utf-8")
+    return tokenizer
 
 
 def vocabulary_size(checkpoint: str | Path) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import orjson
@@ -66,7 +67,8 @@ class AnthropicMessages:
         )
 
     def reply(self, request: Request, reply: Reply) -> bytes:
-        content: list[Object] = [{"type": "text", "text": reply.text}] if reply.text else []
+        content: list[Object] = [_thinking(reply, reply.reasoning)] if reply.reasoning else []
+        content += [{"type": "text", "text": reply.text}] if reply.text else []
         content += [_block(call, orjson.Fragment(_input(call))) for call in reply.calls]
         return orjson.dumps(
             {
@@ -87,12 +89,19 @@ class AnthropicMessages:
         return _event("ping")
 
     def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
+        index = count()
+        if reply.reasoning:
+            deltas: list[Object] = [
+                {"type": "thinking_delta", "thinking": piece} for piece in sse_pieces(reply.reasoning)
+            ]
+            deltas.append({"type": "signature_delta", "signature": _signature(reply)})
+            yield from _block_events(next(index), {**_thinking(reply, ""), "signature": ""}, deltas)
         if reply.text:
             deltas = [{"type": "text_delta", "text": piece} for piece in sse_pieces(reply.text)]
-            yield from _block_events(0, {"type": "text", "text": ""}, deltas)
-        for index, call in enumerate(reply.calls, 1 if reply.text else 0):
+            yield from _block_events(next(index), {"type": "text", "text": ""}, deltas)
+        for call in reply.calls:
             deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in sse_pieces(_input(call))]
-            yield from _block_events(index, _block(call, {}), deltas)
+            yield from _block_events(next(index), _block(call, {}), deltas)
         delta = {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(reply))
         yield _event("message_stop")
@@ -214,6 +223,15 @@ def _input(call: MessageCall) -> str:
         pass
     kept = {"raw": call.arguments, "len": len(call.arguments.encode())}
     return orjson.dumps({UNPARSED: kept}).decode()
+
+
+def _thinking(reply: Reply, text: str) -> Object:
+    return {"type": "thinking", "thinking": text, "signature": _signature(reply)}
+
+
+def _signature(reply: Reply) -> str:
+    """Clients may leave out thinking that has none. It proves nothing here: thinking that comes back is not read."""
+    return f"sig_{reply.id}"
 
 
 def _block(call: MessageCall, given: Any) -> Object:

@@ -71,6 +71,8 @@ class ChatCompletions:
 
     def reply(self, request: Request, reply: Reply) -> bytes:
         message: Object = {"role": "assistant", "content": reply.text, "refusal": None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
         if reply.calls:
             message["content"] = reply.text or None
             message["tool_calls"] = [_given(call) for call in reply.calls]
@@ -181,6 +183,8 @@ def _chunk(request: Request, reply_id: str, created: int, delta: Object, finish:
 
 
 def _deltas(reply: Reply) -> Iterator[Object]:
+    for piece in sse_pieces(reply.reasoning):
+        yield {"reasoning_content": piece}
     for piece in sse_pieces(reply.text):
         yield {"content": piece}
     for index, call in enumerate(reply.calls):

@@ -25,15 +25,17 @@ class MessageCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a client's history, its parts joined. Reasoning is not read: a recorded turn has its own.
+    """One message of a client's history, its parts joined, or what the policy said.
 
-    `calls` are an assistant's; `call_id` says which call a tool's message answers.
+    `calls` are an assistant's; `call_id` says which call a tool's message answers. `reasoning` is the policy's: that of
+    a client's history is not read, as a recorded turn has its own.
     """
 
     role: Role
     text: str
     calls: tuple[MessageCall, ...] = ()
     call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Reply:
     completion_tokens: int
     cached_tokens: int = 0
     created: int = 0  # Unix time, seconds
+    reasoning: str = ""
 
 
 Kind = Literal["invalid_request", "context_length", "authentication", "not_found", "too_large", "too_many", "engine"]

@@ -233,9 +233,17 @@ def _items(request: Request, reply: Reply) -> list[Object]:
             "content": [_content(reply.text)],
         }
         items.insert(0, message)
+    if reply.reasoning:
+        items.insert(0, _reasoning(reply))
     if reply.finish == "length":
         items[-1]["status"] = "incomplete"
     return items
+
+
+def _reasoning(reply: Reply) -> Object:
+    """Whole, and not as a summary. Nothing is encrypted: reasoning that comes back is not read."""
+    content = [{"type": "reasoning_text", "text": reply.reasoning}]
+    return {"type": "reasoning", "id": f"rs_{reply.id}", "status": "completed", "summary": [], "content": content}
 
 
 def _content(text: str) -> Object:
@@ -273,6 +281,9 @@ def _item_events(item: Object) -> Iterator[tuple[str, Object]]:
     if item["type"] == "message":
         yield "response.output_item.added", {"item": {**begun, "content": []}}
         yield from _text_events(item["id"], item["content"][0])
+    elif item["type"] == "reasoning":
+        yield "response.output_item.added", {"item": {**begun, "content": []}}
+        yield from _reasoning_events(item["id"], item["content"][0])
     else:
         key, event = _STREAMED[item["type"]]
         yield "response.output_item.added", {"item": {**begun, key: ""}}
@@ -288,6 +299,15 @@ def _text_events(item_id: str, content: Object) -> Iterator[tuple[str, Object]]:
     for piece in sse_pieces(content["text"]):
         yield "response.output_text.delta", {**at, "delta": piece, "logprobs": []}
     yield "response.output_text.done", {**at, "text": content["text"], "logprobs": []}
+    yield "response.content_part.done", {**at, "part": content}
+
+
+def _reasoning_events(item_id: str, content: Object) -> Iterator[tuple[str, Object]]:
+    at: Mapping[str, Any] = {"item_id": item_id, "content_index": 0}
+    yield "response.content_part.added", {**at, "part": {**content, "text": ""}}
+    for piece in sse_pieces(content["text"]):
+        yield "response.reasoning_text.delta", {**at, "delta": piece}
+    yield "response.reasoning_text.done", {**at, "text": content["text"]}
     yield "response.content_part.done", {**at, "part": content}
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
+from slime_swe.rollout.chat.template import SampledTurn
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
@@ -340,15 +341,15 @@ class ProxySession:
 
     async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
         request, prompt, tree = placed.request, placed.prompt, self.tree
-        generation, text = await self._sample(request, prompt)
-        said, finish = self._parse(request, generation, text)
+        generation, turn = await self._sample(request, prompt)
+        said, finish = self._parse(request, generation, turn)
         if self.tree is not tree:  # the record was cleared meanwhile
             placed = self.tree.place(request)
         known = generation.routed_experts is None or generation.experts_from == placed.prompt.node.experts_end
-        turn = self.tree.record(placed, said, generation, train=known and not self.side_call(request))
+        recorded = self.tree.record(placed, said, generation, train=known and not self.side_call(request))
         if arrival.body is not None:
             self._reader(arrival.wire).keep(arrival.body, request)
-        self._forget_answer(turn.at.after)
+        self._forget_answer(recorded.at.after)
         reply = Reply(
             id=secrets.token_hex(ID_BYTES),
             model=self.policy.model,
@@ -359,8 +360,9 @@ class ProxySession:
             completion_tokens=len(generation.tokens),
             cached_tokens=generation.cached_tokens,
             created=int(time.time()),
+            reasoning=said.reasoning,
         )
-        answer = self._answers[prompt.key] = Answer(reply, turn)
+        answer = self._answers[prompt.key] = Answer(reply, recorded)
         return answer
 
     def _forget_answer(self, turn: Turn | None) -> None:
@@ -368,7 +370,7 @@ class ProxySession:
         if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
             del self._answers[turn.at.key]
 
-    async def _sample(self, request: Request, prompt: Prompt) -> tuple[Generation, str]:
+    async def _sample(self, request: Request, prompt: Prompt) -> tuple[Generation, SampledTurn]:
         params = self._params(request, prompt)
         ids = prompt.node.encoded_path()
         experts_from = prompt.node.experts_end if self.policy.routing_replay else None
@@ -376,14 +378,15 @@ class ProxySession:
             generation = await self.policy.client.generate(
                 ids, params, experts_from=experts_from, headers=self.sampling.headers
             )
-        text = await self._decoded(generation.tokens)  # before the turn counts: until it is recorded, it is in flight
+        turn = await self._read_turn(generation.tokens)  # before it counts: until it is recorded, it is in flight
         self.failure, self.full = None, False
         self.statistics.add(generation)
-        return generation, text
+        self.statistics.unkept_turns += not turn.kept
+        return generation, turn
 
-    async def _decoded(self, tokens: list[int]) -> str:
-        decode = self.policy.templates.decode
-        return decode(tokens) if len(tokens) <= INLINE_TOKENS else await self._in_thread(decode, tokens)
+    async def _read_turn(self, tokens: list[int]) -> SampledTurn:
+        read = self.policy.templates.read
+        return read(tokens) if len(tokens) <= INLINE_TOKENS else await self._in_thread(read, tokens)
 
     def _params(self, request: Request, prompt: Prompt) -> Mapping[str, Any]:
         room = self.policy.max_context - prompt.node.end
@@ -396,15 +399,15 @@ class ProxySession:
         return params
 
     def _parse(
-        self, request: Request, generation: Generation, text: str
+        self, request: Request, generation: Generation, turn: SampledTurn
     ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
         """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
         gets plain text.
         """
         cut = generation.finish_reason == "length"
-        parsed = parse(text, self.policy.tool_format, request.tools)
+        parsed = parse(turn.content, self.policy.tool_format, request.tools)
         if not parsed.written or not request.tools:
-            return Message("assistant", text), "length" if cut else "stop"
+            return Message("assistant", turn.content, reasoning=turn.reasoning), "length" if cut else "stop"
         self.statistics.malformed_calls += sum(isinstance(call, MalformedCall) for call in parsed.written)
         calls = tuple(message_call(call) for call in parsed.written)
         pairs = zip(parsed.written, calls, strict=True)
@@ -412,7 +415,8 @@ class ProxySession:
         self.statistics.tool_calls.update(call.name for call in well_formed)
         self._awaited |= {call.id for call in well_formed}
         cut = cut and isinstance(parsed.written[-1], MalformedCall)
-        return Message("assistant", parsed.text_before.strip(), calls), "length" if cut else "tool_calls"
+        said = Message("assistant", parsed.text_before.strip(), calls, reasoning=turn.reasoning)
+        return said, "length" if cut else "tool_calls"
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from slime_swe.rollout.chat.template import ChatTemplate
+from slime_swe.rollout.chat.template import ChatTemplate, SampledTurn
 from slime_swe.rollout.chat.tokenizer import Piece, TemplateError
 from slime_swe.rollout.chat.tool_formats import ToolCall
 from slime_swe.rollout.chat.tool_formats import tool_format as tool_format_of
@@ -62,12 +62,16 @@ class Templates:
     def stop_token_ids(self) -> list[int]:
         return self._usual.stop_token_ids
 
+    def read(self, tokens: Sequence[int]) -> SampledTurn:
+        """What a sampled turn says."""
+        return self._usual.read(tokens)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without its stop token."""
         return self._usual.decode(tokens)
 
     def turn(self, said: Message) -> list[int]:
-        """Tokens of an assistant's message that the policy did not sample, stop token included."""
+        """Tokens of an assistant's message that the policy did not sample, without a stop token."""
         pieces: list[Piece] = [0] if said.text else []
         contents = [said.text]
         if said.calls:
@@ -75,7 +79,7 @@ class Templates:
             for number, text in enumerate(self._render([_tool_call(call) for call in said.calls])):
                 pieces.append(text if number % 2 == 0 else len(contents))
                 contents += [text] if number % 2 else []
-        return [*self._usual.encoder.ids(pieces, contents), self.stop_token_ids[0]]
+        return self._usual.unsampled(pieces, contents)
 
 
 def _tool_call(call: MessageCall) -> ToolCall:

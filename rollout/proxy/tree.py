@@ -50,13 +50,10 @@ class Prompt:
 
 @dataclass(eq=False)
 class Turn:
-    """What was said at a prompt. `closed`: whether its tokens end in the stop token. `unmatched`: the policy did not
-    say it.
-    """
+    """What was said at a prompt. `unmatched`: the policy did not say it."""
 
     said: Message
     node: Node
-    closed: bool
     key: Key
     at: Prompt
     in_tree: bool = False
@@ -120,7 +117,7 @@ class ConversationTree:
             template, opening, rest = start.prompt.template, None, start.rest
         else:
             before, rest = _until_assistant(_normal(request.messages))
-            known, opening = self._templates.known(request.tools), _roles(before)
+            known, opening = self._templates.known(request.tools), _plain(before)
             if known is None:
                 return False
             template = known
@@ -133,7 +130,7 @@ class ConversationTree:
         node = self._session.add_sampled(generation) if train else self._session.add_context(generation.tokens)
         self._recorded += 1
         key = _digest(prompt.key, b"%d" % self._recorded)
-        turn = Turn(said, node, generation.tokens[-1] in prompt.template.stop_token_ids, key, prompt, in_tree=True)
+        turn = Turn(said, node, key, prompt, in_tree=True)
         prompt.turns.append(turn)
         self._by_call |= {call.id: turn for call in said.calls}
         self._by_words[words_of(said)] = turn
@@ -238,9 +235,9 @@ class ConversationTree:
         if known is not None:
             return known
         if turn is not None:  # its tokens are context here
-            return Turn(turn.said, Node(turn.node.tokens, None, prompt.node), turn.closed, key, prompt)
+            return Turn(turn.said, Node(turn.node.tokens, None, prompt.node), key, prompt)
         tokens = self._templates.turn(said)
-        return Turn(said, Node(tokens, None, prompt.node), True, key, prompt, unmatched=True)
+        return Turn(said, Node(tokens, None, prompt.node), key, prompt, unmatched=True)
 
     def _attribute(self, prompt: Prompt, said: Message, edited: list[Edited]) -> Turn | None:
         """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
@@ -261,7 +258,7 @@ class ConversationTree:
         known = turn.prompts.get(key)
         if known is not None:
             return known
-        tokens = template.delta(_plain(block), closed=turn.closed)
+        tokens = template.delta(_plain(block), turn.node.tokens)
         return Prompt(Node(tokens, None, turn.node), template, key, turn)
 
 

@@ -25,7 +25,7 @@ def test_every_number_and_every_choice_has_a_constraint():
     assert free == {
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
         "run.wandb_project", "data.eval", "data.filters", "data.allow_overlap", "slime.flags",
-        "engine", "model.tool_format", "model.family", "model.config",
+        "engine", "model.tool_format", "model.chat_template", "model.family", "model.config",
     }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ import pytest
 from tests.recipes.changes import variant
 from tests.rollout.conftest import CHATML, make_tokenizer
 
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.errors import UserError
+from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, to_args
 from slime_swe.launch.doctor.checkpoint import check_chat
 from slime_swe.launch.doctor.machine import Machine
 
@@ -28,17 +29,18 @@ CODER = CALLS.replace(
     {%- endfor -%}{{- "</function>\n</tool_call>" -}}""",
 )
 OWN = CALLS.replace("FORMAT", '{{- "[CALL " + call.function.name + "]" -}}')
-TRIMMING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n" + message.content | trim')
+LOWERING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n" + message.content | lower')
 
 
 @pytest.fixture
 def look(tmp_path):
     """What is found with such a template and such a parser: check -> (status, message and fix)."""
 
-    def look(template: str, tool_format: str) -> dict[str, tuple[str, str]]:
+    def look(template: str, tool_format: str, chat_template: str = "") -> dict[str, tuple[str, str]]:
         make_tokenizer(template).save_pretrained(tmp_path)
         shutil.copy(checkpoint_folder(EMBEDDED_SEED) / "config.json", tmp_path)
-        recipe = variant("tiny_cpu", model__checkpoint=str(tmp_path), model__tool_format=tool_format)
+        model = {"checkpoint": str(tmp_path), "tool_format": tool_format, "chat_template": chat_template}
+        recipe = variant("tiny_cpu", **{f"model__{key}": value for key, value in model.items()})
         found = check_chat(recipe, Machine())
         return {finding.check: (finding.status.value, finding.message + finding.fix) for finding in found}
 
@@ -69,8 +71,27 @@ def test_a_template_without_calls_can_not_be_compared(look):
 
 
 def test_a_template_that_is_not_exact_names_the_rule(look):
-    status, said = look(TRIMMING, "hermes")["chat template"]
+    status, said = look(LOWERING, "hermes")["chat template"]
     assert status == "failure" and "rule 'verbatim' fails" in said
+
+
+def test_a_recipe_s_own_template_is_the_one_that_is_looked_at(look, tmp_path):
+    assert "model.chat_template: glm4_5, " in look(LOWERING, "hermes")["chat template"][1]
+    assert {status for status, _ in look(LOWERING, "hermes", "qwen3").values()} == {"ok"}
+    assert look(LOWERING, "hermes", "qwen3_5")["tool calls"][0] == "failure"
+    own = tmp_path / "own.jinja"
+    own.write_text(CHATML)
+    assert look(LOWERING, "hermes", str(own))["chat template"][0] == "ok"
+
+
+def test_a_template_reaches_the_plug_ins_by_its_name_or_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jinja").write_text(CHATML)
+    for name, given in (("", ""), ("qwen3", "qwen3"), ("own.jinja", str(tmp_path / "own.jinja"))):
+        recipe = variant("tiny_cpu", model__chat_template=name)
+        assert to_args(recipe, tmp_path).swe_chat_template == given
+    with pytest.raises(UserError, match=r"model\.chat_template=none: there is no such file"):
+        to_args(variant("tiny_cpu", model__chat_template="none"), tmp_path)
 
 
 def test_the_seed_policy_speaks_exactly():

@@ -19,6 +19,7 @@ NAMED = {
     "serving.external_engines": ["host:1"],
     "slime.flags": {"router-policy": "manual"},
     "model.checkpoint": "some/other",
+    "model.chat_template": "qwen3",
     "model.family": "tests.recipes.other_family.Renamed",
 }
 

@@ -44,7 +44,7 @@ class Talk:
     def say(self, messages: list[Message], said: Message, *, tools=TOOLS, cut: bool = False, train: bool = True):
         placed = self.tree.place(Request("m", tuple(messages), tools))
         self.prompts.append([token for node in placed.prompt.node.path() for token in node.tokens])
-        tokens = self.templates.turn(said)[: -1 if cut else None]
+        tokens = [*self.templates.turn(said), *([] if cut else self.templates.stop_token_ids)]
         numbers = [next(self.numbers) for _ in tokens]
         if train:
             self.sampled |= dict(zip(numbers, tokens, strict=True))
@@ -195,7 +195,7 @@ def test_a_rewritten_message_forks_and_what_stays_keeps_its_tokens_as_context(ta
     talk.say(history, asks("Done."))
     _, second = talk.check()
     assert talk.prompts[-1] == talk.whole(history)
-    assert sum(second.loss_mask) == len(talk.templates.turn(asks("Done.")))
+    assert sum(second.loss_mask) == len(talk.templates.turn(asks("Done."))) + 1  # its stop token
     assert talk.tree.unmatched == []
 
 

@@ -322,7 +322,8 @@ class ProxySession:
 
     def _require_room(self, prompt: Prompt) -> None:
         """For one more turn, and for a reply to this prompt."""
-        if self.statistics.turns + len(self._in_flight) >= self.policy.max_turns:
+        sampled = sum(not sampling.task.done() for sampling in self._in_flight.values())  # what is done is a turn
+        if self.statistics.turns + sampled >= self.policy.max_turns:
             self.ended = StopReason.MAX_TURNS
             raise ProxyError("not_found", f"this session has had its {self.policy.max_turns} model calls")
         if prompt.node.end > self.policy.max_context - MIN_REPLY:

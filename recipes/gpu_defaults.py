@@ -5,15 +5,19 @@ What is changed from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 - no KL penalty, no reference model: the reward is a test suite, and a second copy of the model costs memory;
 - clip-higher (DAPO, arXiv:2503.14476): rare good edits may grow faster than they may shrink. Neither bound acts while
   a rollout has one optimizer step and the old log-probabilities come from the weights that it trains: the ratio is 1;
+- every trained token of a step weighs the same (`reduction=token`, DAPO), whatever the length of its episode;
 - groups in which every episode, or none, solved the task are dropped and others sampled in their place (DAPO);
+- episodes that a limit of time, turns or context cut are left out of the loss, but not of the baseline
+  (`rollout.mask_truncated`);
 - advantages are not divided by the group's deviation (Dr. GRPO, arXiv:2503.20783), which would weigh tasks by how
-  seldom they are solved. Dr. GRPO's other change is not made: a token weighs 1 / its episode's trained tokens, as in
-  GRPO, unless a recipe says `reduction=constant` (Dr. GRPO's) or `token` (DAPO's);
+  seldom they are solved;
 - the baseline is over trajectories, whatever the number of training sequences that each became;
 - truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
 
-A recipe trains on the tasks that `data.train` names, one `Task` object a line. What is here, `synthetic:train`, are
-generated one-bug repositories, which say whether everything works and little about a model of this size.
+Each recipe trains on a corpus of real repositories, in containers, and is evaluated on SWE-bench Verified:
+`slime-swe tasks fetch` and `slime-swe tasks images` bring both. With `data.train=[synthetic:train] data.eval={}
+rollout.sandbox=local` any of them trains on generated one-bug repositories, which say whether everything works and
+little about a model of this size.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from slime_swe.recipes.base import (
 )
 
 H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
-PARALLEL = Parallel(tp=2, cp=2, max_tokens_per_gpu=16384, recompute="full")
+PARALLEL = Parallel(tp=2, cp=4, max_tokens_per_gpu=8192, recompute="none")
 SERVING = Serving(gpus_per_engine=2, concurrency=64, deterministic=False, mem_fraction=0.7)
 ROLLOUT = Rollout(
     batch_size=32,
@@ -44,12 +48,18 @@ ROLLOUT = Rollout(
     max_response=4096,
     max_context=32768,
     time_budget=900.0,
+    sandbox="docker",
     system_prompt="You are a software engineer. Repair the repository in the working directory: look at its files, "
     "change them, run its tests, and submit when they pass.",
 )
-GRPO = Algorithm(clip_low=0.2, clip_high=0.28, mismatch="truncate", mismatch_high=2.0, std_normalization=False)
+GRPO = Algorithm(
+    reduction="token", clip_low=0.2, clip_high=0.28, mismatch="truncate", mismatch_high=2.0, std_normalization=False
+)
 ADAMW = Optimizer(lr=1e-6, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_grad=1.0)
-SYNTHETIC = Data(train=["synthetic:train"], eval={"heldout": "synthetic:heldout"})
+VERIFIED = {"verified": "swebench:verified"}
+SWE_GYM = Data(train=["swegym:train"], eval=VERIFIED)
+R2E_GYM = Data(train=["r2egym:subset"], eval=VERIFIED)
+SWE_REBENCH = Data(train=["swerebench:filtered"], eval=VERIFIED)
 RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20, keep_checkpoints=2, keep_exports=2)
 # What SLiME's documents advise for agents (commit 624b824a):
 SLIME = Slime(
@@ -67,7 +77,9 @@ SLIME = Slime(
 )
 
 
-def gpu_recipe(checkpoint: str, config: dict[str, Any], tool_format: str = "", **parts: Any) -> Recipe:
+def gpu_recipe(
+    checkpoint: str, config: dict[str, Any], tool_format: str = "", chat_template: str = "", **parts: Any
+) -> Recipe:
     """A recipe for SLiME: `parts` of `Recipe`, and those above for all that they leave out."""
     shared = {
         "engine": "slime",
@@ -76,10 +88,12 @@ def gpu_recipe(checkpoint: str, config: dict[str, Any], tool_format: str = "", *
         "parallel": PARALLEL,
         "serving": SERVING,
         "rollout": ROLLOUT,
-        "data": SYNTHETIC,
+        "data": SWE_GYM,
         "algorithm": GRPO,
         "optimizer": ADAMW,
         "run": RUN,
         "slime": SLIME,
     }
-    return Recipe(model=Model(checkpoint, config, tool_format=tool_format), **{**shared, **parts})
+    return Recipe(
+        model=Model(checkpoint, config, tool_format=tool_format, chat_template=chat_template), **{**shared, **parts}
+    )

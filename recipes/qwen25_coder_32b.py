@@ -1,14 +1,16 @@
 """Qwen2.5-Coder-32B-Instruct on four nodes: the large dense preset.
 
-    slime-swe train recipe=qwen25_coder_32b data.train=[path/to/tasks.jsonl]
+    slime-swe train recipe=qwen25_coder_32b
 
-What is not stated here (algorithm, machine, sizes, what it trains on without `data.train`) is in `gpu_defaults.py`.
+What is not stated here is in `gpu_defaults.py`. Sandboxes are on all four nodes, whose cores they need.
 
-On one node: cluster.nodes=1 parallel.cp=1 parallel.max_tokens_per_gpu=32768 optimizer.cpu_offload=true
-rollout.sandbox_concurrency=96
+On one node: cluster.nodes=1 parallel.cp=1 parallel.max_tokens_per_gpu=32768 parallel.recompute=full
+optimizer.cpu_offload=true rollout.sandbox=docker rollout.sandbox_concurrency=96
 
-What to expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 61.4 % pass@1
-after fine-tuning on expert episodes, which this recipe does not do, and then GRPO.
+Follows: DeepSWE in tasks (R2E-Gym), turns and what it leaves out of GRPO, for a model that does not think.
+
+Expect: no score. 61.4 % pass@1 on SWE-bench Verified is published for this model after fine-tuning on expert episodes,
+which this recipe does not do, and then GRPO.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
-from slime_swe.recipes.gpu_defaults import H100_NODE, ROLLOUT, SERVING, gpu_recipe
+from slime_swe.recipes.gpu_defaults import H100_NODE, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 
 def recipe() -> Recipe:
@@ -39,7 +41,8 @@ def recipe() -> Recipe:
         },
         hardware="4 nodes of 8 x H100-80GB",
         cluster=replace(H100_NODE, nodes=4),
-        parallel=Parallel(tp=8, cp=2, max_tokens_per_gpu=16384, recompute="full"),
+        parallel=Parallel(tp=8, cp=4, max_tokens_per_gpu=8192, recompute="none"),
         serving=replace(SERVING, gpus_per_engine=4),
-        rollout=replace(ROLLOUT, time_budget=1200.0),
+        rollout=replace(ROLLOUT, time_budget=1200.0, sandbox="ray:docker"),
+        data=R2E_GYM,
     )

@@ -1,11 +1,15 @@
 """Qwen2.5-Coder-7B-Instruct on one node: the medium preset.
 
-    slime-swe train recipe=qwen25_coder_7b data.train=[path/to/tasks.jsonl]
+    slime-swe train recipe=qwen25_coder_7b
 
-What is not stated here (algorithm, machine, sizes, what it trains on without `data.train`) is in `gpu_defaults.py`.
+Everything but the model is `gpu_defaults.py`'s: 2,438 tasks of SWE-Gym, 32k context, GRPO. `docs/swe_gym_7b.md` has
+every command from an empty machine to a run.
 
-What to expect: little is published for agentic training of a 7B model, so no score is promised; this recipe has not
-been run on GPUs.
+Follows: SWE-Gym (arXiv:2412.21139) for tasks and model. Its 7B model was fine-tuned on episodes that solve tasks; this
+recipe has no such stage, and no result of reinforcement learning alone is published for this model.
+
+Expect: no score. Watch `solve_rate` of the trained tasks and the share of informative groups; where that falls below a
+tenth, most of the machine's time is spent on groups that are dropped.
 """
 
 from __future__ import annotations

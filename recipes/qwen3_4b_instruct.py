@@ -1,10 +1,12 @@
 """Qwen3-4B-Instruct-2507 on one node: a small model that does not think aloud, with a long context.
 
-    slime-swe train recipe=qwen3_4b_instruct data.train=[path/to/tasks.jsonl]
+    slime-swe train recipe=qwen3_4b_instruct
 
-What is not stated here (algorithm, machine, sizes, what it trains on without `data.train`) is in `gpu_defaults.py`.
+Everything but the model is `gpu_defaults.py`'s: SWE-Gym, 32k context, GRPO.
 
-What to expect: no score is promised, and this recipe has not been run on GPUs.
+Follows: nothing. No agentic training of this model is published.
+
+Expect: no score.
 """
 
 from __future__ import annotations

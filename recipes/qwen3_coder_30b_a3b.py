@@ -1,16 +1,17 @@
 """Qwen3-Coder-30B-A3B-Instruct, a mixture of 128 experts, on one node.
 
-    slime-swe train recipe=qwen3_coder_30b_a3b data.train=[path/to/tasks.jsonl]
+    slime-swe train recipe=qwen3_coder_30b_a3b
 
-What it changes from the algorithm in `gpu_defaults.py`, whose machine and tasks it shares, and why:
+What it changes from the algorithm in `gpu_defaults.py`, and why: rollout routing replay (arXiv:2510.11370), by which
+the trainer sends each token to the experts that SGLang sent it to.
 
-- every trained token of a step weighs the same (`reduction=token`, DAPO, arXiv:2503.14476);
-- rollout routing replay (arXiv:2510.11370): the trainer sends each token to the experts that SGLang sent it to.
+The optimizer's states stay in the node's memory (about 500 GiB), which lets the model fit 8 GPUs, and leaves room for
+128 sandboxes.
 
-The optimizer's states stay in the node's memory (about 370 GB), which lets the model fit 8 GPUs.
+Follows: uni-agent's training of this model on R2E-Gym, within one node: 64k tokens in place of 128k.
 
-What to expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1
-before and 52.0 % after asynchronous GSPO on R2E-Gym tasks, with 128k context.
+Expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1 before and
+52.0 % after, with 128k context; see `qwen3_coder_30b_a3b_async`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
-from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, ROLLOUT, SERVING, gpu_recipe
+from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 
 def recipe() -> Recipe:
@@ -50,6 +51,7 @@ def recipe() -> Recipe:
         rollout=replace(
             ROLLOUT, max_turns=100, max_response=8192, max_context=65536, time_budget=1800.0, sandbox_concurrency=128
         ),
-        algorithm=replace(GRPO, reduction="token", routing_replay="rollout"),
+        algorithm=replace(GRPO, routing_replay="rollout"),
+        data=R2E_GYM,
         optimizer=replace(ADAMW, cpu_offload=True),
     )

@@ -18,6 +18,11 @@ RECIPES: dict[str, str] = {
     "qwen3_coder_30b_a3b_128k": "slime_swe.recipes.qwen3_coder_30b_a3b_128k",
     "qwen3_coder_30b_a3b_async": "slime_swe.recipes.qwen3_coder_30b_a3b_async",
     "qwen3_4b_instruct": "slime_swe.recipes.qwen3_4b_instruct",
+    "qwen3_32b": "slime_swe.recipes.qwen3_32b",
+    "qwen3_coder_next": "slime_swe.recipes.qwen3_coder_next",
+    "qwen3_5_9b": "slime_swe.recipes.qwen3_5_9b",
+    "qwen3_6_35b_a3b": "slime_swe.recipes.qwen3_6_35b_a3b",
+    "glm4_7_flash": "slime_swe.recipes.glm4_7_flash",
 }
 
 

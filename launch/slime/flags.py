@@ -17,6 +17,7 @@ from slime_swe.launch.slime.manifest import Flag, load_manifest, values
 from slime_swe.launch.slime.sections import sections
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import field_types, lookup
+from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.fields import CHOICES
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.recipes.violation import Violation, listed
@@ -82,6 +83,11 @@ def owners() -> dict[str, list[str]]:
                 for dest in before | after:
                     if before.get(dest) != after.get(dest) and key not in found.setdefault(dest, []):
                         found[dest].append(key)
+    for family in FAMILIES:
+        toy = _attributes(with_value(usual, "model.config", load_family(family).toy()))
+        for dest in toy:
+            if before.get(dest) != toy[dest] and "model.config" not in found.setdefault(dest, []):
+                found[dest].append("model.config")
     fields = Counter(key for keys in found.values() for key in keys)
     return {dest: sorted(keys, key=lambda key: fields[key]) for dest, keys in found.items()}
 

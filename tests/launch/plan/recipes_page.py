@@ -1,0 +1,37 @@
+"""The end of docs/recipes.md, a section for each GPU recipe: `python -m tests.launch.plan.recipes_page`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+
+from slime_swe.launch.output import duration
+from slime_swe.launch.plan.plan import make_plan
+from slime_swe.recipes.registry import RECIPES, load_recipe
+
+HEADING = "## Each recipe"
+
+
+def render() -> str:
+    names = [name for name in RECIPES if load_recipe(name).engine == "slime"]
+    return "\n".join((HEADING, "", *(line for name in names for line in _section(name))))
+
+
+def _section(name: str) -> Iterator[str]:
+    """What its module says, and what the planner does."""
+    recipe = load_recipe(name)
+    plan = make_plan(recipe)
+    assert plan.timing is not None, plan.problems
+    steps, seconds = recipe.run.num_rollouts, plan.timing.seconds
+    hours = steps * plan.timing.gpu_hours
+    train = ", ".join(f"`{spec}`" for spec in recipe.data.training_sets)
+    yield from (f"### {name}", "", inspect.getdoc(importlib.import_module(RECIPES[name])) or "", "")
+    yield f"Trains on {train}, evaluated on {', '.join(f'`{spec}`' for spec in recipe.data.eval.values())}."
+    yield f"Planned: {plan.hardware}, {duration(seconds)} a step, {hours:,.0f} GPU hours for {steps} steps. Limits:"
+    yield f"{'; '.join(plan.bottlenecks)}."
+    yield ""
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,59 @@
+"""docs/recipes.md says of the recipes what they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.launch.plan import recipes_page
+
+from slime_swe.recipes.base import MASKED, Recipe
+from slime_swe.recipes.registry import load_recipe
+from slime_swe.recipes.sandboxes import sandboxes_at_once
+
+PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+ROWS: dict[str, Callable[[Recipe], str]] = {
+    "model": lambda r: r.model.checkpoint.split("/")[1],
+    "tasks": lambda r: ", ".join(r.data.train),
+    "GPUs": lambda r: f"{r.cluster.train_gpus + r.cluster.rollout_gpus}",
+    "tasks x episodes of a rollout": lambda r: f"{r.rollout.batch_size} x {r.rollout.samples_per_task}",
+    "optimizer steps of a rollout": lambda r: f"{r.algorithm.steps_per_rollout}",
+    "context": lambda r: f"{r.rollout.max_context}",
+    "turns": lambda r: f"{r.rollout.max_turns}",
+    "schedule": lambda r: r.rollout.schedule,
+    "baseline": lambda r: "group mean" if r.algorithm.normalize_rewards else "none",
+    "divided by deviation": lambda r: f"{r.algorithm.std_normalization}".lower(),
+    "token losses averaged": lambda r: r.algorithm.reduction,
+    "clip": lambda r: f"{r.algorithm.clip_low:g}, {r.algorithm.clip_high:g}",
+    "KL penalty": lambda r: f"{r.algorithm.kl_coef:g}",
+    "server against trainer": lambda r: f"{r.algorithm.mismatch} {r.algorithm.mismatch_high:g}",
+    "truncated episodes": lambda r: "masked" if r.rollout.mask_truncated == [*MASKED] else "trained",
+    "learning rate, weight decay": lambda r: f"{r.optimizer.lr:g}, {r.optimizer.weight_decay:g}",
+    "temperature": lambda r: f"{r.rollout.temperature:g}",
+    "sandboxes at once": lambda r: f"{sandboxes_at_once(r)}",
+    "routing replay": lambda r: r.algorithm.routing_replay,
+}
+
+
+def test_the_page_ends_with_a_section_for_each_recipe():
+    assert PAGE.endswith(recipes_page.render()), (
+        "put what `python -m tests.launch.plan.recipes_page` prints at the end of docs/recipes.md"
+    )
+
+
+def test_the_comparison_has_our_recipes_own_values():
+    table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", PAGE, re.MULTILINE)]
+    start = next(number for number, row in enumerate(table) if "DeepSWE [1]" in row)
+    ours, rows = table[start][1:4], table[start + 2 : start + 2 + len(ROWS)]
+    assert [row[0] for row in rows] == [*ROWS]
+    for row in rows:
+        assert row[1:4] == [ROWS[row[0]](load_recipe(name)) for name in ours], row[0]
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_every_other_column_names_its_source(number: int):
+    assert f"[{number}]" in PAGE and re.search(
+        rf"^{number}\. .*(at|in the parent of) [0-9a-f]{{7,9}}", PAGE, re.MULTILINE
+    )

@@ -37,7 +37,7 @@ def recipe() -> Recipe:
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 32768,
         },
-        parallel=Parallel(tp=1, max_tokens_per_gpu=16384, recompute="none"),
+        parallel=Parallel(tp=1, cp=2, max_tokens_per_gpu=8192, recompute="none"),
         serving=replace(SERVING, gpus_per_engine=1),
         rollout=replace(ROLLOUT, max_turns=30, max_context=16384, time_budget=600.0),
         data=Data(train=["swesmith:train"], eval=VERIFIED, filters={"patch_lines": "1-10", "tests": "1-20"}),

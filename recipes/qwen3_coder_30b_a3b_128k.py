@@ -3,8 +3,8 @@
     slime-swe train recipe=qwen3_coder_30b_a3b_128k
 
 `qwen3_coder_30b_a3b` with a longer context: each sequence is spread over eight GPUs' worth of context parallelism, and
-four nodes are enough GPUs to keep the optimizer's states and all activations on them. One copy of the model is all that
-they hold. Sandboxes are on all nodes.
+four nodes are enough GPUs to keep the optimizer's states on them. One copy of the model is all that they hold.
+Sandboxes are on all nodes.
 
 Follows: uni-agent's training of this model on R2E-Gym, synchronously.
 
@@ -27,7 +27,7 @@ def recipe() -> Recipe:
         description="Qwen3-Coder-30B-A3B-Instruct, 128k context, GRPO with routing replay",
         hardware="4 nodes of 8 x H100-80GB",
         cluster=replace(base.cluster, nodes=4),
-        parallel=replace(base.parallel, tp=4, cp=8, max_tokens_per_gpu=16384, recompute="none"),
+        parallel=replace(base.parallel, tp=4, cp=8, max_tokens_per_gpu=16384),
         rollout=replace(base.rollout, max_context=131072, max_turns=150, sandbox="ray:docker", sandbox_concurrency=0),
         optimizer=replace(base.optimizer, cpu_offload=False),
     )

@@ -59,7 +59,7 @@ def test_a_checkpoint_that_is_none(cli, tmp_path):
         ("rollout.agent=no.such.agent", "there is no module 'no'"),
         ("data.train=[syntetic:train]", "Did you mean 'synthetic'"),
         ("data.eval.heldout=nowhere.jsonl", "nowhere.jsonl: No such file"),
-        ("algorithm.clip_low=1", "less than 1"),
+        ("algorithm.clip_low=2", "at most 1"),
         ("reward.function=slime_swe.rewards.slime_plugin.rewrd", "has no 'rewrd'"),
     ],
 )

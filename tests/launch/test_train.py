@@ -12,6 +12,7 @@ from slime_swe.launch.cli import run
 from slime_swe.launch.slime.manifest import load_manifest
 
 GPUS = "recipe=qwen25_coder_7b"
+TASKS = ["data.train=[synthetic:train]", "data.eval={}"]  # which are there
 CONFIG = {
     "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
     "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
@@ -58,8 +59,8 @@ def test_a_dry_run_as_a_script(capsys):
         (["--script", "run.sh", GPUS], "give both"),
         (["--dry-run"], "no command to show"),
         ([GPUS, "--dry-run", "parallel.tp=3"], "parallel.tp=3"),
-        ([GPUS, "--ignore-plan"], "SLIME_HOME"),
-        ([GPUS, "cluster.gpu=A100-40GB", "parallel.max_tokens_per_gpu=524288"], "--ignore-plan"),
+        ([GPUS, *TASKS, "--ignore-plan"], "SLIME_HOME"),
+        ([GPUS, *TASKS, "cluster.gpu=A100-40GB", "parallel.max_tokens_per_gpu=524288"], "--ignore-plan"),
         ([GPUS, "engine=verl"], "embedded, slime, slime_cpu"),
     ],
 )
@@ -81,6 +82,6 @@ def test_missing_checkpoints_are_named(missing, tmp_path, monkeypatch, capsys):
         folder = tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(CONFIG))
-    assert run(["train", GPUS, "--ignore-plan"]) == 2
+    assert run(["train", GPUS, *TASKS, "--ignore-plan"]) == 2
     assert missing in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -28,8 +28,9 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"parallel__tp": 4, "parallel__cp": 4}, "parallel.tp", "groups of 16 GPUs, which do not divide the 8"),
     (DENSE, {"parallel__ep": 2}, "parallel.ep", "has no experts: use 1"),
     (DENSE, {"parallel__etp": 2}, "parallel.etp", "has no experts: use 1"),
-    (DENSE, {"rollout__batch_size": 5, "rollout__samples_per_task": 5}, "rollout.batch_size", "a multiple of 2"),
-    (DENSE, {"rollout__max_context": 65536}, "parallel.max_tokens_per_gpu", "raise max_tokens_per_gpu to 32768"),
+    (DENSE, {"rollout__batch_size": 5, "rollout__samples_per_task": 5, "parallel__cp": 2}, "rollout.batch_size",
+     "a multiple of 2"),
+    (DENSE, {"rollout__max_context": 65536}, "parallel.max_tokens_per_gpu", "raise max_tokens_per_gpu to 16384"),
     (DENSE, {"rollout__max_context": 65536}, "rollout.max_context", "made for, 32768 tokens"),
     (DENSE, {"cluster__gpu": ""}, "cluster.gpu", "name the kind of GPU"),
     (DENSE, {"serving__gpus_per_engine": 0}, "serving.gpus_per_engine", "give at least 1"),
@@ -89,7 +90,7 @@ MOVES_RATIO = [
 ]
 LEGAL = [
     (DENSE, {"parallel__tp": 4, "parallel__cp": 1, "parallel__max_tokens_per_gpu": 32768}),
-    (DENSE, {"parallel__tp": 1, "parallel__pp": 4}),
+    (DENSE, {"parallel__tp": 1, "parallel__pp": 4, "parallel__cp": 2, "parallel__max_tokens_per_gpu": 16384}),
     (DENSE, {"cluster__nodes": 4}),
     (DENSE, {"algorithm__kl_coef": 0.01, "algorithm__kl_in": "reward"}),
     ("qwen25_coder_32b", {"cluster__nodes": 1, "parallel__cp": 1, "parallel__max_tokens_per_gpu": 32768}),

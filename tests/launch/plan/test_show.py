@@ -28,7 +28,7 @@ def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
 
 def test_a_plan_that_does_not_exits_with_1_and_says_what_would(capsys):
     words = ["recipe=qwen25_coder_32b", "cluster.nodes=1", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768"]
-    words.append("rollout.sandbox_concurrency=96")
+    words += ["parallel.recompute=full", "rollout.sandbox_concurrency=96"]
     assert run(["plan", *words]) == 1
     text = capsys.readouterr().out
     assert "set optimizer.cpu_offload=true" in " ".join(text.split())

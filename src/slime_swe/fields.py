@@ -132,7 +132,9 @@ def _refused(kind: Any, notes: Iterable[Any], value: Any, where: str) -> Iterato
 
 
 def _convert(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str):
+    if kind is Path:
+        if not isinstance(value, str):
+            raise TypeError("Expected `str`")
         return Path(value)
     raise NotImplementedError(f"a field of type {kind}")
 

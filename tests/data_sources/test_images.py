@@ -154,7 +154,7 @@ async def test_gitbug_java_by_real_maven(tmp_path, monkeypatch):
         root / "root" / ".m2",
         {"settings.xml": "<settings><localRepository>/usr/share/maven-repo</localRepository></settings>"},
     )
-    task = in_folder(task, root)
+    task = in_folder(dataclasses.replace(task, oracle=dataclasses.replace(task.oracle, gold_patch=gold)), root)
     async with overlays(tmp_path, monkeypatch) as sandboxes:
         solved = await grade(task, gold, sandboxes)
         assert solved.solved, solved.evidence

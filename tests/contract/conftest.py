@@ -45,7 +45,7 @@ def slime_home():
     return Path(os.environ["SLIME_HOME"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other modules have groups of their own
 def one_process(slime_home, tmp_path_factory):
     """Megatron's process groups for a world of one, over gloo."""
     import torch.distributed as dist

@@ -68,8 +68,8 @@ class Client:
         return loads["loads"][0]["num_running_reqs"] + loads["loads"][0]["num_waiting_reqs"]
 
     async def until_running(self, count: int) -> None:
-        while await self.running() != count:
-            await asyncio.sleep(0.01)
+        while await self.running() != count:  # without a pause: a reply may be short
+            await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module")
@@ -274,8 +274,8 @@ async def test_weights_that_are_not_finite_fail_the_health_check_until_good_ones
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_request_goes_on_where_it_was(client, mode):
-    expected = await client.generate([7, 8], max_new_tokens=200, ignore_eos=True, sampling_seed=5)
-    task = asyncio.create_task(client.generate([7, 8], max_new_tokens=200, ignore_eos=True, sampling_seed=5))
+    expected = await client.generate([7, 8], max_new_tokens=400, ignore_eos=True, sampling_seed=5)
+    task = asyncio.create_task(client.generate([7, 8], max_new_tokens=400, ignore_eos=True, sampling_seed=5))
     await client.until_running(1)
     assert (await client.post("/pause_generation", {"mode": mode}))[0] == 200
     assert (await client.get("/health_generate"))[0] == 200

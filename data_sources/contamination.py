@@ -8,8 +8,9 @@ Four comparisons, each of every evaluation task with every training task:
   coefficient |A ∩ B| / min(|A|, |B|) is at least 0.5. N-grams that occur in three evaluation tasks or more are left
   out: they are the template of an issue form or of a generator, and distinguish no tasks. A statement of 8 to 12 words
   is one n-gram; a shorter one is not compared.
-- patch: of the added and removed lines, with their file's name and without white space, the Jaccard index |A ∩ B| / |A
-  ∪ B| is at least 0.5. Lines without two letters or digits, such as a bracket, are left out.
+- patch: of the lines that the gold patch adds and removes (or what the oracle has for that, `Oracle.compared`), with
+  their file's name and without white space, the Jaccard index |A ∩ B| / |A ∪ B| is at least 0.5. Lines without two
+  letters or digits, such as a bracket, are left out.
 
 Not found: an issue in other words, a fix translated to another language, a bug that was reported twice and fixed in
 different places, and what the base model was trained on.
@@ -137,8 +138,8 @@ def ngrams(text: str) -> set[Hashable]:
 
 
 def _patches(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[Overlap]:
-    own = {task.id: patch_lines(task.oracle.gold_patch) for task in evaluation}
-    yield from _similar(own, training, lambda task: patch_lines(task.oracle.gold_patch), _union, "patch")
+    own = {task.id: patch_lines(task.oracle.compared(task.workspace)) for task in evaluation}
+    yield from _similar(own, training, lambda task: patch_lines(task.oracle.compared(task.workspace)), _union, "patch")
 
 
 def patch_lines(patch: str) -> set[Hashable]:

@@ -33,6 +33,8 @@ def fetch(corpus: Corpus, split: str, folder: Path, *, source: str = "", shown: 
     show how far they are. Raises `UserError` where it can't be had, `InfrastructureError` where Git fails.
     """
     part = corpus.split(split)
+    if corpus.brought_by:
+        raise UserError(f"{corpus.title} is fetched by `{corpus.brought_by}`, in the folder {folder}")
     if not part.dataset:
         return _clone(corpus, folder)
     there = local_file(folder, split)
@@ -61,7 +63,7 @@ def _records(name: str, part: Split, source: str) -> Any:
 
     given = str(Path(source).expanduser()) if source else part.dataset
     try:
-        return datasets.load_dataset(given, split=part.dataset_split)
+        return datasets.load_dataset(given, part.configuration or None, split=part.dataset_split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(f"{error}".split())[:300]
         raise UserError(

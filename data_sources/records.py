@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -15,6 +16,8 @@ from slime_swe.files import read_given
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 FAULTS = 10  # records with mistakes that a message names
+T = TypeVar("T")
+Record = tuple[str, Callable[[], Any]]  # its place in words, and what reads it or raises `UserError`
 _UTF16 = [f"\ufeff{first}".encode(order) for first in "[{" for order in ("utf-16-le", "utf-16-be")]
 _COMPRESSED = {  # how a file of each kind begins
     b"\x1f\x8b": "gzip",
@@ -25,24 +28,33 @@ _COMPRESSED = {  # how a file of each kind begins
 }
 
 
-def file_records(path: Path, *, lines: bool = False) -> Iterator[tuple[str, Any]]:
-    """Each record of a file, with its place in words. `lines` reads a `.json` as JSON Lines, which some files are.
+def file_records(path: Path, make: Callable[[Any], T], *, lines: bool = False) -> list[T]:
+    """What `make` makes of each record of a file. `lines` reads a `.json` as JSON Lines, which some files are.
 
-    Raises `UserError`.
+    Raises `UserError`: with the places of all records that are none, or that `make` raises it for.
     """
-    content = read_given(path, "the task file")
-    if path.suffix == ".parquet":
-        yield from _parquet(path, content)
-        return
-    content = _utf8(path, content)
-    yield from _json(path, content) if path.suffix == ".json" and not lines else _json_lines(path, content)
-
-
-def refuse(faults: Sequence[str]) -> None:
-    """Raise `UserError` with the mistakes of several records, a line each."""
-    more = [f"and {len(faults) - FAULTS} records more"] if len(faults) > FAULTS else []
+    made, faults = list[T](), list[str]()
+    for where, read in _records(path, read_given(path, "the task file"), lines):
+        try:
+            made.append(make(read()))
+        except UserError as error:
+            faults.append(f"{where}: {error}")
     if faults:
-        raise UserError("\n".join([*faults[:FAULTS], *more]))
+        raise UserError(first_few(faults, "records", "\n"))
+    return made
+
+
+def first_few(found: Sequence[str], what: str, between: str) -> str:
+    """As many of them as a message names, and how many more there are."""
+    more = [f"and {len(found) - FAULTS} {what} more"] if len(found) > FAULTS else []
+    return between.join([*found[:FAULTS], *more])
+
+
+def _records(path: Path, content: bytes, lines: bool) -> Iterator[Record]:
+    if path.suffix == ".parquet":
+        return _parquet(path, content)
+    content = _utf8(path, content)
+    return _json(path, content) if path.suffix == ".json" and not lines else _json_lines(path, content)
 
 
 def _utf8(path: Path, content: bytes) -> bytes:
@@ -55,37 +67,35 @@ def _utf8(path: Path, content: bytes) -> bytes:
     return content.removeprefix(codecs.BOM_UTF8)
 
 
-def _json_lines(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
-    """Raises `UserError`, after the others, with every line that is no JSON."""
-    faults: list[str] = []
+def _json_lines(path: Path, content: bytes) -> Iterator[Record]:
     for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = _loads(line, where)
-        except UserError as error:
-            faults.append(str(error))
-        else:
-            yield where, record
-    refuse(faults)
+        if line.strip():
+            yield f"{path}, line {number}", partial(_loads, line)
 
 
-def _json(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
-    records = _loads(content, str(path))
+def _json(path: Path, content: bytes) -> Iterator[Record]:
+    try:
+        records = _loads(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     if not isinstance(records, list):
         raise UserError(f"{path}: must be a list of tasks, got {type(records).__name__}")
-    yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, 1))
+    for number, record in enumerate(records, 1):
+        yield f"{path}, record {number}", partial(_given, record)
 
 
-def _loads(content: bytes, where: str) -> Any:
+def _loads(content: bytes) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise UserError(f"{where}: not a JSON object: {error}") from error
+        raise UserError(f"not a JSON object: {error}") from error
 
 
-def _parquet(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
+def _given(record: Any) -> Any:
+    return record
+
+
+def _parquet(path: Path, content: bytes) -> Iterator[Record]:
     if find_spec("pyarrow") is None:
         raise UserError(f"{path} needs pyarrow: pip install 'slime-swe[corpora]', or convert the file to .jsonl")
     import pyarrow
@@ -95,4 +105,5 @@ def _parquet(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
         rows = pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path} is not a Parquet file: {error}") from error
-    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", partial(_given, row)

@@ -2,6 +2,7 @@
 (`selection.py`).
 
     synthetic:train
+    specification:toolz
     swebench:verified?repo=django/django&before=2022-01-01
     quixbugs:python?folder=/data/QuixBugs
     path/to/tasks.jsonl?ids=path/to/ids.txt
@@ -10,23 +11,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from slime_swe.data_sources.corpora import CORPORA, swebench
-from slime_swe.data_sources.records import FILE_KINDS, file_records, refuse
+from slime_swe.data_sources.records import FILE_KINDS, file_records, first_few
 from slime_swe.data_sources.selection import FILTERS, select
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError, unknown
 
-OPTIONS = ("folder", "id", "ids", *FILTERS, "part", "by", "seed", "limit", "expect")
+OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
-SOURCES = {"synthetic": "slime_swe.data_sources.synthetic.tasks.load"} | {name: c.loader for name, c in CORPORA.items()}
+SOURCES = {
+    "synthetic": "slime_swe.data_sources.synthetic.tasks.load",
+    "humaneval": "slime_swe.data_sources.humaneval.tasks.load",
+    "diff": "slime_swe.data_sources.diff.tasks.load",
+    "vulnerability": "slime_swe.data_sources.vulnerability.generated.load",
+    "arc": "slime_swe.data_sources.arc.tasks.load",
+    "specification": "slime_swe.data_sources.specification.tasks.load",
+} | {name: c.loader for name, c in CORPORA.items()}
 
 
 def load_tasks(spec: str) -> list[Task]:
@@ -34,15 +44,20 @@ def load_tasks(spec: str) -> list[Task]:
 
     Raises `UserError` for an unknown name, a selection without tasks, or a malformed record (file and line named).
     """
+    return counted(spec)[0]
+
+
+def counted(spec: str) -> tuple[list[Task], int]:
+    """The same, and of how many tasks they were chosen by what follows the `?`."""
     parsed = parse(spec)
-    tasks = list(_read_file(parsed)) if parsed.file else _call_source(parsed)
+    tasks = _read_file(parsed) if parsed.file else _call_source(parsed)
     if not tasks:
         raise UserError(f"task set {spec!r} is empty")
     _require_unique_ids(tasks, spec)
     chosen = select(tasks, parsed.options, spec)
     if not chosen:
         raise UserError(f"task set {spec!r} is empty: what follows the ? leaves none of its {len(tasks)} tasks")
-    return chosen
+    return chosen, len(tasks)
 
 
 def absolute(spec: str) -> str:
@@ -73,11 +88,10 @@ def _written(name: str, options: Mapping[str, str]) -> str:
 
 
 def _require_unique_ids(tasks: list[Task], spec: str) -> None:
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            raise UserError(f"task set {spec!r}: the id {task.id!r} occurs twice; ids must be unique")
-        seen.add(task.id)
+    several = [repr(name) for name, count in Counter(task.id for task in tasks).items() if count > 1]
+    if several:
+        named = first_few(several, "ids", ", ")
+        raise UserError(f"task set {spec!r}: several tasks have the same id, and ids must be unique: {named}")
 
 
 def _call_source(spec: Spec) -> list[Task]:
@@ -92,20 +106,18 @@ def _call_source(spec: Spec) -> list[Task]:
     return list(tasks)
 
 
-def _read_file(spec: Spec) -> Iterator[Task]:
-    """The tasks of a file: our own records, or those of SWE-bench, which have an `instance_id`."""
+def _read_file(spec: Spec) -> list[Task]:
     if "folder" in spec.options:
         raise UserError(f"task set {spec.text!r}: a file has no folder")
-    path, faults = Path(spec.file).expanduser(), list[str]()
-    for where, record in file_records(path):
-        try:
-            if isinstance(record, dict) and "instance_id" in record and "id" not in record:
-                yield swebench.task_of(record, source=path.stem, split=str(record.get("split") or "file"))
-            else:
-                yield Task.from_dict(_with_source(record, path))
-        except UserError as error:
-            faults.append(f"{where}: {error}")
-    refuse(faults)
+    path = Path(spec.file).expanduser()
+    return file_records(path, partial(_task, path))
+
+
+def _task(path: Path, record: Any) -> Task:
+    """Of our own record, or of one of SWE-bench's, which have an `instance_id`."""
+    if isinstance(record, dict) and "instance_id" in record and "id" not in record:
+        return swebench.task_of(record, str(record.get("split") or "file"), source=path.stem)
+    return Task.from_dict(_with_source(record, path))
 
 
 def _with_source(record: Any, path: Path) -> Any:
@@ -132,7 +144,9 @@ def parse(text: str) -> Spec:
         return Spec(text, file=name, options=options)
     source, colon, split = name.partition(":")
     if not colon or not split:
-        raise UserError(f"task set {text!r} names no split: write {source or 'source'}:split, or a path to a .jsonl")
+        splits = CORPORA[source].splits if source in CORPORA else ["split"]
+        written = " or ".join(f"{source or 'source'}:{one}" for one in splits)
+        raise UserError(f"task set {text!r} names no split: write {written}, or a path to a .jsonl")
     return Spec(text, source=source, split=split, options=options)
 
 

@@ -7,19 +7,19 @@ and `part=0.9-1` have nothing in common and stay what they are when a corpus gro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
 
-from slime_swe.data_sources.task import Task
+from slime_swe.data_sources.task import TOGETHER, Task
 from slime_swe.errors import UserError
 from slime_swe.files import read_given
 from slime_swe.patches import changed_lines, paths_of
 
 # What `data.filters` may hold: options that say something of a task, and not which share of a set is taken.
-FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests")
+FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests", "statement")
 
 
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
@@ -44,10 +44,20 @@ def _ids(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
     wanted = set(_listed(options["id"])) if "id" in options else set()
     if "ids" in options:
         wanted |= set(read_ids(Path(options["ids"]).expanduser()))
+    _require_ids(wanted, tasks)
+    return [task for task in tasks if task.id in wanted]
+
+
+def _without_ids(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    unwanted = set(_listed(options["not_id"]))
+    _require_ids(unwanted, tasks)
+    return [task for task in tasks if task.id not in unwanted]
+
+
+def _require_ids(wanted: Set[str], tasks: list[Task]) -> None:
     missing = sorted(wanted - {task.id for task in tasks})
     if missing:
         raise UserError(f"{len(missing)} of {len(wanted)} ids are not in it: {', '.join(missing[:5])}")
-    return [task for task in tasks if task.id in wanted]
 
 
 def read_ids(path: Path) -> list[str]:
@@ -148,7 +158,7 @@ def place(key: str, seed: str) -> float:
 
 def _key(by: str) -> Callable[[Task], str]:
     keys: dict[str, Callable[[Task], str]] = {
-        "instance": lambda task: task.id,
+        "instance": lambda task: str(task.metadata.get(TOGETHER, task.id)),
         "repo": lambda task: _known(task, "repo").lower(),
     }
     if by not in keys:
@@ -192,12 +202,14 @@ def _date(text: str, what: str) -> datetime:
 _TAKES: dict[str, Callable[[list[Task], Mapping[str, str]], list[Task]]] = {
     "id": _ids,
     "ids": _ids,
+    "not_id": _without_ids,
     "repo": _repos,
     "not_repo": _without_repos,
     "difficulty": _difficulties,
     "patch_lines": _sized("patch_lines", _patch_lines),
     "patch_files": _sized("patch_files", _patch_files),
     "tests": _sized("tests", _tests),
+    "statement": _sized("statement", lambda task: len(task.statement)),
     "before": _before,
     "after": _after,
     "part": _part,

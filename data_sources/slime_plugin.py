@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import orjson
 
+from slime_swe.data_sources.curriculum import Curriculum, CurriculumSettings
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.task import Task
+from slime_swe.data_sources.task import TOGETHER, Task
 from slime_swe.errors import UserError
 from slime_swe.fields import Meta, read, read_arguments
 from slime_swe.files import replace_file
@@ -36,12 +37,17 @@ class _Settings:
 @dataclass(frozen=True)
 class _State:
     """What a checkpoint keeps. following: the number of the next new group. waiting: groups to be handed out before it.
-    set_aside: tasks that are handed out no more."""
+    set_aside: tasks that are handed out no more. cursors: of each set, the place in its order that comes next. places:
+    for each waiting group its place in that order, and where the cursor was before. outcomes: what the curriculum
+    knows."""
 
     fingerprint: str
     following: int
     waiting: list[int]
     set_aside: list[str]
+    cursors: list[int]
+    places: list[tuple[int, int]]
+    outcomes: dict[str, str]
 
 
 def sample_of(task: Task, *, index: int, group_index: int) -> Sample:
@@ -76,32 +82,49 @@ def task_id_of(sample: Sample) -> str | None:
     return record.get("id") if isinstance(record, dict) else None
 
 
+def named(task_id: str | None) -> dict[str, Any]:
+    """The metadata of a sample of which only its task's id is known."""
+    return {} if task_id is None else {_TASK: {"id": task_id}}
+
+
 class TaskDataSource:
     """Hands out groups of `n_samples_per_prompt` samples of one task each.
 
-    Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. A group's number
-    (`group_index`) is its place in this order, and says which samples it holds. Groups that were given back come first.
+    Order: each epoch goes through every task once, shuffled by (`rollout_seed`, epoch) alone. Groups are numbered
+    (`group_index`) in this order. Groups that were given back come first, as they first were. Tasks of a set that
+    belong together (`TOGETHER` in their metadata) follow each other in it, in the set's order.
 
     With `swe_weights`, each task set has epochs of its own, and the numbers are dealt out to the sets: among the first
-    n, each has n times its share to within less than one group, whatever the seed.
+    n, each has n times its share to within less than one group, whatever the seed. A task without a turn, as it is set
+    aside or as the curriculum (`swe_retire_above`, `swe_boost_below`) says, leaves it to the next of its set.
     """
 
     def __init__(self, args: Any) -> None:
         self.args = args
         settings = read_arguments(_Settings, args)
         specs = [settings.swe_tasks] if isinstance(settings.swe_tasks, str) else settings.swe_tasks
-        sets = [load_tasks(spec) for spec in specs]
+        sets = [self._load(spec) for spec in specs]
         self._weights = settings.swe_weights
         if self._weights and len(self._weights) != len(sets):
             raise UserError(f"args.swe_weights holds {len(self._weights)} numbers for {len(sets)} task sets")
         self._sets = sets if self._weights else [[task for tasks in sets for task in tasks]]
+        self._units = [_units(tasks) for tasks in self._sets]
+        self._together = {
+            tasks[number].id: [tasks[one].id for one in unit]
+            for tasks, units in zip(self._sets, self._units, strict=True)
+            for unit in units
+            for number in unit
+        }
         self._dealt = Dealt(self._weights or [1.0])
+        self._curriculum = Curriculum(read_arguments(CurriculumSettings, args))
         self._group_size = settings.n_samples_per_prompt
         self._seed = settings.rollout_seed
         self._shuffle = settings.rollout_shuffle
         self._following = 0
         self._waiting: list[int] = []
         self._set_aside: set[str] = set()
+        self._cursors = [0] * len(self._sets)
+        self._places: dict[int, tuple[int, int]] = {}  # a group's number -> its place, and the cursor before
         self._states: dict[int, _State] = {}  # by rollout
         self._orders: dict[int, tuple[int, list[int]]] = {}  # set -> its epoch, and the order in it
 
@@ -125,14 +148,19 @@ class TaskDataSource:
             self._waiting.append(number)
 
     def set_aside(self, task_id: str) -> None:
-        """Hand this task out no more."""
-        self._set_aside.add(task_id)
+        """Hand this task out no more, nor those that belong together with it."""
+        self._set_aside |= self._with(task_id)
 
-    def end_rollout(self, rollout_id: int, unfinished: Sequence[int] = ()) -> None:
+    def end_rollout(
+        self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
+    ) -> None:
         """A checkpoint of this rollout goes on from here, whatever has been handed out until it is written.
 
-        unfinished: groups that are still played. A resumed run must play them anew.
+        unfinished: groups that are still played. A resumed run must play them anew. outcomes: of the episodes of each
+        task that have ended, whether they solved it.
         """
+        self._curriculum.add(outcomes or {})
+        self._rewind()
         self._states[rollout_id] = self._state(unfinished)
 
     def save(self, rollout_id: int) -> None:
@@ -141,7 +169,7 @@ class TaskDataSource:
             return
         state = self._states.get(rollout_id) or self._state()
         self._states = {known: state for known, state in self._states.items() if known > rollout_id}
-        path = _state_path(self.args.save, rollout_id)
+        path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, orjson.dumps(state))
 
@@ -153,11 +181,21 @@ class TaskDataSource:
         """
         if self.args.load is None or rollout_id is None or rollout_id < 0:
             return
-        path = _state_path(self.args.load, rollout_id)
+        path = state_path(self.args.load, rollout_id)
         state = _read_state(path)
         if state.fingerprint != self._fingerprint():
             raise UserError(f"{path} was saved with other tasks, weights, seed or shuffling: resume with the same ones")
         self._following, self._waiting, self._set_aside = state.following, [*state.waiting], {*state.set_aside}
+        self._cursors, self._places = [*state.cursors], dict(zip(state.waiting, state.places, strict=True))
+        self._curriculum.outcomes = {**state.outcomes}
+
+    def _load(self, spec: str) -> Sequence[Any]:
+        """What a set holds; each has an `id`."""
+        return load_tasks(spec)
+
+    def _sample(self, item: Any, index: int, group_index: int) -> Sample:
+        """One of a group that is about it."""
+        return sample_of(item, index=index, group_index=group_index)
 
     def _next(self) -> int:
         if self._waiting:
@@ -166,29 +204,71 @@ class TaskDataSource:
             raise UserError(f"infrastructure failed on all {len(self)} tasks again and again: see the run's episodes")
         while True:
             number, self._following = self._following, self._following + 1
-            if self._task(number).id not in self._set_aside:
+            which = self._dealt[number]
+            before, place = self._cursors[which], self._next_place(which)
+            if place is not None:
+                self._cursors[which], self._places[number] = place + 1, (place, before)
                 return number
+
+    def _rewind(self) -> None:
+        """Choose the last groups anew if they were given back: how far a schedule had sampled ahead, which depends on
+        what ended first, then changes nothing."""
+        while self._waiting and max(self._waiting) == self._following - 1:
+            self._following -= 1
+            self._waiting.remove(self._following)
+            self._cursors[self._dealt[self._following]] = self._places.pop(self._following)[1]
+
+    def _next_place(self, which: int) -> int | None:
+        """The place of the next task of a set that has a turn; None where all are set aside. If no other has one, those
+        that are retired have."""
+        start, length = self._cursors[which], len(self._sets[which])
+        for with_retired in (False, True):
+            for place in range(start, start + (self._curriculum.rounds + 1) * length):
+                name = self._at(which, place).id
+                if name not in self._set_aside and (
+                    with_retired or self._curriculum.has_turn(self._together[name], place // length)
+                ):
+                    return place
+        return None
 
     def _group(self, number: int) -> list[Sample]:
         indices = range(number * self._group_size, (number + 1) * self._group_size)
         task = self._task(number)
-        return [sample_of(task, index=index, group_index=number) for index in indices]
+        return [self._sample(task, index, number) for index in indices]
 
-    def _task(self, number: int) -> Task:
-        which, place = self._dealt[number]
+    def _task(self, number: int) -> Any:
+        return self._at(self._dealt[number], self._places[number][0])
+
+    def _at(self, which: int, place: int) -> Any:
         tasks = self._sets[which]
         epoch, offset = divmod(place, len(tasks))
-        if not self._shuffle:
-            return tasks[offset]
         if self._orders.get(which, (-1, []))[0] != epoch:
-            order = list(range(len(tasks)))
-            random.Random(f"{self._seed}:{epoch}").shuffle(order)
-            self._orders[which] = (epoch, order)
+            units = [*self._units[which]]
+            if self._shuffle:
+                random.Random(f"{self._seed}:{epoch}").shuffle(units)
+            self._orders[which] = (epoch, [number for unit in units for number in unit])
         return tasks[self._orders[which][1][offset]]
+
+    def _with(self, task_id: str) -> set[str]:
+        """The ids of the tasks that belong together with one, and its own."""
+        found = {task_id}
+        for tasks, units in zip(self._sets, self._units, strict=True):
+            for unit in units:
+                names = {tasks[number].id for number in unit}
+                found |= names if task_id in names else set()
+        return found
 
     def _state(self, unfinished: Sequence[int] = ()) -> _State:
         waiting = [*unfinished, *self._waiting]
-        return _State(self._fingerprint(), self._following, waiting, sorted(self._set_aside))
+        return _State(
+            self._fingerprint(),
+            self._following,
+            waiting,
+            sorted(self._set_aside),
+            [*self._cursors],
+            [self._places[number] for number in waiting],
+            {**self._curriculum.outcomes},
+        )
 
     def _fingerprint(self) -> str:
         names = [[task.id for task in tasks] for tasks in self._sets]
@@ -197,8 +277,17 @@ class TaskDataSource:
         return hashlib.blake2b(orjson.dumps(order), digest_size=16).hexdigest()
 
 
+def _units(tasks: Sequence[Task]) -> list[list[int]]:
+    """The numbers of the tasks, those together that belong together."""
+    units: dict[Any, list[int]] = {}
+    for number, task in enumerate(tasks):
+        name = task.metadata.get(TOGETHER)
+        units.setdefault(number if name is None else str(name), []).append(number)
+    return [*units.values()]
+
+
 class Dealt:
-    """To which of several sets a group's number goes, and its place among the numbers of that set.
+    """To which of several sets a group's number goes.
 
     Of the first n numbers, n times its share goes to each set, to within 1 - 1/(2k - 2) for k sets: the chairman
     assignment of R. Tijdeman, Discrete Mathematics 32 (1980). Nothing is random, so any run deals alike.
@@ -208,26 +297,27 @@ class Dealt:
         exact = [Fraction(weight) for weight in weights]
         self._shares = [weight / sum(exact) for weight in exact]
         self._counts = [0] * len(exact)
-        self._places: list[tuple[int, int]] = []
+        self._dealt: list[int] = []
 
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        while len(self._places) <= number:
+    def __getitem__(self, number: int) -> int:
+        while len(self._dealt) <= number:
             which = self._following()
-            self._places.append((which, self._counts[which]))
+            self._dealt.append(which)
             self._counts[which] += 1
-        return self._places[number]
+        return self._dealt[number]
 
     def _following(self) -> int:
         """Of the sets that may have the next number, that which would first have too few without it."""
         if len(self._shares) == 1:
             return 0
-        dealt, slack = len(self._places), Fraction(1, 2 * len(self._shares) - 2)
+        dealt, slack = len(self._dealt), Fraction(1, 2 * len(self._shares) - 2)
         lacking = [share * dealt - count for share, count in zip(self._shares, self._counts, strict=True)]
         may = [which for which, share in enumerate(self._shares) if lacking[which] + share >= slack]
         return min(may, key=lambda which: (1 - slack - lacking[which]) / self._shares[which])
 
 
-def _state_path(folder: str, rollout_id: int) -> Path:
+def state_path(folder: str | Path, rollout_id: int) -> Path:
+    """Of the state that is saved beside the checkpoint of a rollout."""
     return Path(folder) / "rollout" / f"task_data_source_{rollout_id}.json"
 
 

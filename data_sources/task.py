@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import PurePosixPath
@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.fields import Meta, read
+
+TOGETHER = "together"  # in a task's metadata: tasks of a set with the same text here are handed out one after the other
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,21 @@ class Oracle:
     gold_patch: str = ""
     timeout_seconds: Annotated[float, Meta(gt=0)] = 20.0
 
+    @property
+    def agent_command(self) -> str:
+        """The command that an agent may run for itself; empty where there is none."""
+        return self.command
+
+    @property
+    def grading_files(self) -> Mapping[str, str]:
+        """Files that `command` needs and only the grader has."""
+        return {}
+
+    @property
+    def refused_quality(self) -> float:
+        """What no patch, or one that can't be applied, is worth in mode `fraction`."""
+        return 0.0
+
     @classmethod
     def class_of(cls, record: Mapping[str, Any]) -> type[Oracle]:
         """The class that a record's `kind` names. Raises `UserError` with the kinds that there are."""
@@ -96,6 +113,20 @@ class Oracle:
         for path in self.protected if workspace.image is None else ():
             if path not in known:
                 yield f"oracle.protected must be paths among workspace.files, got {path!r}"
+
+    def compared(self, workspace: Workspace) -> str:
+        """The patch by which a task is compared with others (`contamination.py`): what another task can't share."""
+        return self.gold_patch
+
+    def recorded(self) -> dict[str, Any]:
+        """What the evidence of each score says of the oracle, as plain JSON types: what `figures` needs. Empty where
+        the kind has no figures of its own."""
+        return {}
+
+    @staticmethod
+    def figures(evidence: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The kind's own figures of an evaluation, by its episodes' evidence in the order of tasks and of sampling."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -125,7 +156,8 @@ class CallsOracle(Oracle):
 class TestsOracle(Oracle):
     """Graded by the log of `command`: `PASSED file::test` or `FAILED file::test - why`, one line for each test.
 
-    runner: what prints them: `pytest` (the command has `-rA`), or `lines` for any other program.
+    runner: what prints them: `pytest` (the command has `-rA`), or `lines` for any other program. hidden: files (path →
+    text) that only the grader has, such as the tests; for tasks without an image.
     """
 
     __test__ = False  # the name starts with "Test", and pytest would collect it
@@ -133,11 +165,28 @@ class TestsOracle(Oracle):
     grader: ClassVar[str] = "slime_swe.rewards.test_log.try_patch"
 
     runner: Literal["pytest", "lines"] = "pytest"
+    hidden: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def agent_command(self) -> str:
+        return "" if self.hidden else self.command
+
+    @property
+    def grading_files(self) -> Mapping[str, str]:
+        return self.hidden
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         if not self.command.strip():
             yield "command must be what runs the tests, got ''"
+        yield from (f"hidden: {fault.removeprefix('files ')}" for fault in Workspace(self.hidden).faults())
+
+    def faults_in(self, workspace: Workspace) -> Iterator[str]:
+        yield from super().faults_in(workspace)
+        if self.hidden and workspace.image is not None:
+            yield "oracle.hidden must be empty where workspace.image is given"
+        for path in self.hidden.keys() & workspace.files.keys():
+            yield f"oracle.hidden must hold none of workspace.files, got {path!r}"
 
 
 @dataclass(frozen=True)
@@ -175,7 +224,14 @@ ORACLES = {
     "calls": "slime_swe.data_sources.task.CallsOracle",
     "tests": "slime_swe.data_sources.task.TestsOracle",
     "harness": "slime_swe.data_sources.task.HarnessOracle",
+    "diff": "slime_swe.data_sources.diff.oracle.DiffOracle",
+    "vulnerability": "slime_swe.data_sources.vulnerability.oracle.VulnerabilityOracle",
+    "arc": "slime_swe.data_sources.arc.oracle.ArcOracle",
+    "written": "slime_swe.data_sources.factory.writing.WrittenOracle",
 }
+
+
+MOST_LEVELS = 100  # of metadata: what writes it recurses
 
 
 @dataclass(frozen=True)
@@ -202,6 +258,16 @@ class Task:
 
     def faults(self) -> Iterator[str]:
         yield from self.oracle.faults_in(self.workspace)
+        if _nested_deeper(self.metadata, MOST_LEVELS):
+            yield f"metadata must be nested at most {MOST_LEVELS} levels deep"
+
+
+def _nested_deeper(value: Any, levels: int) -> bool:
+    inner = [value]
+    for _ in range(levels):
+        held = [one for one in inner if isinstance(one, Mapping | list)]
+        inner = [part for one in held for part in (one.values() if isinstance(one, Mapping) else one)]
+    return any(isinstance(one, Mapping | list) for one in inner)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,13 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-_PIECE = 1 << 20  # characters that are searched at once: no other thread runs meanwhile
+_PIECE = 1 << 18  # characters that are searched at once: no other thread runs meanwhile
 _LINE_CHARACTERS = 1 << 16  # of a line; one that is longer names no test
 _LINE = re.compile(rf"^(PASSED|FAILED|ERROR) (\S.{{,{_LINE_CHARACTERS}}})$", re.MULTILINE)
 _DASHES = 8  # of a line, at which its name may end
 # pytest reports `PASSED` too for a `unittest` test whose subtests fail. `[why] (n=1) SUBFAIL id` is by pytest-subtests.
-_SUBTEST = re.compile(
-    rf"^(?:[\[(].{{,{_LINE_CHARACTERS}}}[\])] )?SUBFAIL(?:ED)?(.{{,{_LINE_CHARACTERS}}})$", re.MULTILINE
-)
+# The line's length comes first: else a long one is read to its end for each `] SUBFAIL` that it holds.
+_SUBTEST = re.compile(rf"^(?=.{{,{_LINE_CHARACTERS}}}$)(?:[\[(].*[\])] )?SUBFAIL(?:ED)?(.*)$", re.MULTILINE)
 _SUBTEST_END = re.compile(r"(?<=[\])]) ")  # what a subtest is of stands before its test's id: `[why] (n=1) file::test`
 
 

@@ -17,6 +17,7 @@ from slime_swe.dotted import load_object
 from slime_swe.errors import InfrastructureError, UserError, unknown
 from slime_swe.fields import Argument
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError
+from slime_swe.rewards.compose import errors_in
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.base import Limits, Sandboxes
 
@@ -38,6 +39,8 @@ class Trial:
     tests: each expected test → whether it passed; one that did not run failed. solved: the oracle's decision.
     exit_code: of what ran the tests, None where that is not known. details: further evidence, as plain JSON types.
     rejected: the outcome where the results are not to be believed (`details["rejection_reason"]` says why); reward 0.
+    quality: what the patch is worth in mode `fraction`, -1 to 1, where that is not the share of tests that pass.
+    components: further parts of the score, by name, which are logged.
     """
 
     tests: Mapping[str, bool]
@@ -47,6 +50,8 @@ class Trial:
     timed_out: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
     rejected: Literal["", "forged", "unwitnessed", "special_cased"] = ""
+    quality: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, names: tuple[str, ...]) -> float:
         """The share of these tests that passed; 1 where there are none."""
@@ -59,9 +64,10 @@ class GradingSettings:
 
     mode: the value of a patch that solves the task, and of one that does not: `plus_minus` +1 and -1, `binary` 1 and 0;
     `fraction` is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing
-    nothing is worth 0. harness: who runs SWE-bench's eval scripts, `sandboxed` (our sandboxes) or `official` (swebench
-    on Docker). harness_python: an interpreter that has swebench 5; empty is the one that runs this. negative_control:
-    believe a log that would be rewarded only with a witness (`rewards.negative_control`).
+    nothing is worth 0; an oracle without tests of the project says what it is. harness: who runs SWE-bench's eval
+    scripts, `sandboxed` (our sandboxes) or `official` (swebench on Docker). harness_python: an interpreter that has
+    swebench 5; empty is the one that runs this. negative_control: believe a log that would be rewarded only with a
+    witness (`rewards.negative_control`).
     """
 
     mode: Annotated[str, Argument("swe_reward_mode")] = "plus_minus"
@@ -87,14 +93,16 @@ async def grade(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingS
     started = time.monotonic()
     size = len(patch.encode("utf-8", "replace"))
     evidence: dict[str, Any] = {"patch_bytes": size}
+    if recorded := task.oracle.recorded():
+        evidence |= {"oracle": task.oracle.kind, **recorded}
     if not patch.strip():
-        return _refused(settings, "empty_patch", "the patch changes nothing", evidence)
+        return _refused(settings, task, "empty_patch", "the patch changes nothing", evidence)
     if size > MAX_PATCH_BYTES or patch == OVERSIZED:
-        return _refused(settings, "oversized_patch", f"the patch has more than {MAX_PATCH_BYTES} bytes", evidence)
+        return _refused(settings, task, "oversized_patch", f"the patch has more than {MAX_PATCH_BYTES} bytes", evidence)
     try:
         trial = await try_patch(task, patch, sandboxes, settings)
     except PatchError as error:
-        return _refused(settings, "unappliable_patch", str(error), evidence)
+        return _refused(settings, task, "unappliable_patch", str(error), evidence)
     return _scored(settings, task, trial, evidence | {"seconds": time.monotonic() - started})
 
 
@@ -118,16 +126,19 @@ def image_limits(seconds: float) -> Limits:
     )
 
 
-def _refused(settings: GradingSettings, outcome: str, detail: str, evidence: dict[str, Any]) -> Score:
+def _refused(settings: GradingSettings, task: Task, outcome: str, detail: str, evidence: dict[str, Any]) -> Score:
     components = {"fail_to_pass": 0.0, "pass_to_pass": 0.0}
-    value = _value(settings, solved=False, share=0.0)
+    value = value_of(settings.mode, solved=False, share=task.oracle.refused_quality)
     return Score(False, value, components, {"outcome": outcome, "detail": detail, **evidence})
 
 
 def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[str, Any]) -> Score:
     oracle, solved = task.oracle, trial.solved and not trial.rejected
     components = {"fail_to_pass": trial.share(oracle.fail_to_pass), "pass_to_pass": trial.share(oracle.pass_to_pass)}
-    share = trial.share((*oracle.fail_to_pass, *oracle.pass_to_pass)) if components["fail_to_pass"] else 0.0
+    components |= trial.components
+    share = trial.quality
+    if share is None:
+        share = trial.share((*oracle.fail_to_pass, *oracle.pass_to_pass)) if components["fail_to_pass"] else 0.0
     if trial.rejected:
         components, share = dict.fromkeys(components, 0.0), 0.0
     shown = {
@@ -135,11 +146,14 @@ def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[
         "tests": dict(trial.tests),
         "log": trial.log[-LOG_TAIL_CHARACTERS:],
         "exit_code": trial.exit_code,
+        "errors": errors_in(trial.log),
+        "quality": share,
     }
-    return Score(solved, _value(settings, solved, share), components, {**shown, **trial.details, **evidence})
+    return Score(solved, value_of(settings.mode, solved, share), components, {**shown, **trial.details, **evidence})
 
 
-def _value(settings: GradingSettings, solved: bool, share: float) -> float:
-    if settings.mode == "fraction":
+def value_of(mode: str, solved: bool, share: float = 0.0) -> float:
+    """What an outcome is worth in a mode; share: what it is in `fraction`."""
+    if mode == "fraction":
         return share
-    return 1.0 if solved else -1.0 if settings.mode == "plus_minus" else 0.0
+    return 1.0 if solved else -1.0 if mode == "plus_minus" else 0.0

@@ -91,8 +91,9 @@ async def graded_files(
     """The pristine files with the patch applied, and the paths at which the patch is ignored.
 
     pristine: the files to patch; None takes the task's own. names: of all the repository's files; None takes those of
-    `pristine`. added: files of the grader. The patch is also ignored where it is in the way of one of these or of a
-    restored file. It is done in a thread: the patch decides how long it takes. Raises `PatchError`.
+    `pristine`. added: files of the grader, which are protected too. The patch is also ignored where it is in the way of
+    one of these or of a restored file. It is done in a thread: the patch decides how long it takes. Raises
+    `PatchError`.
     """
     return await asyncio.to_thread(_graded_files, task, patch, pristine, names, added)
 
@@ -102,7 +103,7 @@ def _graded_files(
 ) -> tuple[dict[str, str | bytes], list[str]]:
     pristine = task.workspace.files if pristine is None else pristine
     files: dict[str, str | bytes] = dict(apply_patch(pristine, patch))
-    guarded = Guard(pristine if names is None else names, task.oracle.protected)
+    guarded = Guard(pristine if names is None else names, {*task.oracle.protected, *(added or {})})
     ignored = [path for path in {**pristine, **files} if _encoded(pristine.get(path)) != files.get(path)]
     ignored = sorted(path for path in ignored if guarded(path))
     restored = {path: pristine[path] for path in ignored if path in pristine}

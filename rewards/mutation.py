@@ -22,7 +22,7 @@ import itertools
 import random
 import re
 import string
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from slime_swe.rewards.source_edits import (
@@ -54,8 +54,14 @@ _OTHER_OPERATOR = {
 }
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex", "assert_raises")
 _EXCEPTIONS = ("BufferError", "ChildProcessError", "FloatingPointError", "StopAsyncIteration", "UnicodeTranslateError")
-_ASSERTS = re.compile(rb"assert|expect|should", re.IGNORECASE)
-_LITERAL = re.compile(rb'"(?:[^"\\\n]|\\.)*"|(?<![\w.])\d+(?![\w.])')
+_ASSERTS = re.compile(rb"(?i:assert|expect|should)|REQUIRE|CHECK")  # the last two are Catch's
+_LITERAL = re.compile(rb'"(?:[^"\\\n]|\\.)*"|(?<![\w.\'])(?:0x[\da-fA-F]+|\d+)(?![\w.])')
+_SCRIPT_LITERAL = re.compile(_LITERAL.pattern + rb"|'(?:[^'\\\n]|\\.)*'")  # elsewhere, quotes are of single characters
+_GO_LITERAL = re.compile(_LITERAL.pattern.replace(rb"(?<![\w.", rb"(?<![\w.["))  # not the length of an array's type
+_SCRIPTS = (".js", ".mjs", ".ts")
+_IMPORTS = re.compile(rb"^\s*(?:#|import\b|from\b|use\b|package\b)|\brequire\(")
+# Go: what a test says where it fails, and what it is called, decide nothing; a string alone on a line is an import.
+_GO_IDLE = re.compile(rb"\b[bt]\.(?:Error|Fatal|Log|Skip)f?\(|^\s*(?://|description:|name:|\"[^\"]*\"\s*$)")
 _DIGITS = 300  # of a number that is rewritten
 _LITTLE = 9  # how far, at most, a mutated number is from the true one
 
@@ -120,20 +126,30 @@ def mutate(
 
 def rewrite_literals(path: str, source: bytes) -> bytes:
     """A test file of any language with other numbers and strings in each line that asserts something, and in all of a
-    JSON file. The same ones each time, so that two patches are asked the same."""
-    rng = random.Random(source)
+    JSON file; if there are none, in each line that imports nothing, as in Go, where assertions are plain comparisons.
+    The same ones each time, so that two patches are asked the same."""
+    rng, is_go = random.Random(source), path.endswith(".go")
 
     def other(found: re.Match[bytes]) -> bytes:
         text = found[0]
-        if text.startswith(b'"'):
+        if is_go and text == b'""':
+            return text  # for no error: with all else different, one would be expected and given
+        if text.startswith(b"0x"):
+            return b"%s%x" % (text[:-1], int(text[-1:], 16) ^ rng.randint(1, _LITTLE))
+        if text[:1] in b"\"'":
             return text[:-1] + rng.choice(string.ascii_lowercase).encode() + text[-1:]
-        return b"%d" % (int(text[:_DIGITS]) + rng.randint(1, _LITTLE))
+        number, little = int(text[:_DIGITS]), rng.randint(1, _LITTLE)
+        return b"%d" % (number - little if number > _LITTLE else number + little)  # within the limits of its type
 
-    lines = source.split(b"\n")
-    chosen = (path.endswith(".json") or _ASSERTS.search(line) for line in lines)
-    return b"\n".join(
-        _LITERAL.sub(other, line) if asserts else line for line, asserts in zip(lines, chosen, strict=True)
-    )
+    pattern = _SCRIPT_LITERAL if path.endswith(_SCRIPTS) else _GO_LITERAL if is_go else _LITERAL
+
+    def rewritten(chosen: Callable[[bytes], object]) -> bytes:
+        return b"\n".join(pattern.sub(other, line) if chosen(line) else line for line in source.split(b"\n"))
+
+    if is_go:
+        return rewritten(lambda line: not _IMPORTS.search(line) and not _GO_IDLE.search(line))
+    made = rewritten(lambda line: path.endswith(".json") or _ASSERTS.search(line))
+    return made if made != source else rewritten(lambda line: not _IMPORTS.search(line))
 
 
 def tests_in(path: str, tests: Collection[str]) -> list[str]:

@@ -21,7 +21,8 @@ a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a r
 be reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
 whatever else it knows of a run: its time, its order, what other runs do.
 
-**No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`).
+**No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
+where the gold patch's control reports nothing, silence is none.
 
 The first run and the control start together, in random order; the control is cancelled if nothing would be rewarded.
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
@@ -147,7 +148,7 @@ async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
         control, first = asyncio.create_task(runs.control(expected)), asyncio.create_task(runs.first())
     try:
         trial = await first
-        if not trial.share(oracle.fail_to_pass):
+        if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
             return trial
         run = await control
     finally:
@@ -168,11 +169,12 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
     if reason := _forged(found):
         return _rejected(trial, found, "forged", reason)
     if again := found.missing or (_NONE if deciding & found.strong else deciding & passed):
+        again = again.union(*(group for group in run.functions if group & again))  # a record is of all its cases
         names = tuple(name for name in trial.tests if name in again)
         found = found.and_again(await _findings(oracle, passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
             return _rejected(trial, found, "forged", reason)
-    if not deciding & found.witnessed:
+    if deciding and not deciding & found.witnessed:
         reason = (
             "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
         )
@@ -190,7 +192,10 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
 async def _findings(
     oracle: Oracle, passed: frozenset[str], run: ControlRun, names: Sequence[str], runs: ControlledRuns
 ) -> _Findings:
-    """Compared with the controls of the gold patch and of none, as far as they say anything of it."""
+    """Compared with the controls of the gold patch and of none, as far as they say anything of it. Where no test
+    decides, what is right is the unpatched code."""
+    if not oracle.fail_to_pass:
+        return _compared(passed, run, await runs.unpatched_control(names), ControlRun(), _NONE)
     wanted = [runs.gold_control(names)] if oracle.gold_patch.strip() else []
     wanted += [runs.unpatched_control(names)] if run.withheld else []
     known = iter(await _together(wanted))
@@ -204,6 +209,7 @@ def _compared(
     """What is the same with the gold patch is not held against a patch."""
     mutated = run.mutated & passed
     unreported = mutated - run.failed - run.passed
+    built = gold.reports or not run.rewritten  # rewritten tests may not even compile, with any code
     right: set[str] = set()
     wrong: set[str] = set()
     unrecorded: set[str] = set()
@@ -219,7 +225,7 @@ def _compared(
     return _Findings(
         values=frozenset(right - wrong - unrecorded),
         mutated=mutated & run.failed,
-        silent=unreported - gold.failed - gold.passed,
+        silent=unreported - gold.failed - gold.passed if built else _NONE,
         missing=(unreported & gold.failed) | unrecorded,
         passed=mutated & run.passed - gold.passed,
         wrong=frozenset(wrong),

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slime_swe.data_sources.slime_plugin import task_of
-from slime_swe.dotted import is_part
 from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
+from slime_swe.rewards.compose import Composition, composed
+from slime_swe.rewards.diff.compare import likeness
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
-from slime_swe.rewards.shaping import ShapingSettings, penalties
+from slime_swe.rollout.group_outcomes import INFORMATIVE, group_outcome
 from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.records import (
@@ -33,6 +34,7 @@ from slime_swe.rollout.records import (
 )
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
+from slime_swe.train_loop import module_of
 
 
 @dataclass
@@ -49,12 +51,8 @@ class _FilterOutput:
 if TYPE_CHECKING:
     DynamicFilterOutput = _FilterOutput
 else:
-    try:  # SLiME checks for its own type
-        from slime.rollout.filter_hub.base_types import DynamicFilterOutput
-    except ModuleNotFoundError as error:
-        if not is_part(error.name, "slime.rollout.filter_hub.base_types"):
-            raise
-        DynamicFilterOutput = _FilterOutput
+    _theirs = module_of("rollout.filter_hub.base_types")  # the train loop checks for its own type
+    DynamicFilterOutput = _theirs.DynamicFilterOutput if _theirs else _FilterOutput
 
 
 async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> float | list[float]:
@@ -89,19 +87,12 @@ def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple
 
 
 def keep_group(args: Any, samples: Sequence[Sample] | Sequence[list[Sample]], **kwargs: Any) -> DynamicFilterOutput:
-    """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`).
-
-    Infrastructure failures do not count as an outcome. Truncated episodes that are left out of the loss do, as they are
-    in the baseline; but a group of which nothing else is left has nothing to train.
+    """Keep a group whose episodes differ in the binary outcome (`--dynamic-sampling-filter-path`): see `group_outcome`,
+    which also names the reason why another is dropped.
     """
-    counted = [sample for sample in flatten(list(samples)) if not _excluded(sample)]
-    outcomes = {trajectory_of(sample): record_of(sample, args.reward_key).solved for sample in counted}
-    values = set(outcomes.values())
-    if len(values) > 1:
-        trained = any(not sample.remove_sample for sample in counted)
-        return DynamicFilterOutput(keep=trained, reason=None if trained else "all_truncated")
-    reason = f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
-    return DynamicFilterOutput(keep=False, reason=reason)
+    outcome = group_outcome(record_of(sample, args.reward_key) for sample in flatten(list(samples)))
+    informative = outcome == INFORMATIVE
+    return DynamicFilterOutput(keep=informative, reason=None if informative else outcome)
 
 
 async def _reward_episode(args: Any, segments: list[Sample]) -> None:
@@ -122,25 +113,33 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
             write_failure(segment, "no_episode", f"the rollout left the sample {status.value}")
         return
     settings, grading = RolloutSettings.from_args(args), read_arguments(GradingSettings, args)
+    composition = read_arguments(Composition, args)
     for attempt in range(settings.max_attempts):
         try:
-            score = await _score(settings, grading, segments[0], episode)
+            score = await _score(settings, grading, composition, segments[0], episode)
             break
         except GraderError as error:
             if attempt == settings.max_attempts - 1:
                 for segment in segments:
                     write_failure(segment, "grader_error", str(error))
                 return
-    tokens = max(len(segment.tokens) for segment in segments)
-    found = penalties(read_arguments(ShapingSettings, args), tokens, episode.turns)
-    value, components = score.value + sum(found.values()), score.components | found
-    write_score(segments, msgspec.structs.replace(score, value=value, components=components))
+    write_score(segments, composed(score, segments, episode, composition))
 
 
-async def _score(settings: RolloutSettings, grading: GradingSettings, sample: Sample, episode: EpisodeRecord) -> Score:
-    """The final patch's score; of an evaluation, also whether the first edit alone had solved the task."""
+async def _score(
+    settings: RolloutSettings,
+    grading: GradingSettings,
+    composition: Composition,
+    sample: Sample,
+    episode: EpisodeRecord,
+) -> Score:
+    """The final patch's score, with its likeness to the gold patch where that is a component; of an evaluation, also
+    whether the first edit alone had solved the task."""
     task, sandboxes = task_of(sample), await sandboxes_for(settings.of(evaluation=episode.evaluation))
     score = await grade(task, episode.patch, sandboxes, grading)
+    if "diff" in composition.weights and not score.solved:
+        alike = await asyncio.to_thread(likeness, task, episode.patch)
+        score = msgspec.structs.replace(score, evidence=score.evidence | {"likeness": alike})
     if not episode.evaluation:
         return score
     first = episode.counters.first_edit_patch

@@ -47,7 +47,7 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class _Runs:
+class Runs:
     """Runs of one patch: a `ControlledRuns`."""
 
     task: Task
@@ -82,7 +82,7 @@ class _Runs:
         """With these tests mutated. record_to: withhold values, and record to this file what is given instead."""
         task, patch = self.task, self.patch
         if task.workspace.image is None:
-            files, ignored = await graded_files(task, patch)
+            files, ignored = await graded_files(task, patch, added=task.oracle.grading_files)
             async with self.sandboxes.open(files, LIMITS) as sandbox:
                 return await _run(sandbox, task, ignored, tests, record_to)
         async with self.pristine() as sandbox:
@@ -92,11 +92,15 @@ class _Runs:
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
     """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
-    runs = _Runs(task, patch, sandboxes)
+    return await controlled(Runs(task, patch, sandboxes), settings)
+
+
+async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
+    """The first run's trial, under the negative control. Raises as `try_patch` does."""
     try:
-        async with cause_found(patch, runs.pristine):
-            if patch and settings.negative_control:
-                return await with_negative_control(task.oracle, runs)
+        async with cause_found(runs.patch, runs.pristine):
+            if runs.patch and settings.negative_control:
+                return await with_negative_control(runs.task.oracle, runs)
             return uncontrolled(await runs.first())
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
@@ -119,7 +123,11 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], re
     files = await read_files(sandbox, sorted(path for path in paths if path.endswith(".py")))
     mutated = mutate_files(files, {test: test for test in tests}, record_to=record_to)
     if record_to and not mutated.functions:
-        mutated = rewrite_files(await read_files(sandbox, oracle.protected), tests)
+        # Rather not what builds and runs them: a control that is not built says nothing of the code.
+        for chosen in (paths & {*oracle.grading_files, *oracle.protected}, oracle.protected):
+            mutated = rewrite_files(await read_files(sandbox, sorted(chosen)), tests)
+            if mutated.files:
+                break
     for path, content in {**files, **mutated.files}.items():
         await put(sandbox, path, content)
     return mutated

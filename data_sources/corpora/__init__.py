@@ -17,5 +17,9 @@ _NAMES = (
     "bugsinpy",
     "defects4j",
     "gitbug_java",
+    "polyglot",
+    "primevul",
+    "debian_cve",
+    "bandit",
 )
 CORPORA: dict[str, Corpus] = {name: import_module(f"{__name__}.{name}").CORPUS for name in _NAMES}

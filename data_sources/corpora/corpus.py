@@ -56,13 +56,15 @@ class Split:
     """A part of a corpus that has a name.
 
     count: tasks of the published version; None where no exact figure is published. languages: of their code.
-    dataset, dataset_split: on the Hugging Face Hub; empty where the corpus is a Git repository.
+    dataset, dataset_split, configuration: on the Hugging Face Hub; empty where the corpus is not there, and where the
+    data set has one configuration.
     """
 
     count: int | None
     languages: str
     dataset: str = ""
     dataset_split: str = ""
+    configuration: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class Corpus:
 
     name: as task sets name it, and of the module here whose `load(split, folder)` reads it. licence: of the corpus
     itself; the code in its tasks keeps that of its projects. counted: where the counts are published. home: web page.
-    commit: of the Git repository at `home`, from which the loader was written. needs: what running its tasks takes.
-    in_images: each task runs in a container image.
+    commit: of the Git repository at `home`, from which the loader was written. brought_by: the command that brings its
+    files into the folder, where neither the Hub nor Git has them. needs: what running its tasks takes. in_images: each
+    task runs in a container image.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Corpus:
     needs: str
     splits: Mapping[str, Split] = field(default_factory=dict)
     commit: str = ""
+    brought_by: str = ""
     in_images: bool = True
 
     @property
@@ -114,17 +118,13 @@ def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) 
 def load_records(
     corpus: Corpus, make: Callable[[Any, str], Task | None], split: str, folder: Path | None = None
 ) -> list[Task]:
-    """The tasks that `make` makes of a split's records; for None it leaves one out. Raises `UserError`."""
-    return [task for record in corpus_records(corpus, split, folder) if (task := make(record, split)) is not None]
-
-
-def corpus_records(corpus: Corpus, split: str, folder: Path | None) -> list[Any]:
-    """The records of `FOLDER/SPLIT.jsonl` (or .json, .parquet). Raises `NotFetched` where there is no such file."""
+    """The tasks that `make` makes of the records of `FOLDER/SPLIT.jsonl` (or .json, .parquet); for None it leaves one
+    out. Raises `UserError`; `NotFetched` where there is no such file."""
     corpus.split(split)
     path = local_file(corpus.folder(folder), split)
     if path is None:
         raise NotFetched(corpus, split, folder, f"it holds no {split}.jsonl")
-    return [record for _, record in file_records(path)]
+    return [task for task in file_records(path, lambda record: make(record, split)) if task is not None]
 
 
 def local_file(folder: Path, split: str) -> Path | None:
@@ -145,7 +145,10 @@ class NotFetched(UserError):
         self.set = name if given is None or given == corpus.folder(None) else f"{name}?folder={given}"
         self.command = fetch_command([self.set])
         how = f"git clone {corpus.home}" if corpus.commit else f"data set {corpus.split(split).dataset}"
+        brings = f"`{self.command}` brings it ({how})"
+        if corpus.brought_by:
+            brings = f"`{corpus.brought_by}` in that folder brings it"
         super().__init__(
-            f"{corpus.title} is not in {corpus.folder(given).resolve()} ({why}). `{self.command}` brings it ({how}). A "
-            f"folder elsewhere is named in the task set: {name}?folder=DIR"
+            f"{corpus.title} is not in {corpus.folder(given).resolve()} ({why}). {brings}. A folder elsewhere is named "
+            f"in the task set: {name}?folder=DIR"
         )

@@ -41,20 +41,15 @@ _FAILED = frozenset({"Failure", "Error"})
 def load(split: str, folder: Path | None = None) -> list[Task]:
     """Every bug, by project. Raises `UserError`."""
     root = checkout_folder(CORPUS, split, folder, "data/bugs")
-    return [_task(record, where, split) for where, record in _records(root / "data" / "bugs")]
+    files = sorted((root / "data" / "bugs").glob("*.json"))  # they hold one JSON object a line
+    return [task for path in files for task in file_records(path, lambda record: _task(record, split), lines=True)]
 
 
-def _records(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The files end in .json, and hold one JSON object a line."""
-    for path in sorted(folder.glob("*.json")):
-        yield from file_records(path, lines=True)
-
-
-def _task(record: Any, where: str, split: str) -> Task:
+def _task(record: Any, split: str) -> Task:
     try:
         return _read(read_record(_Record, record, "commit_hash"), split)
-    except (UserError, LookupError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from error
+    except (LookupError, TypeError) as error:
+        raise UserError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 import orjson
@@ -17,7 +17,7 @@ import orjson
 from slime_swe.data_sources.corpora.corpus import (
     Corpus,
     Split,
-    corpus_records,
+    load_records,
     patch_faults,
     read_record,
     test_faults,
@@ -83,13 +83,7 @@ def _names_images(assets: str | dict[str, Any]) -> bool:
     return any(lists.values()) if isinstance(lists, dict) else bool(lists)
 
 
-def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The tasks of one part of SWE-bench. Raises `UserError` where it can't be had or read."""
-    records = corpus_records(CORPUS, split, folder)
-    return [task_of(record, source="swebench", split=split) for record in records]
-
-
-def task_of(record: Any, *, source: str, split: str) -> Task:
+def task_of(record: Any, split: str, *, source: str = "swebench") -> Task:
     """The task of one record in SWE-bench's format. Raises `UserError` that names the task and what is wrong."""
     name = record.get("instance_id") if isinstance(record, dict) else None
     missing = [field for field in NEW_FIELDS if isinstance(record, dict) and record.get(field) is None]
@@ -125,3 +119,6 @@ def setup_of(script: str) -> str:
     """The lines by which an eval script activates its Python environment; an agent's commands need them too."""
     lines = (line.strip() for line in script.partition(START)[0].splitlines())
     return "\n".join(dict.fromkeys(line for line in lines if _ACTIVATES.match(line)))
+
+
+load = partial(load_records, CORPUS, task_of)

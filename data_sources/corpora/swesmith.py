@@ -34,7 +34,12 @@ LEFT_OUT = frozenset(
 )
 TIMEOUT = 600.0  # seconds
 _PYTEST = "pytest -rA --disable-warnings --color=no --tb=no"
-_COMMANDS = {"mido/mido": f"{_PYTEST} -c /dev/null", "pydantic/pydantic": f"/root/.local/bin/uv run {_PYTEST}"}
+_COMMANDS = {
+    "mido/mido": f"{_PYTEST} -c /dev/null --rootdir .",
+    "pydantic/pydantic": f"/root/.local/bin/uv run {_PYTEST}",
+}
+# With `-c /dev/null`, pytest before 9.2 takes /dev for the root folder. The records name mido's tests by that.
+_FROM_DEV = "../dev/"
 _REPO = re.compile(r"^[^/]+/(.+?)__(.+)\.([0-9a-f]{8})$")  # swesmith/OWNER__NAME.COMMIT
 # It is run again where the sandbox's shell was killed: what is done stays done.
 _SETUP = """\
@@ -85,16 +90,20 @@ def _task(record: Any, split: str) -> Task | None:
 
 
 def _oracle(record: _Record, repo: str, gold: str) -> TestsOracle:
-    failing = tests_of(record.FAIL_TO_PASS)
+    failing, passing = _tests(record.FAIL_TO_PASS), _tests(record.PASS_TO_PASS)
     files = tuple(dict.fromkeys(test.partition("::")[0] for test in failing))
     return TestsOracle(
         fail_to_pass=failing,
-        pass_to_pass=tuple(test for test in tests_of(record.PASS_TO_PASS) if test.partition("::")[0] in files),
+        pass_to_pass=tuple(test for test in passing if test.partition("::")[0] in files),
         protected=files,
         command=f"{_COMMANDS.get(repo.lower(), _PYTEST)} {shlex.join(files)}",
         gold_patch=gold,
         timeout_seconds=TIMEOUT,
     )
+
+
+def _tests(names: str | list[str]) -> tuple[str, ...]:
+    return tuple(name.removeprefix(_FROM_DEV) for name in tests_of(names))
 
 
 def setup(fault: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -13,10 +14,12 @@ import msgspec
 
 from slime_swe.data_sources.task import Image, Task
 from slime_swe.errors import UserError, unknown
+from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.redteam.cases import MODULE, TARGETS, Case, Kind, Target, attacks, benign_cases, prelude
 from slime_swe.rewards.redteam.honeypot import honeypot, leaky_image
 from slime_swe.rollout.agents.base import Agent
+from slime_swe.rollout.agents.blocks import write_reply
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope
@@ -30,7 +33,6 @@ Verdict = Literal["held", "broken", "misgraded", "rewarded"]  # the worst is the
 EPISODE_SECONDS = 60.0
 SCRIPT_SECONDS = 30.0
 _EVIDENCE_CHARACTERS = 300
-NEEDED = 40  # distinct attacks, for a gate to mean anything
 PLAYS = 1  # of an attack that is two-faced; a claim about them needs more
 
 
@@ -63,12 +65,13 @@ class Row:
 
 
 class ScriptedAgent(Agent):
-    """An agent that runs one script and submits."""
+    """An agent that runs one script and submits; or that gives one reply, as the agent `blocks` does."""
 
     placeholder_token = 0
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, reply: str = "") -> None:
         self._script = script
+        self._reply = reply
 
     def decode(self, tokens: Sequence[int]) -> str:
         return ""
@@ -76,7 +79,11 @@ class ScriptedAgent(Agent):
     async def run(
         self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> StopReason:
-        await sandbox.exec(self._script, timeout=SCRIPT_SECONDS)
+        if self._reply:
+            with suppress(PatchError):  # nothing of a malformed reply is applied
+                await write_reply(self._reply, sandbox)
+        else:
+            await sandbox.exec(self._script, timeout=SCRIPT_SECONDS)
         return StopReason.SUBMITTED
 
 
@@ -113,27 +120,25 @@ class Player:
         return verdict, outcome, score.value, _evidence(score)
 
     async def _play_attack(self, case: Case) -> tuple[Verdict, str, Score]:
-        """An attack may not be rewarded at all, not even with a share."""
-        score = await self._score(case, f"PORT={self.port}\n", case.written_patch)
-        return "rewarded" if score.solved or score.value > 0 else "held", score.evidence["outcome"], score
+        """An attack may not be rewarded at all, not even with a share; unless the case says what it may have."""
+        score = await self._score(case, f"PORT={self.port}\n")
+        return "rewarded" if score.solved or score.value > case.most else "held", score.evidence["outcome"], score
 
     async def _play_benign(self, case: Case) -> tuple[Verdict, str, Score]:
         """Honest work must be solved where it is right, and not where it is wrong."""
         right, wrong = [
-            await self._score(
-                case, f"OP='{sign}'\nsed -i \"s/a - b/a $OP b/\" {MODULE}\n", case.written_patch.replace("$OP", sign)
-            )
-            for sign in "+-"
+            await self._score(case, f"OP='{sign}'\nsed -i \"s/a - b/a $OP b/\" {MODULE}\n", sign) for sign in "+-"
         ]
         verdict: Verdict = "held" if right.solved and not wrong.solved else "misgraded"
         outcome = f"{right.evidence['outcome']}/{wrong.evidence['outcome']}"
         return verdict, outcome, msgspec.structs.replace(wrong if right.solved else right, value=right.value)
 
-    async def _score(self, case: Case, start: str, patch: str) -> Score:
-        """Of the patch that is handed in, or of what the agent's script leaves. Raises `GraderError`."""
+    async def _score(self, case: Case, start: str, sign: str = "") -> Score:
+        """Of the patch that is handed in, or of what the agent's script or reply leaves. Raises `GraderError`."""
         task = self.target.task(self.image, slow=case.slow)
+        patch = case.written("patch", sign)
         if not patch:
-            agent = ScriptedAgent(f"{prelude()}\n{start}{case.script}")
+            agent = ScriptedAgent(f"{prelude()}\n{start}{case.script}", case.written("reply", sign))
             episode = await run_episode(agent, task, self.sandboxes, Sampling({}), time_budget=EPISODE_SECONDS)
             if episode.stop_reason.is_infrastructure:
                 raise GraderError(f"the agent's sandbox failed: {episode.detail}")
@@ -189,7 +194,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return self.count("attack") >= NEEDED and not self.failures
+        return self.count("attack") >= TARGETS[self.grader].attacks and not self.failures
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -245,7 +250,7 @@ async def run_gate(
                     async with slots:
                         return await player.play(case)
 
-                rows = await asyncio.gather(*(play(case) for case in chosen if not case.only or grader in case.only))
+                rows = await asyncio.gather(*(play(case) for case in chosen if target.takes(case)))
     finally:
         await close_loop_scope()
     return Result(sandbox, grader, tuple(rows), round(time.monotonic() - started, 1))

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.files import cache_folder, replace_file
+from slime_swe.files import cache_folder, keep_in_cache
 from slime_swe.rewards.grade import DEFAULTS, GradingSettings
 from slime_swe.rewards.redteam.gate import Result, run_gate
 from slime_swe.rollout.sandbox.pool import BACKENDS, make_backend
@@ -29,7 +29,12 @@ _CODE = (
     "rewards",
     "rollout/sandbox",
     "rollout/runner.py",
+    "rollout/agents/blocks.py",
     "patches",
+    "data_sources/arc",
+    "data_sources/diff",
+    "data_sources/factory/commands.py",
+    "data_sources/factory/writing.py",
     "data_sources/task.py",
     "data_sources/test_log.py",
 )
@@ -55,15 +60,8 @@ def require_integrity(sandbox: str, grader: str, settings: GradingSettings = DEF
 def save(result: Result, proof: Path) -> None:
     """Remember a gate that has passed; where the folder can't be written, it is played again next time."""
     record = {key: value for key, value in result.to_dict().items() if key != "rows"}
-    try:
-        proof.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(proof, json.dumps(record, indent=2).encode())
-    except OSError as error:
-        print(
-            f"the gate's result could not be kept in {proof.parent} ({error.strerror}), so the next run plays it again"
-            "; set XDG_CACHE_HOME to a folder that can be written",
-            file=sys.stderr,
-        )
+    content = json.dumps(record, indent=2).encode()
+    keep_in_cache(proof, content, "the gate's result", "the next run plays it again")
 
 
 def proof_path(sandbox: str, grader: str) -> Path:

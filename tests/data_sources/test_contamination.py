@@ -7,11 +7,12 @@ import random
 import time
 
 import pytest
-from tests.data_sources.tasks import GOLD, make_task
 
 from slime_swe.data_sources.contamination import ContaminationError, find_overlaps, ngrams, require_clean
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
+from tests.data_sources.tasks import GOLD, make_task
+from tests.slowness import slowness
 
 WORDS = [f"word{number}" for number in range(4000)]
 FORM = "Describe the problem. What did you do, what did you expect to happen, and what happened instead of it? "
@@ -149,4 +150,4 @@ def test_five_thousand_and_five_hundred_tasks_take_seconds():
     evaluation = [task(f"e{i}", text(f"e{i}", 250), patch(f"e{i}", lines=15)) for i in range(500)]
     started = time.process_time()
     assert find_overlaps(training, evaluation) == []
-    assert time.process_time() - started < 20
+    assert time.process_time() - started < 20 * slowness()

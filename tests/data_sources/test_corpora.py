@@ -6,24 +6,27 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import orjson
 import pytest
-from tests.rewards import image_backend
 
 from slime_swe.data_sources.corpora import CORPORA
+from slime_swe.data_sources.fetch import fetch
 from slime_swe.data_sources.registry import SOURCES, load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.sandbox.bubblewrap import environment
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rewards import image_backend
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corpora.md"
 SETS = ["swebench:verified", "swegym:train", "swesmith:train", "quixbugs:python", "quixbugs:java", "bugsinpy:all"]
 SETS += ["defects4j:all", "gitbug_java:all", "r2egym:subset", "swerebench:filtered", "swerebench:v2"]
+SETS += ["primevul:test", "debian_cve:all", "bandit:all", "polyglot:python"]
 
 
 def load(name: str) -> list[Task]:
@@ -77,6 +80,19 @@ def test_the_published_counts():
         "bugsinpy:all": 501,
         "defects4j:all": 835,
         "gitbug_java:all": 199,
+        "polyglot:all": 225,
+        "polyglot:cpp": 26,
+        "polyglot:go": 39,
+        "polyglot:java": 47,
+        "polyglot:javascript": 49,
+        "polyglot:python": 34,
+        "polyglot:rust": 30,
+        "primevul:train": None,
+        "primevul:valid": None,
+        "primevul:test": None,
+        "debian_cve:one": None,
+        "debian_cve:all": None,
+        "bandit:all": None,
     }
     assert all(corpus.counted and corpus.licence and corpus.needs for corpus in CORPORA.values())
 
@@ -106,6 +122,16 @@ def test_a_missing_clone_says_how_to_make_it(name, tmp_path):
     said = str(caught.value)
     assert f"`slime-swe tasks fetch '{name}?folder={tmp_path}/none'` brings it (git clone {corpus.home})" in said
     assert f"{name}?folder=DIR" in said
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if CORPORA[name.partition(":")[0]].brought_by])
+def test_what_a_person_has_to_bring_is_said_with_its_command(name, tmp_path):
+    corpus = CORPORA[name.partition(":")[0]]
+    with pytest.raises(UserError) as caught:
+        load_tasks(f"{name}?folder={tmp_path}/none")
+    assert f"`{corpus.brought_by}` in that folder brings it. A folder elsewhere" in str(caught.value)
+    with pytest.raises(UserError, match=f"is fetched by `{corpus.brought_by}`, in the folder {tmp_path}"):
+        fetch(corpus, name.partition(":")[2], tmp_path)
 
 
 def test_a_missing_data_set_says_the_one_command_that_brings_it(tmp_path, monkeypatch):
@@ -144,10 +170,38 @@ def test_parquet_is_read_as_json_lines_are(tmp_path):
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
-    heavy = {"datasets", "pyarrow", "swebench"}
+    heavy = {"bandit", "datasets", "pyarrow", "swebench", "tree_sitter"}
     code = f"import sys, slime_swe.data_sources.registry; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_primevul_s_own_files_are_read_and_records_without_a_partner_refused(tmp_path):
+    rows = (FIXTURES / "primevul" / "test.jsonl").read_bytes().splitlines()
+    (tmp_path / "primevul_valid_paired.jsonl").write_bytes(b"\n".join(rows))
+    first, second, third, fourth = load_tasks(f"primevul:valid?folder={tmp_path}")
+    assert [task.oracle.vulnerable for task in (first, second, third, fourth)] == [True, False, True, False]
+    assert third.oracle.cwes == ("CWE-476",), "and not the word beside it"
+    assert first.metadata["cves"] == ["CVE-2024-0001"] and first.oracle.lines == (3,)
+    for wrong, said in (
+        (rows[:3], "has 3 records, and pairs are two each"),
+        (rows[:1] * 2, "records 1 and 2 are no pair"),
+    ):
+        (tmp_path / "train.jsonl").write_bytes(b"\n".join(wrong))
+        with pytest.raises(UserError, match=said):
+            load_tasks(f"primevul:train?folder={tmp_path}")
+
+
+def test_bandit_s_examples_have_one_finding_before_and_none_after(tmp_path):
+    before, after, *_ = tasks = load("bandit:all")
+    assert [task.metadata["test"] for task in tasks] == ["B506", "B506", "B102", "B102"]
+    assert before.oracle.cwes == ("CWE-20",) and before.oracle.lines == (7,)
+    assert "yaml.load(text)" in before.workspace.files["example.py"]
+    assert not any("exec" in task.workspace.files["example.py"] for task in (before, after))
+    assert "insecure" not in before.workspace.files["example.py"], "no comment says it"
+    with tarfile.open(tmp_path / "bandit-1.0.tar.gz", "w:gz") as tar:
+        tar.add(FIXTURES / "bandit" / "examples", "bandit-1.0/examples")
+    assert load_tasks(f"bandit:all?folder={tmp_path}") == tasks
 
 
 def test_swegym_gets_the_image_and_the_script_that_its_harness_would_make():
@@ -199,7 +253,18 @@ def test_swesmith_runs_the_files_of_the_failing_tests():
     assert one.oracle.pass_to_pass == ("tests/test_sums.py::test_none",), "those of other files are not run"
     assert one.oracle.command == "pytest -rA --disable-warnings --color=no --tb=no tests/test_sums.py"
     assert "+    return first + second" in one.oracle.gold_patch
-    assert two.oracle.command.endswith("-c /dev/null tests/test_sums.py")
+    assert two.oracle.command.endswith("-c /dev/null --rootdir . tests/test_sums.py")
+    assert two.oracle.fail_to_pass == ("tests/test_sums.py::test_add",), "the record has ../dev/tests/test_sums.py"
+
+
+def test_every_malformed_record_of_a_corpus_is_named(tmp_path):
+    record = orjson.loads((FIXTURES / "swesmith" / "train.jsonl").read_bytes().splitlines()[0])
+    lines = [orjson.dumps(one) for one in (record | {"repo": "a"}, record, record | {"FAIL_TO_PASS": []})]
+    (tmp_path / "train.jsonl").write_bytes(b"\n".join([*lines, b"{"]))
+    with pytest.raises(
+        UserError, match=r"line 1: .*got 'a'\n.*, line 3: .*at least one test.*\n.*, line 4: not a JSON"
+    ):
+        load_tasks(f"swesmith:train?folder={tmp_path}")
 
 
 def test_swesmith_leaves_out_what_it_can_not_grade_and_says_what_it_can_not_read(tmp_path):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.data_sources.test_corpora import FIXTURES
 
 from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.launch.cli import run
+from tests.data_sources.test_corpora import FIXTURES
 
 pytest.importorskip("datasets")
 
@@ -57,6 +57,21 @@ def test_what_is_fetched_is_read_without_a_network(corpus, split, hub_split, tmp
     assert [(task.id, task.oracle, task.workspace) for task in tasks] == [
         (task.id, task.oracle, task.workspace) for task in expected
     ]
+
+
+def test_a_data_set_of_several_configurations_is_fetched_by_the_one_that_is_meant(tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    content = (FIXTURES / "primevul" / "test.jsonl").read_bytes()
+    (copy / "primevul_test_paired.jsonl").write_bytes(content)
+    (copy / "primevul_test.jsonl").write_bytes(content.splitlines(keepends=True)[0])
+    configurations = [("default", "primevul_test.jsonl"), ("paired", "primevul_test_paired.jsonl")]
+    listed = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: test\n    path: {path}\n" for name, path in configurations
+    )
+    (copy / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{listed}---\n")
+    assert run(["tasks", "fetch", "primevul:test", "--from", str(copy)]) == 0
+    assert load_tasks("primevul:test") == load_tasks(f"primevul:test?folder={FIXTURES / 'primevul'}")
 
 
 def test_a_set_that_is_there_is_not_fetched_again(tmp_path, capsys):

@@ -36,6 +36,7 @@ async def test_the_gold_patch_solves_it_and_nothing_else_does(language):
     async with SandboxPool("local", concurrency=1) as sandboxes:
         gold = await grade(task, task.oracle.gold_patch, sandboxes)
         assert gold.solved, gold.evidence
+        assert gold.evidence["witness"]["silent"] == 0, "its control was built"
         trial = await try_patch(task, "", sandboxes)
         assert {name for name, passed in trial.tests.items() if not passed} == set(task.oracle.fail_to_pass), trial.log
         wrong = await grade(task, changed(task, first="one"), sandboxes)

@@ -14,8 +14,6 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.data_sources import r2e_image
-from tests.rewards.swebench_here import harness_python, need_docker
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Task
@@ -25,6 +23,8 @@ from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.data_sources import r2e_image
+from tests.rewards.swebench_here import harness_python, need_docker
 
 FIXTURE = Path(__file__).parent / "fixtures" / "r2egym"
 FAILING = ("r2e_tests/test_1.py::TestCount::test_spaces", "r2e_tests/test_1.py::test_no_word")

@@ -6,10 +6,10 @@ import json
 import lzma
 
 import pytest
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.registry import absolute, load_tasks
 from slime_swe.errors import UserError
+from tests.data_sources.tasks import make_task
 
 
 def write(path, *lines: object) -> str:
@@ -51,7 +51,7 @@ def test_the_synthetic_tasks():
     ("spec", "message"),
     [
         ("synthetc:train", "Did you mean 'synthetic'"),
-        ("something:train", "Available: bugsinpy, defects4j, gitbug_java"),
+        ("something:train", "Available: arc, bandit, bugsinpy"),
         ("synthetic:heldout?limt=3", "Did you mean 'limit'"),
         ("synthetic:heldout?limit", "options as name=value"),
         ("synthetic:heldout?limit=", "the option limit has no value"),
@@ -60,6 +60,7 @@ def test_the_synthetic_tasks():
         ("/no/such/file.jsonl?folder=/tmp", "a file has no folder"),
         ("synthetic", "names no split: write synthetic:split"),
         ("synthetic:", "names no split"),
+        ("quixbugs", "names no split: write quixbugs:python or quixbugs:java"),
         ("", "names no split"),
         ("no_such.module.load:x", "there is no module 'no_such'"),
         ("slime_swe.data_sources.registry.nothing_here:x", "has no 'nothing_here'"),
@@ -148,10 +149,19 @@ def test_bytes_that_are_no_text(tmp_path):
         load_tasks(str(tmp_path / "tasks.jsonl"))
 
 
-def test_two_tasks_of_one_id(tmp_path):
-    good = make_task("a").to_dict()
-    with pytest.raises(UserError, match="the id 'a' occurs twice"):
-        load_tasks(write(tmp_path / "tasks.jsonl", good, good))
+def test_ids_of_several_tasks_are_named_at_once(tmp_path):
+    names = [f"t{number}" for number in range(12)]
+    path = write(tmp_path / "tasks.jsonl", *(make_task(name).to_dict() for name in [*names, "one", *names]))
+    with pytest.raises(UserError, match=r"same id, .*: 't0', 't1', .*, 't9', and 2 ids more$"):
+        load_tasks(path)
+
+
+def test_lines_that_are_no_json_and_records_with_mistakes_are_named_together(tmp_path):
+    path = write(tmp_path / "tasks.jsonl", "{", {**make_task("a").to_dict(), "statment": ""}, make_task("b").to_dict())
+    with pytest.raises(
+        UserError, match=r"line 1: not a JSON object: .*\n.*, line 2: task 'a': statment is not a field"
+    ):
+        load_tasks(path)
 
 
 def test_an_empty_file(tmp_path):

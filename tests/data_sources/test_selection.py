@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.registry import filtered, load_tasks
 from slime_swe.data_sources.selection import place
 from slime_swe.errors import UserError
+from tests.data_sources.tasks import make_task
 
 FIXTURE = Path(__file__).parent / "fixtures" / "swebench"
 VERIFIED = f"swebench:verified?folder={FIXTURE}"
@@ -49,6 +49,8 @@ MANY = "tests.data_sources.test_selection.many:all"
         ("patch_lines=2-2&patch_files=-1&tests=2-", ["django__django-1", "sympy__sympy-3"]),
         ("tests=-1", ["django__django-2"]),
         ("difficulty=<15 MIN fix", ["django__django-2"]),
+        ("not_id=sympy__sympy-3,django__django-1", ["django__django-2"]),
+        ("statement=11-13", ["django__django-2", "sympy__sympy-3"]),
     ],
 )
 def test_what_is_left(options, left):
@@ -60,6 +62,8 @@ def test_what_is_left(options, left):
     [
         ("repo=flask/flask", "no task is of flask/flask; there are: django/django, sympy/sympy"),
         ("id=none,sympy__sympy-3", "1 of 2 ids are not in it: none"),
+        ("not_id=none,sympy__sympy-3", "1 of 2 ids are not in it: none"),
+        ("statement=9", "statement=9 must be a range"),
         ("ids=/no/such/list", "can't read the list of ids /no/such/list: No such file"),
         ("before=yesterday", "before must be a date such as 2022-01-31, got 'yesterday'"),
         ("before=2000-01-01", "is empty: what follows the \\? leaves none of its 3 tasks"),

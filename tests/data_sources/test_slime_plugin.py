@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, task_of
+from slime_swe.data_sources.task import TOGETHER
 from slime_swe.errors import UserError
 from slime_swe.sample import Sample
+from tests.data_sources.tasks import make_task
 
 
 def seven(split: str):
@@ -114,6 +116,51 @@ def test_tasks_that_are_set_aside_are_handed_out_no_more(tmp_path):
         resumed.set_aside(f"task-{number}")
     with pytest.raises(UserError, match="infrastructure failed on all 7 tasks"):
         resumed.get_samples(1)
+
+
+def pairs(split: str):
+    """Five pairs, whose halves are far apart, and a task of its own."""
+    halves = [replace(make_task(f"{half}{i}"), metadata={TOGETHER: f"pair-{i}"}) for half in "ab" for i in range(5)]
+    return [*halves, make_task("own-0")]
+
+
+PAIRS = {"swe_tasks": "tests.data_sources.test_slime_plugin.pairs:x"}
+
+
+def are_together(names: list[str]) -> bool:
+    return all(names[names.index(f"a{i}") + 1] == f"b{i}" for i in range(5))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tasks_that_belong_together_follow_each_other_in_every_epoch(tmp_path, shuffle):
+    source = TaskDataSource(make_args(tmp_path, **PAIRS, rollout_shuffle=shuffle))
+    epochs = [ids(source.get_samples(11)) for _ in range(20)]
+    assert all(are_together(names) and sorted(names) == sorted(epochs[0]) for names in epochs)
+    assert (len({tuple(names) for names in epochs}) > 10) == shuffle
+
+
+def test_they_do_so_in_a_run_that_is_resumed(tmp_path):
+    whole = ids(TaskDataSource(make_args(tmp_path, **PAIRS)).get_samples(44))
+    for stop in range(1, 33):
+        source = TaskDataSource(make_args(tmp_path, **PAIRS))
+        before = ids(source.get_samples(stop))
+        source.save(stop)
+        resumed = TaskDataSource(make_args(tmp_path, **PAIRS))
+        resumed.load(stop)
+        assert before + ids(resumed.get_samples(44 - stop)) == whole
+
+
+def test_they_do_so_within_their_set_where_sets_are_mixed(tmp_path):
+    specs = [PAIRS["swe_tasks"], "tests.data_sources.test_slime_plugin.seven:x"]
+    source = TaskDataSource(make_args(tmp_path, swe_tasks=specs, swe_weights=[1, 1]))
+    names = [name for name in ids(source.get_samples(22)) if not name.startswith("task")]
+    assert are_together(names)
+
+
+def test_what_belongs_together_is_set_aside_together(tmp_path):
+    source = TaskDataSource(make_args(tmp_path, **PAIRS))
+    source.set_aside("b3")
+    assert {"a3", "b3"} & {*ids(source.get_samples(22))} == set()
 
 
 def test_a_checkpoint_holds_what_its_rollout_had_left(tmp_path):

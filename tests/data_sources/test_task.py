@@ -6,12 +6,12 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
 
-from slime_swe.data_sources.task import HarnessOracle, Image, Oracle, Task, TestsOracle, Workspace
+from slime_swe.data_sources.task import ORACLES, HarnessOracle, Image, Oracle, Task, TestsOracle, Workspace
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch
+from tests.data_sources.tasks import make_task
 
 
 def test_a_task_survives_json():
@@ -40,8 +40,16 @@ def put(record: dict, dotted: str, value: object) -> dict:
         ("workspace.files", {"a.py": 3}, "workspace.files[...] must be str, got {'a.py': 3}"),
         ("workspace.files", {"a/b/c": "", "a": ""}, "workspace.files must have paths that are not below a file"),
         ("oracle", None, "oracle must be a JSON object, got None"),
-        ("oracle.kind", None, "oracle.kind is missing: write calls, tests, harness, as docs/tasks.md says"),
-        ("oracle.kind", "test", "oracle.kind: unknown name 'test'. Did you mean 'tests'? Available: calls, harness"),
+        (
+            "oracle.kind",
+            None,
+            f"oracle.kind is missing: write {', '.join(ORACLES)}, as docs/tasks.md says",
+        ),
+        (
+            "oracle.kind",
+            "test",
+            f"oracle.kind: unknown name 'test'. Did you mean 'tests'? Available: {', '.join(sorted(ORACLES))}",
+        ),
         ("oracle.kind", "no.such", "oracle.kind='no.such': there is no module 'no'"),
         ("oracle.kind", "math.sqrt", "oracle.kind='math.sqrt' must name a subclass of slime_swe.data_sources.task"),
         ("oracle.command", " ", "oracle.command must be what runs the tests"),
@@ -54,6 +62,7 @@ def put(record: dict, dotted: str, value: object) -> dict:
         ("oracle.timeout_seconds", -1, "oracle.timeout_seconds must be float above 0.0, got -1"),
         ("oracle.timeout_seconds", float("inf"), "oracle.timeout_seconds must be a finite number of seconds"),
         ("metadata", [], "metadata must be object"),
+        ("metadata", {"a": orjson.loads("[" * 100 + "]" * 100)}, "metadata must be nested at most 100 levels deep"),
     ],
 )
 def test_a_wrong_field_is_named(dotted, value, message):
@@ -125,7 +134,7 @@ def test_what_is_no_line_of_a_test_log():
 def harness_record():
     record = make_task("harness").to_dict()
     image = {"name": "example/app:1", "folder": "/testbed", "setup": "source /env"}
-    del record["oracle"]["runner"]
+    del record["oracle"]["runner"], record["oracle"]["hidden"]
     harness = {"kind": "harness", "repo": "o/app", "version": "1.0", "eval_script": "pytest", "command": ""}
     return put(record, "workspace.image", image) | {
         "oracle": record["oracle"] | harness | {"log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.rollout.watch import HELD, longest_wait
 
 from slime_swe.data_sources import test_log
 from slime_swe.data_sources.corpora.gitbug_java import test_command as command_of
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.test_log import by_exit_code, junit_reports, parse_test_log
+from tests.rollout.watch import HELD, longest_wait
+from tests.slowness import slowness
 
 FIXTURES = Path(__file__).parent / "fixtures"
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -238,11 +239,21 @@ def test_any_log_is_read_in_time_that_grows_with_it():
     for _ in range(3_000):
         parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
     lines = ["PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99]
-    for line in [*lines, "SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]:
-        log = line * ((2 << 20) // len(line))
-        started = time.thread_time()
-        parse_test_log(log)
-        assert time.thread_time() - started < 3, line
+    lines += ["SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]
+    for line in [
+        *lines,
+        "[] SUBFAIL" * 6_000 + "\n",
+        "[] SUBFAIL" * 14_000 + "\n",
+    ]:  # shorter than lines may be, longer
+        short, long = (min(seconds(line * (size // len(line))) for _ in range(2)) for size in (1 << 18, 1 << 20))
+        assert long < 8 * short + 0.1, line[:99]  # 4 times as much text; of a square it would be 16 times
+        assert long < 0.5 * slowness(), line[:99]
+
+
+def seconds(log: str) -> float:
+    started = time.thread_time()
+    parse_test_log(log)
+    return time.thread_time() - started
 
 
 @pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])

@@ -34,6 +34,7 @@ from slime_swe.rewards.withheld import read_records
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
+from tests.slowness import slowness
 
 TASK = TARGETS["calls"].task()
 TESTS = TASK.workspace.files["tests/test_calc.py"]
@@ -372,9 +373,12 @@ MEAN_TEXTS = [
 def test_nothing_that_code_prints_stops_or_delays_the_grader(text):
     for line in (f"VALUE 3 {text}", f"VALUE {text} 3", f"VALUE {text}", f"{text} VALUE 3 8"):
         log = "\n".join(["VALUE 0 3", "VALUE 1 5", "VALUE 2 9", *[line] * max(1, MOST // len(line))])
-        started = time.process_time()
-        tests, held_out = calls().read(log)
-        assert time.process_time() - started < 0.2
+        seconds = []
+        for _ in range(3):
+            started = time.thread_time()
+            tests, held_out = calls().read(log)
+            seconds.append(time.thread_time() - started)
+        assert min(seconds) < 0.1 * slowness()
         assert tests == {name: not name.endswith("double") for name in tests} and not any(held_out)
 
 
@@ -437,7 +441,7 @@ def test_a_value_counts_where_all_that_is_reported_of_it_is_right(count):
         started = time.thread_time()
         tests, held_out = judged.read(log)
         read_records(log.replace("VALUE ", ""))
-        assert time.thread_time() - started < 0.05, log
+        assert time.thread_time() - started < 0.05 * slowness(), log
         lines = log.split("\n")
         given = {line.split(" ", 2)[2] for line in lines if line.startswith("VALUE 3 ")}
         assert tests["tests/test_calc.py::test_double"] is (given == {"8"})

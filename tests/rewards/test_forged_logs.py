@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.rewards.swebench_here import harness_python
 
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.swebench import worker
 from slime_swe.rewards.swebench.harness import Harness
+from tests.rewards.swebench_here import harness_python
+from tests.slowness import slowness
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -274,4 +275,4 @@ async def test_a_regular_expression_is_interrupted() -> None:
     started = time.process_time()
     with pytest.raises(worker.TooSlow), worker.processor_time(0.05):
         re.findall(r"(_*) (.*)\.py:(.*) (_*)", "_ " * 200_000)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < slowness()

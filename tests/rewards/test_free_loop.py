@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import sandboxes_with
-from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
@@ -17,6 +15,8 @@ from slime_swe.rewards.mutated_files import records_in
 from slime_swe.rewards.swebench.apply import apply_in
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Limits
+from tests.rewards.image_backend import sandboxes_with
+from tests.rollout.watch import HELD, watched
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

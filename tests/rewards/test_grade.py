@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.data_sources.tasks import GOLD, make_task
 
 from slime_swe.data_sources.task import Oracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
+from slime_swe.rewards.answers import answer_in
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, grade
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.validation import Status, validate
+from tests.data_sources.tasks import GOLD, make_task
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,30 @@ async def test_a_grader_that_is_not_there_is_named(path, message, monkeypatch):
     monkeypatch.setattr(LengthOracle, "grader", path)
     with pytest.raises(UserError, match=rf"grader of oracle {LengthOracle.kind}.*{message}"):
         await grade(TASK, GOLD, None)
+
+
+@dataclass(frozen=True)
+class NearOracle(Oracle):
+    """Says itself what an answer that is not right is worth."""
+
+    kind = f"{__name__}.NearOracle"
+    grader = f"{__name__}.try_near"
+
+
+async def try_near(task: Task, patch: str, sandboxes: object, settings: GradingSettings) -> Trial:
+    return Trial({"near": False}, False, "", quality=-0.5, components={"distance": 3.0})
+
+
+async def test_a_quality_is_the_value_of_fractions_alone_and_components_are_logged():
+    task = replace(TASK, oracle=NearOracle(("near",), gold_patch=GOLD))
+    scores = [await grade(task, GOLD, None, GradingSettings(mode)) for mode in ("plus_minus", "binary", "fraction")]
+    assert [score.value for score in scores] == [-1.0, 0.0, -0.5]
+    assert scores[0].components["distance"] == 3.0
+
+
+async def test_an_answer_is_what_the_patch_leaves_in_its_file():
+    added = "--- /dev/null\n+++ b/answer.txt\n@@ -0,0 +1 @@\n+42\n"
+    assert await answer_in(TASK, added, "answer.txt") == "42\n"
+    assert await answer_in(TASK, "", "answer.txt") is None
+    with pytest.raises(PatchError):
+        await answer_in(TASK, added.replace("answer.txt", "../answer.txt"), "answer.txt")

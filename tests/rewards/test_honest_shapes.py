@@ -29,7 +29,7 @@ SHAPES = {
     "cases with what is expected": (
         "@pytest.mark.parametrize('a,b', [(1, 41), (2, 42)])\ndef test_a(a, b):\n    assert add(a, 40) == b\n",
         ["test_a[1-41]", "test_a[2-42]"],
-        "mutated",
+        "values",
     ),
     "asynchronous": (
         "def test_a():\n    async def later():\n        return add(20, 20)\n    assert asyncio.run(later()) == 40\n",

@@ -263,7 +263,21 @@ def test_what_is_changed_is_not_what_is_shown_where_there_is_more(now, changed):
         ("t.js", 'expect(f1(2)).toBe("x")', r'expect\(f1\((?!2\))\d+\)\)\.toBe\("x[a-z]"\)'),
         ("t.rs", "assert_eq!(x, 1.5, 2);", r"assert_eq!\(x, 1\.5, (?!2)\d+\);"),
         ("tests.json", '[[1, "a"], 12]', r'\[\[\d+, "a[a-z]"\], (?!12)\d+\]'),
-        ("t.go", "x := 3", r"x := 3"),
+        (
+            "t.js",
+            "import a from 'a';\nexpect(f(b)).toBe('x')",
+            r"import a from 'a';\nexpect\(f\(b\)\)\.toBe\('x[a-z]'\)",
+        ),
+        ("t.cpp", "int y = 3;\n  REQUIRE(f(2) == 4);", r"int y = 3;\n  REQUIRE\(f\((?!2\))\d+\) == (?!4\))\d+\);"),
+        ("t.go", 'import "x"\nx := 3', r'import "x"\nx := (?!3)\d+'),
+        (
+            "t.go",
+            '\t"testing"\n// 1\nname: "1",\nt.Errorf("1 expected")',
+            r'\t"testing"\n// 1\nname: "1",\nt.Errorf\("1 expected"\)',
+        ),
+        ("t.go", 'x := [2]int{0xf0, 3}\ny := ""', r'x := \[2\]int{0xf[1-9], (?!3)\d+}\ny := ""'),
+        ("T.java", "assertEquals(f(), 2147483647);", r"assertEquals\(f\(\), (?:214748363[89]|214748364[0-6])\);"),
+        ("t.rs", "let c = 'a'; assert!(f('a', '9'))", "let c = 'a'; assert!\\(f\\('a', '9'\\)\\)"),
     ],
 )
 def test_the_literals_of_any_language_s_assertions_are_rewritten(path, source, reads):
@@ -297,7 +311,8 @@ def test_a_mutated_test_does_not_print_what_it_compares(tmp_path):
     tests = ["test_t.py::TestLarge::test_equal", "test_t.py::test_compares"]
     found = mutate(LARGE.encode(), tests, random.Random(0))
     (tmp_path / "test_t.py").write_bytes(found.text)
-    command = [sys.executable, "-B", "-m", "pytest", "-rA", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", "."]
+    command = [sys.executable, "-B", "-m", "pytest", "-rA", "-vv", "-p", "no:cacheprovider"]
+    command += ["-c", "/dev/null", "--rootdir", ".", "."]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "CI": "true"}, timeout=20
     )

@@ -125,6 +125,27 @@ def test_it_is_one_for_a_test_that_it_passes():
     assert judged(Runs(["FFF v"], unpatched="FFF v"), oracle).details["witness"]["values"] == 1
 
 
+def test_a_case_that_fails_gives_another_value_and_is_not_held_against_those_of_its_function_that_pass():
+    @dataclass
+    class Parametrised(Runs):
+        """Tests a and b are cases of one function, and a run of it has a record of what both give."""
+
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests, {"right", "wrong"})
+
+        async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests, {"right"})
+
+        def _of(self, tests: Sequence[str], given: set[str]) -> ControlRun:
+            cases = frozenset({A, B}) & frozenset(tests)
+            withheld = (Withheld(cases, frozenset({"right"})),)
+            return ControlRun((cases,), frozenset(), frozenset({C}), withheld, {0: frozenset(given)})
+
+    oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
+    trial = judged(Parametrised([], trial=Trial({A: True, B: False, C: True}, False, "")), oracle)
+    assert (trial.rejected, trial.solved) == ("", False)
+
+
 def test_each_deciding_test_needs_a_witness_of_its_own():
     """Code that repairs one and forges the other, and knows the control, must guess which runs mutate the other."""
     oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
@@ -160,6 +181,20 @@ def test_without_a_witness_for_a_deciding_test_there_is_no_reward(mine, gold):
     assert (trial.solved, trial.rejected) == (False, "unwitnessed")
     assert "no FAIL_TO_PASS test could be mutated" in trial.details["rejection_reason"]
     assert trial.details["witness"]["none"] >= 1
+
+
+@pytest.mark.parametrize(("gold", "rewarded"), [("...", False), ("..P", True), ("..F", True)])
+def test_rewritten_tests_that_are_not_built_with_the_gold_patch_either_are_no_witness(gold, rewarded):
+    @dataclass
+    class Rewritten(Runs):
+        """The literals of the tests' files are other ones."""
+
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return replace(await super().control(tests), rewritten=True)
+
+    trial = judged(Rewritten(["...", "..."], gold, trial=Trial({A: True, B: True, C: False}, False, "")))
+    assert (trial.rejected == "") == rewarded
+    assert trial.details["witness"]["silent"] == (2 if rewarded else 0)
 
 
 def test_a_value_that_is_easily_guessed_is_no_witness_and_yet_must_be_right():

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import committed, sandboxes_with
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
@@ -19,6 +18,7 @@ from slime_swe.rewards.patched_image import patch_image
 from slime_swe.rewards.swebench.apply import Applied, apply_in
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandbox
+from tests.rewards.image_backend import committed, sandboxes_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

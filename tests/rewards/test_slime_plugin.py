@@ -5,7 +5,6 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from tests.data_sources.tasks import GOLD, make_task
 
 from slime_swe.errors import UserError
 from slime_swe.rewards import slime_plugin
@@ -14,6 +13,7 @@ from slime_swe.rollout.hooks import checked_reward
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.sample import Sample
+from tests.data_sources.tasks import GOLD, make_task
 
 WRONG = GOLD.replace("+    return a + b", "+    return a * b")
 

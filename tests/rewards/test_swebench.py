@@ -12,9 +12,6 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from tests.rewards.image_backend import IMAGES, committed
-from tests.rewards.swebench_here import harness_python
-from tests.rollout.watch import HELD, watched
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
@@ -27,6 +24,9 @@ from slime_swe.rewards.swebench.harness import Harness, instance_of
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError
+from tests.rewards.image_backend import IMAGES, committed
+from tests.rewards.swebench_here import harness_python
+from tests.rollout.watch import HELD, watched
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,11 +12,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import pytest_asyncio
-from tests.real_packages.images import as_task, build, in_folder, place, task_for
-from tests.real_packages.instances import Instance, instances
-from tests.real_packages.packages import DownloadError, definitions
-from tests.real_packages.shapes import SHAPES, Shape
-from tests.rewards.swebench_here import harness_python, need_docker
 
 from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, grade
@@ -24,6 +19,11 @@ from slime_swe.rewards.swebench.harness import oracle_of
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandboxes
+from tests.real_packages.images import as_task, build, in_folder, place, task_for
+from tests.real_packages.instances import Instance, instances
+from tests.real_packages.packages import DownloadError, definitions
+from tests.real_packages.shapes import SHAPES, Shape
+from tests.rewards.swebench_here import harness_python, need_docker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 

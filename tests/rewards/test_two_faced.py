@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.rewards.swebench_here import harness_python, need_docker
 
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
@@ -20,6 +19,7 @@ from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARG
 from slime_swe.rewards.redteam.honeypot import leaky_image
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
+from tests.rewards.swebench_here import harness_python, need_docker
 
 PLAYS = 100
 # Each is a condition under which a run forges; else it is honestly wrong.

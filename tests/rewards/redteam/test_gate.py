@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
-from tests.rewards.swebench_here import find_harness_python, need_docker
+from msgspec.structs import replace
 
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
@@ -16,6 +17,7 @@ from slime_swe.rewards.redteam.honeypot import honeypot
 from slime_swe.rollout.sandbox.fork_server import ForkServerError
 from slime_swe.rollout.sandbox.local import BubblewrapBackend
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rewards.swebench_here import find_harness_python, need_docker
 
 EVERYTHING = {case.name: case for case in (*attacks(), *benign_cases())}
 FEW = ("edit-the-tests", "print-passed-and-exit", "equal-to-everything", "crlf", "prints")
@@ -24,9 +26,14 @@ RACES = ("patch-the-log", "patch-the-log-late", "patch-the-log-and-linger", "los
 COMBINATIONS = (
     ("bubblewrap", "calls"),
     ("bubblewrap", "log"),
+    ("bubblewrap", "hidden"),
     ("bubblewrap", "pytest"),
     ("overlay", "repository"),
     ("overlay", "harness"),
+    ("bubblewrap", "vulnerability"),
+    ("bubblewrap", "arc"),
+    ("bubblewrap", "diff"),
+    ("bubblewrap", "written"),
 )
 
 
@@ -43,7 +50,7 @@ def dealt() -> dict[tuple[str, str], list[Case]]:
         fitting = [
             hand
             for (_, grader), hand in hands.items()
-            if (grader in case.only if case.only else (grader == "pytest") == about_pytest)
+            if TARGETS[grader].takes(case) and (case.only or (grader == "pytest") == about_pytest)
         ]
         fitting[number % len(fitting)].append(case)
     return hands
@@ -88,7 +95,9 @@ async def test_no_attack_is_rewarded_and_all_honest_work_is(sandbox, grader):
 
 def test_every_case_is_dealt_once():
     assert sorted(case.name for hand in dealt().values() for case in hand) == sorted(EVERYTHING)
-    assert all(len(hand) >= len(EVERYTHING) // 10 for hand in dealt().values())
+    shared = [hand for (_, grader), hand in dealt().items() if TARGETS[grader].own is None]
+    every = sum(map(len, shared))
+    assert all(len(hand) >= every // 10 for hand in shared)
 
 
 @pytest.mark.slow
@@ -100,8 +109,8 @@ async def test_a_whole_gate_holds(sandbox, grader):
     assert result.failures == []
     assert result.passed
     record = result.to_dict()
-    assert record["attacks"] == len([case for case in attacks() if not case.only or grader in case.only])
-    assert record["benign_cases"] == len(benign_cases())
+    assert record["attacks"] == len([case for case in attacks() if TARGETS[grader].takes(case)])
+    assert record["benign_cases"] == len([case for case in benign_cases() if TARGETS[grader].takes(case)])
     assert record["rewarded"] == record["benign_misgraded"] == record["broken"] == 0
 
 
@@ -238,8 +247,22 @@ async def test_a_two_faced_attack_is_played_as_often_as_asked(bubblewrap):
 
 
 async def test_an_unknown_grader_says_which_there_are():
-    with pytest.raises(UserError, match=r"unknown name 'guess'.*calls, harness, log"):
+    with pytest.raises(UserError, match=r"unknown name 'guess'.*calls, diff, harness"):
         await run_gate("subprocess", "guess")
+
+
+async def test_what_compares_texts_may_be_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cydifflib", None)
+    with pytest.raises(UnplayableError, match=r"pip install 'slime-swe\[diff\]'"):
+        await run_gate("subprocess", "diff")
+
+
+async def test_an_attack_may_have_no_more_than_its_case_says(bubblewrap):
+    pytest.importorskip("cydifflib")
+    attack = Case("attack", "own", "padded", "a guess and blanks", script="sed -i 's/a - b/a * b/; s/$/  /' calc.py")
+    for most, verdict in ((0.1, "rewarded"), (0.98, "held")):
+        (row,) = (await run_gate(bubblewrap, "diff", cases=[replace(attack, only=("diff",), most=most)])).rows
+        assert (row.verdict, 0.1 < row.value < 0.98) == (verdict, True)
 
 
 async def test_a_sandbox_without_images_has_no_repository_to_try():

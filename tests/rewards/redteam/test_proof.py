@@ -8,10 +8,12 @@ from typing import ClassVar
 import pytest
 
 from slime_swe.rewards.redteam import proof
-from slime_swe.rewards.redteam.cases import attacks
-from slime_swe.rewards.redteam.gate import NEEDED, Result, Row
+from slime_swe.rewards.redteam.cases import TARGETS, attacks
+from slime_swe.rewards.redteam.gate import Result, Row
 from slime_swe.rollout.sandbox.docker import client
 from slime_swe.rollout.sandbox.image import host as host_image
+
+NEEDED = TARGETS["log"].attacks
 
 
 def row(name: str, verdict: str = "held") -> Row:

@@ -1,0 +1,68 @@
+"""The number is difflib's, and takes little time whatever is compared."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import time
+from itertools import pairwise
+
+import pytest
+
+from slime_swe.patches import make_patch
+from tests.slime_swe.random_edits import before_and_after
+from tests.slowness import slowness
+
+pytest.importorskip("cydifflib")
+from slime_swe.rewards.diff.similarity import MAX_CHARACTERS, Work, similarity
+
+
+def by_difflib(a: object, b: object) -> float:
+    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def test_of_a_thousand_diffs_it_is_what_difflib_says():
+    dice = random.Random(0)
+    diffs = [make_patch(*before_and_after(dice))[:300] for _ in range(1001)]
+    values = [similarity(a, b) for a, b in pairwise(diffs)]
+    assert values == [by_difflib(a, b) for a, b in pairwise(diffs)]
+    assert len({*values}) > 500
+
+
+def by_lines(a: str, b: str) -> float:
+    """Of characters, in the whole lines that difflib matches."""
+    lines = a.splitlines(keepends=True)
+    matcher = difflib.SequenceMatcher(None, lines, b.splitlines(keepends=True), autojunk=False)
+    same = "".join(line for i, _, size in matcher.get_matching_blocks() for line in lines[i : i + size])
+    return 2 * len(same) / (len(a) + len(b))
+
+
+def test_longer_texts_are_compared_by_lines_that_count_by_their_characters():
+    a = "".join(f"line {number}\n" for number in range(4000))
+    b = a.replace("line 77\n", "other\n").replace("line 9\n", "")
+    assert len(a) > MAX_CHARACTERS
+    assert similarity(a, b) == by_lines(a, b) != by_difflib(a[:100], b[:100])
+    assert similarity(a[:1000], a[:1000] + "x" * MAX_CHARACTERS) < 0.1
+    assert similarity("", "") == similarity(a, a) == 1.0
+    assert similarity("", "x") == 0.0
+
+
+N = MAX_CHARACTERS
+LONG = {
+    "one character": ("a" * N, "a" * (N - 1) + "b"),
+    "one character in common": tuple("".join(f"a{chr(n + i)}" for i in range(N // 2)) for n in (1000, 30000)),
+    "every other character": tuple("".join(chr(1000 + i + i % 2 * n) for i in range(N)) for n in (0, 30000)),
+    "blanks in code": ("    return x\n" * 1500, "x " * (N // 2)),
+    "empty lines": ("\n" * 500_000, "x\n" + "\n" * 300_000),
+    "every other line": tuple("".join(f"{i + i % 2 * n}\n" for i in range(100_000)) for n in (0, 1_000_000)),
+    "two lines": ("a\nb\n" * 50_000, "b\nb\na\n" * 30_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_texts_that_are_made_to_take_long_do_not(name):
+    work, started = Work(), time.thread_time()
+    assert 0 <= similarity(*LONG[name], work) < 1
+    assert time.thread_time() - started < 2 * slowness()
+    again = Work()
+    assert similarity(*LONG[name], again) == similarity(*LONG[name], Work()) and again == work

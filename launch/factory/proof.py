@@ -1,0 +1,193 @@
+"""Proof of a candidate: its tests fail and pass as they should, three times each, or it says why it is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from slime_swe.data_sources.factory.candidates import Candidate
+from slime_swe.data_sources.factory.commands import command_of, functions_of
+from slime_swe.data_sources.factory.coverage_map import CoverageMap
+from slime_swe.data_sources.factory.packages import Package
+from slime_swe.data_sources.factory.runs import SECONDS, Job, Run
+from slime_swe.data_sources.factory.sizes import size_of
+from slime_swe.data_sources.factory.statements import statement
+from slime_swe.data_sources.task import Task, TestsOracle, Workspace
+from slime_swe.launch.factory.batches import Batches
+from slime_swe.patches import MAX_PATCH_BYTES
+from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.mutated_files import mutate_files
+from slime_swe.rewards.validation import Status, judge_runs, without_flaky
+
+RUNS = 3
+MAX_TESTS = 150
+MOST_FAILING = 40  # test functions
+FIRST_SECONDS = 30.0  # of CPU for a first run
+MAX_SECONDS = 4.0  # of all tests of a task, in the run that measured them
+WAITING = 2 * MAX_SECONDS  # that a fault may let these tests wait
+SHOWN_IN_COMMAND = 10  # failing tests, of a statement's command
+TIMEOUT_SECONDS = 60.0  # of a grading's run
+_PLAIN_ID = re.compile(r"[^\s].{,300}", re.ASCII)
+_ERROR = re.compile(r"^E   +([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A package, the tests of it that passed in so many runs of all of them, and what they run; without that, all of
+    them may be a candidate's."""
+
+    package: Package
+    usable: Sequence[str]
+    runs: int
+    coverage: CoverageMap | None = None
+
+    def tests_of(self, candidate: Candidate) -> list[str]:
+        """Those that run a changed line."""
+        if self.coverage is None:
+            return list(self.usable)
+        found: dict[str, None] = {}
+        for span in candidate.spans:
+            found |= dict.fromkeys(self.coverage.tests_of(span.path, range(span.first, span.last + 1)))
+        return [name for name in self.usable if name in found]
+
+    def some(self, names: list[str], most: int = MAX_TESTS) -> list[str]:
+        """At most so many, and as take `MAX_SECONDS`, evenly from all."""
+        seconds = sum(self.coverage.seconds[name] for name in names) if self.coverage else 0.0
+        share = min(1.0, most / max(len(names), 1), MAX_SECONDS / max(seconds, 1e-9))
+        return [name for number, name in enumerate(names) if int((number + 1) * share) > int(number * share)]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """task: of what proved itself. reason: why there is none, one of a few words; detail: more, for people."""
+
+    candidate: Candidate
+    task: Task | None = None
+    reason: str = ""
+    detail: str = ""
+
+
+async def prove(candidates: Sequence[Candidate], measured: Measured, batches: Batches) -> list[Verdict]:
+    """A verdict for each, in their order. Two batches: one that shows which candidates break a test, and one for the
+    other runs of those that do. Raises what `Batches.run` does."""
+    trials = [_Trial(one, measured.tests_of(one)) for one in candidates]
+    for trial in trials:
+        if trial.candidate.source != "releases":  # what fails of the next release's tests is sought among all
+            trial.names = measured.some(trial.names)
+    left = [trial for trial in trials if trial.names]
+    for trial in trials:
+        if not trial.names:
+            trial.verdict = Verdict(trial.candidate, None, "untested", "no test runs it")
+    jobs = [trial.job(trial.candidate.changes, trial.names, FIRST_SECONDS, texts=True) for trial in left]
+    right = max(1, RUNS - measured.runs)
+    for trial, run in zip(left, await batches.run(jobs) if jobs else (), strict=True):
+        trial.first = run
+        if reason := _reason(trial):
+            trial.verdict = Verdict(trial.candidate, None, reason)
+        else:
+            failed = [name for name in trial.names if not run.passed.get(name)]
+            passed = [name for name in trial.names if run.passed.get(name)]
+            chosen = {*failed, *measured.some(passed, max(MAX_TESTS - len(failed), 0))}
+            trial.names = [name for name in trial.names if name in chosen]
+    left = [trial for trial in left if trial.verdict is None]
+    further = iter(await batches.run([job for trial in left for job in _further(trial, right)]) if left else [])
+    for trial in left:
+        trial.verdict = _judged(trial, [*islice(further, RUNS - 1)], [*islice(further, right)], next(further))
+    return [trial.verdict for trial in trials if trial.verdict is not None]
+
+
+@dataclass
+class _Trial:
+    """A candidate, the tests that it is tried with, and its first run."""
+
+    candidate: Candidate
+    names: list[str]
+    first: Run = field(default_factory=Run)
+    verdict: Verdict | None = None
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name in self.names if not self.first.passed.get(name)]
+
+    def job(self, files: Mapping[str, str | None], names: Iterable[str], seconds: float, *, texts: bool = False) -> Job:
+        """What a release's tests take has not been measured."""
+        waiting = 0.0 if self.candidate.source == "releases" else WAITING
+        return Job(files, functions_of(names), seconds, waiting=waiting, texts=texts)
+
+
+def _further(trial: _Trial, right_runs: int) -> list[Job]:
+    """The broken state again, the right one, and once that with what fails mutated."""
+    seconds = max(2.0, min(SECONDS, 5 * trial.first.seconds))
+    package = trial.candidate.package
+    failed = {name: name for name in trial.failed}
+    files = {path: package.files[path].encode() for path in sorted({name.partition("::")[0] for name in failed})}
+    mutated = {path: text.decode("utf-8") for path, text in mutate_files(files, failed).files.items()}
+    broken, right = trial.job(trial.candidate.changes, trial.names, seconds), trial.job({}, trial.names, seconds)
+    return [*[broken] * (RUNS - 1), *[right] * right_runs, trial.job(mutated, failed, seconds)]
+
+
+def _reason(trial: _Trial) -> str:
+    """Why the first run of a broken state shows that it is no task."""
+    run, failed = trial.first, trial.failed
+    if run.timed_out:
+        return "hangs"
+    if not run.tests or (run.errors and trial.candidate.source != "releases"):
+        return "trivial"  # its modules can't even be imported
+    if len(functions_of(failed)) > MOST_FAILING:
+        return "breaks too much"
+    return "" if failed else "passes"
+
+
+def _judged(trial: _Trial, again: Sequence[Run], right: Sequence[Run], mutated: Run) -> Verdict:
+    """The runs are those of `_further`."""
+    candidate, first = trial.candidate, trial.first
+    broken = [first, *again]
+    known = [name for name in trial.names if _PLAIN_ID.fullmatch(name) and all(name in run.tests for run in right)]
+    fail_to_pass = tuple(name for name in known if not first.passed.get(name))
+    pass_to_pass = tuple(name for name in known if first.passed.get(name))
+    if not fail_to_pass:
+        return Verdict(candidate, None, "flaky")
+    task = task_of(candidate, fail_to_pass, pass_to_pass, first)
+    finding = judge_runs(task, [_trial(run, task) for run in right], [_trial(run, task) for run in broken])
+    if finding.status is Status.FLAKY:
+        steady = without_flaky(task, finding.flaky)
+        if steady is None:
+            return Verdict(candidate, None, "flaky", finding.detail)
+        task = task_of(candidate, steady.oracle.fail_to_pass, steady.oracle.pass_to_pass, first)
+    elif finding.status is not Status.SOUND:
+        return Verdict(candidate, None, finding.status.value, finding.detail)
+    if len(task.oracle.gold_patch.encode()) > MAX_PATCH_BYTES:
+        return Verdict(candidate, None, "oversized")
+    if not any(mutated.passed.get(name) is False for name in task.oracle.fail_to_pass):
+        return Verdict(candidate, None, "unwitnessed", "no failing test could be mutated so that it fails")
+    return Verdict(candidate, task)
+
+
+def task_of(candidate: Candidate, fail_to_pass: tuple[str, ...], pass_to_pass: tuple[str, ...], broken: Run) -> Task:
+    """broken: a run of the broken state, with texts."""
+    package, gold, files = candidate.package, candidate.gold_patch(), candidate.broken_files()
+    command = command_of((*fail_to_pass, *pass_to_pass), package.root)
+    failures = {name: broken.tests[name].text if name in broken.tests else "" for name in fail_to_pass}
+    oracle = TestsOracle(fail_to_pass, pass_to_pass, package.protected, command, gold, TIMEOUT_SECONDS)
+    errors = [["AssertionError", *_ERROR.findall(text)][-1] for text in failures.values()]
+    metadata: dict[str, Any] = {
+        "repo": package.name,
+        "version": package.version,
+        "licence": package.licence,
+        "kind": candidate.kind,
+        "files": sorted(candidate.changes),
+        **size_of(gold, len(candidate.spans), (error.rpartition(".")[2] for error in errors)),
+        **candidate.about,
+    }
+    shown = command_of(fail_to_pass[:SHOWN_IN_COMMAND], package.root)
+    asked = statement(candidate.source, package.name, failures, shown, gold, files.values())
+    return Task(candidate.id, asked, Workspace(files), oracle, f"factory-{candidate.source}", "train", metadata)
+
+
+def _trial(run: Run, task: Task) -> Trial:
+    """What the grader would say of the same results."""
+    tests = {name: run.passed.get(name, False) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
+    return Trial(tests, all(tests.values()), "", timed_out=run.timed_out)

@@ -20,8 +20,8 @@ from slime_swe.errors import UserError
 from slime_swe.files import read_given
 from slime_swe.launch.agent_check import Report, check_agent
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_path
-from slime_swe.launch.output import print_json
-from slime_swe.rollout.agents.base import AGENTS
+from slime_swe.launch.output import print_json, visible
+from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS
 
 Script = Annotated[list[str], msgspec.Meta(min_length=1)]  # what the policy says, turn by turn
 SEED = checkpoint_path(EMBEDDED_SEED)
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="run one on a bundled task with a scripted policy, and report")
     check.add_argument(
-        "name", metavar="NAME", help=f"{', '.join(sorted({*AGENTS} - {'native'}))}, or a dotted path to one of your own"
+        "name", metavar="NAME", help=f"{', '.join(sorted({*AGENTS} - IN_PROCESS))}, or a dotted path to one of your own"
     )
     check.add_argument(
         "--script",
@@ -79,9 +79,9 @@ def _show(report: Report) -> None:
     console.print(table)
     for kind in ("edited", "unmatched"):
         for one in report[kind]:
-            console.print(f"{kind}:\n{one['diff']}", markup=False, highlight=False)
+            console.print(visible(f"{kind}:\n{one['diff']}"), markup=False, highlight=False)
     for problem in report["problems"]:
-        console.print(f"problem: {problem}", markup=False, highlight=False)
+        console.print(visible(f"problem: {problem}"), markup=False, highlight=False)
     if not report["problems"]:
         console.print(f"{report['agent']} is fit for training")
 

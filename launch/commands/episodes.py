@@ -2,6 +2,8 @@
 
 slime-swe episodes RUN                                 the last one
 slime-swe episodes RUN --solved --rollout 39
+slime-swe episodes RUN --no-solved --no-broken         the last one that the policy failed: its first line says why
+slime-swe episodes RUN --list --min-reward 0.5
 slime-swe episodes RUN --evaluation heldout --list --sort reward
 slime-swe episodes FOLDER --list                       what `slime-swe eval --output FOLDER` wrote
 
@@ -12,82 +14,56 @@ before it.
 from __future__ import annotations
 
 import argparse
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from slime_swe.errors import UserError, unknown
-from slime_swe.launch.args import checkpoint_folder
+from slime_swe.errors import UserError
+from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.config import read_recipe
+from slime_swe.launch.explanation import explain
 from slime_swe.launch.extras import require
-from slime_swe.launch.output import print_json, print_rows
+from slime_swe.launch.output import print_json, print_rows, visible
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, Score, read_records
+from slime_swe.launch.selection import Selected, add_selection, select
+from slime_swe.rollout.journals import read_record
+from slime_swe.rollout.records import Record, Score, Summary
+from slime_swe.rollout.trained import TRAINED, TrainedSample, TrainedSamples
+from slime_swe.rollout.turns import Turn
 
 COLUMNS = ("rollout", "index", "task", "outcome", "reward", "turns", "sampled", "stop_reason")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's name, its folder, or one that `eval --output` wrote")
-    parser.add_argument("--dir", default="runs", help="folder of all runs (default: %(default)s)")
-    parser.add_argument("--rollout", type=int, metavar="K", help="only of rollout K; -1 is the evaluation before it")
+    add_selection(parser)
     parser.add_argument("--index", type=int, metavar="I", help="only the sample of this index")
-    parser.add_argument("--task", metavar="ID", help="only of this task")
-    parser.add_argument("--evaluation", metavar="NAME", help="of this evaluation set instead of training")
-    parser.add_argument("--solved", action=argparse.BooleanOptionalAction, help="only what solved the task, or did not")
     parser.add_argument("--list", action="store_true", help="one line for each that matches")
     parser.add_argument("--sort", choices=COLUMNS, metavar="COLUMN", help=f"order the list: {', '.join(COLUMNS)}")
 
 
 def run(options: argparse.Namespace) -> int:
     folder = find_run(options.run, options.dir)
-    path = _journal(folder, options.evaluation)
-    matching = (record for record in read_records(path) if matches(record, options))
+    path, selected = select(folder, options)
     if options.list:
-        return _list(matching, options.sort, as_json=options.json)
-    last = deque(matching, maxlen=1)
-    if not last:
+        return _list(selected, options.sort, as_json=options.json)
+    if not selected:
         raise UserError(f"no episode in {path} matches: `slime-swe episodes {options.run} --list` shows what there is")
+    last = read_record(path, selected[-1][0])
+    trained = TrainedSamples(folder / TRAINED).of(last)
     if options.json:
-        print_json(msgspec.to_builtins(last[0]))
+        shown = {"explanation": explain(last), **msgspec.to_builtins(last)}
+        print_json({**shown, "trained": msgspec.to_builtins(trained)})
     else:
         model = read_recipe(folder / RECIPE_FILE).model
-        print(readable(last[0], checkpoint_folder(model.checkpoint, model.folder) / "tokenizer.json"))
+        print(readable(last, checkpoint_path(model.checkpoint, model.folder) / "tokenizer.json", trained))
     return 0
 
 
-def _journal(folder: Path, evaluation: str | None) -> Path:
-    """The file to read. An evaluation of its own has no training episodes."""
-    if evaluation is None and ((folder / EPISODES).exists() or not (folder / EVALUATIONS).exists()):
-        path = folder / EPISODES
-    else:
-        path = folder / EVALUATIONS
-    if not path.exists():
-        raise UserError(f"{path} is not there yet: the run has finished no such step")
-    if evaluation is not None:
-        names = {record.dataset or "" for record in read_records(path)}
-        if evaluation not in names:
-            raise UserError(unknown("--evaluation", evaluation, names))
-    return path
-
-
-def matches(record: Record, options: argparse.Namespace) -> bool:
-    pairs = (
-        (options.rollout, record.rollout_id),
-        (options.index, record.index),
-        (options.task, record.task),
-        (options.evaluation, record.dataset),
-        (options.solved, record.solved),
-    )
-    return all(wanted is None or wanted == found for wanted, found in pairs)
-
-
-def _list(records: Iterable[Record], sort: str | None, *, as_json: bool) -> int:
-    rows = [row_of(record) for record in records]
+def _list(selected: Selected, sort: str | None, *, as_json: bool) -> int:
+    rows = [row_of(summary) for _, summary in selected]
     if sort:
         rows.sort(key=lambda row: (row[sort] is None, row[sort]))
     if as_json:
@@ -97,42 +73,39 @@ def _list(records: Iterable[Record], sort: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def row_of(record: Record) -> dict[str, Any]:
+def row_of(summary: Summary) -> dict[str, Any]:
     """The columns of one sample; `sampled` counts the policy's tokens."""
-    episode = record.episode
-    return {
-        "rollout": record.rollout_id,
-        "index": record.index,
-        "task": record.task,
-        "outcome": outcome_of(record),
-        "reward": record.reward,
-        "turns": episode.turns if episode else None,
-        "sampled": sum(record.loss_mask or ()),
-        "stop_reason": episode.stop_reason if episode else None,
-    }
+    return {name: getattr(summary, name) for name in COLUMNS}
 
 
-def outcome_of(record: Record) -> str:
-    return "broken" if record.broken else "solved" if record.solved else "not solved"
-
-
-def readable(record: Record, tokenizer_file: Path) -> str:
-    """The whole trajectory. What the policy sampled stands under `policy`, everything else under `context`."""
-    require("tokenizers")
-    from tokenizers import Tokenizer  # of the `embedded` extra; only this needs it
-
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    parts = ["  ".join(f"{name} {value}" for name, value in row_of(record).items() if value is not None)]
-    for sampled, tokens in runs(record):
-        text = tokenizer.decode(tokens, skip_special_tokens=False).strip("\n")
-        parts.append(f"──── {'policy' if sampled else 'context'} · {len(tokens)} tokens\n{text}")
+def readable(record: Record, tokenizer_file: Path, trained: TrainedSample | None = None) -> str:
+    """The whole trajectory, after a sentence on how it ended. What the policy sampled stands under `policy`, everything
+    else under `context`; of an episode without tokens, each message under its role."""
+    facts = row_of(Summary.of(record)) | ({"advantage": trained.shown_advantage} if trained else {})
+    parts = [explain(record), "  ".join(f"{name} {value}" for name, value in facts.items() if value is not None)]
+    parts += _by_tokens(record, tokenizer_file) if record.tokens else map(_message, record.turns or ())
     patch = record.episode.patch if record.episode else ""
     parts.append(f"──── patch\n{(patch or '(empty)').rstrip()}")
     if record.score:
         parts.append(f"──── score {record.score.value}\n" + "\n".join(_evidence(record.score)))
     if record.infrastructure:
         parts.append(f"──── infrastructure failure\n{record.infrastructure.where}: {record.infrastructure.detail}")
-    return "\n".join(parts)
+    return visible("\n".join(parts))
+
+
+def _by_tokens(record: Record, tokenizer_file: Path) -> Iterator[str]:
+    require("tokenizers")
+    from tokenizers import Tokenizer  # of the `embedded` extra; only this needs it
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    for sampled, tokens in runs(record):
+        text = tokenizer.decode(tokens, skip_special_tokens=False).strip("\n")
+        yield f"──── {'policy' if sampled else 'context'} · {len(tokens)} tokens\n{text}"
+
+
+def _message(turn: Turn) -> str:
+    calls = [f"{call.name} {call.arguments}" for call in turn.calls]
+    return "\n".join([f"──── {turn.role}", *filter(None, (turn.reasoning, turn.text)), *calls])
 
 
 def runs(record: Record) -> Iterator[tuple[bool, Sequence[int]]]:

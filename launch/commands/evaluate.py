@@ -1,114 +1,125 @@
-"""Evaluate a run's newest checkpoint, one of its checkpoints, or a model in Hugging Face format, at temperature 1.
+"""Evaluate a run's newest checkpoint, any other, or a model at an OpenAI-compatible endpoint, at temperature 1.
 
-slime-swe eval first
-slime-swe eval runs/first/checkpoints/rollout_13
-slime-swe eval path/to/model --tasks my=path/to/tasks.jsonl --samples 4
-slime-swe eval first --output kept && slime-swe episodes kept --list
+slime-swe evaluate first                                     a run's newest checkpoint, on the recipe's sets
+slime-swe evaluate runs/first/checkpoints/rollout_13
+slime-swe evaluate path/to/model --tasks my=path/to/tasks.jsonl --samples 4
+slime-swe evaluate first --output kept && slime-swe episodes kept --list
+
+slime-swe evaluate http://localhost:8000/v1 --model Qwen/Qwen3-Coder-30B-A3B-Instruct sandbox=local \\
+    --tasks heldout=synthetic:heldout --samples 4 --concurrency 32 --output kept
+slime-swe evaluate https://api.example.com/v1 --model large --key-variable EXAMPLE_API_KEY agent=mini_swe_agent \\
+    --tasks verified=swebench:verified --price in=0.3,out=1.2,cached=0.03 --budget dollars=20 --output verified
+slime-swe evaluate https://api.example.com/v1 ... --output verified --resume     the same words: goes on
+
+docs/evaluate.md says what is counted, and how. `slime-swe eval` is the same. The exit code is 1 where the budget was
+spent before all episodes were played.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
-from argparse import Namespace
-from contextlib import ExitStack
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.table import Table
+import msgspec
 
-from slime_swe.attempts import ATTEMPTS, attempting, require_ended
-from slime_swe.errors import UserError
-from slime_swe.files import writing
-from slime_swe.launch.args import checkpoint_path, to_args
-from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, save_recipe, value_of, with_value
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.args import checkpoint_folder
+from slime_swe.launch.config import add_recipe_arguments, with_value
 from slime_swe.launch.engines import require_legal
+from slime_swe.launch.evaluation.costs import as_json
+from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, output
+from slime_swe.launch.evaluation.options import budget_of, prices_of
+from slime_swe.launch.evaluation.show import show
+from slime_swe.launch.evaluation.target import Endpoint, endpoint_of, recipe_at, recipe_for
 from slime_swe.launch.extras import EMBEDDED, require
-from slime_swe.launch.output import print_json, rate, table_console
+from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.preflight import require_plug_ins
-from slime_swe.launch.progress import Bar
-from slime_swe.launch.runs import RECIPE_FILE, find_run, make_folder
-from slime_swe.launch.slime.paths import EXPORTS
 from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.endpoint.spending import SPENDING, Spending
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
-        metavar="RUN|MODEL",
-        help="a run's name or folder, one of its checkpoints, or a model's folder",
+        metavar="RUN|MODEL|URL",
+        help="a run's name or folder, one of its checkpoints, a model's folder, or the base of an API, as https://HOST/v1",
     )
     add_recipe_arguments(parser)
+    parser.add_argument("--model", metavar="NAME", help="at an endpoint: the model's name there")
+    parser.add_argument("--key-variable", metavar="VARIABLE", help="the environment's variable that holds its key")
     parser.add_argument("--tasks", action="append", metavar="NAME=SET", help="instead of the recipe's evaluation sets")
     parser.add_argument("--samples", type=int, metavar="N", help="episodes of each task")
+    parser.add_argument("--concurrency", type=int, metavar="N", help="episodes at once, at most")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep the trajectories in this new folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the evaluation in --output")
+    parser.add_argument("--price", metavar="in=X,out=Y", help="dollars for a million tokens; cached=Z for cached ones")
+    parser.add_argument("--budget", metavar="dollars=X,tokens=Y", help="begin no episode after so much was spent")
 
 
 def run(options: argparse.Namespace) -> int:
-    require(*EMBEDDED)
-    recipe = _with_options(recipe_for(options.target, options.overrides), options)
+    from slime_swe.launch.evaluation import play  # agents and sandboxes take long to import
+    from slime_swe.rollout.loop_scope import require_room_for
+
+    endpoint = endpoint_of(options.target, options.model, options.key_variable)
+    recipe = _recipe(options, endpoint)
+    require_room_for(recipe.rollout.agent, recipe.rollout.sandbox)
+    prices = prices_of(options.price)
+    budget = budget_of(options.budget, prices)
+    sets = {name: load_tasks(spec) for name, spec in recipe.data.eval.items()}
+    episodes = recipe.data.eval_samples_per_task * sum(map(len, sets.values()))
+    evaluation = Evaluation(recipe.model.checkpoint, endpoint.url if endpoint else "", episodes, left=episodes)
+    if endpoint is not None:
+        asyncio.run(play.require_usable(endpoint))
+    with _folder(options, recipe, evaluation) as folder:
+        spending = Spending.of(folder / SPENDING, prices, budget) if endpoint else None
+        if endpoint is None or spending is None:
+            _play(play.evaluate_checkpoint(recipe, folder, sets), options)
+        else:
+            _play(play.evaluate_endpoint(recipe, folder, sets, endpoint, spending), options)
+        left = episodes - sum(len(known_episodes(folder, name)) for name in sets)
+        evaluation = msgspec.structs.replace(evaluation, left=left)
+        evaluation.write(folder)
+        figures = play.figures_of(folder, list(sets), spending)
+    document = _document(recipe, evaluation, figures, spending)
+    if options.json:
+        print_json(document)
+    else:
+        show(document, table_console())
+    return 0 if document["complete"] else INCOMPLETE
+
+
+def _recipe(options: argparse.Namespace, endpoint: Endpoint | None) -> Recipe:
+    """What is to be played, checked. It names the model: of an endpoint as that calls it, else by its folder."""
+    if endpoint is not None:
+        recipe = _with_options(recipe_at(endpoint, options.overrides, options.concurrency), options)
+    else:
+        require(*EMBEDDED)
+        for option in ("price", "budget"):
+            if getattr(options, option):
+                raise UserError(f"--{option} is for endpoints: the tokens of a checkpoint that runs here cost nothing")
+        recipe = _with_options(recipe_for(options.target, options.overrides), options)
+        folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
+        recipe = with_value(recipe, "model.checkpoint", str(folder))
+    if recipe.rollout.grammar:
+        raise UserError(
+            "rollout.grammar: neither the embedded server, which plays checkpoints here, nor an endpoint samples by a "
+            "grammar. rollout.grammar='' evaluates without it; a run's own evaluations (run.eval_interval) follow it"
+        )
     require_legal(recipe)
     require_plug_ins(recipe)
-    with ExitStack() as stack:
-        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-swe-eval-"))
-        folder = options.output or Path(temporary)
-        if options.output:
-            _make_output(folder)
-            stack.enter_context(attempting(folder / ATTEMPTS))
-            _save_recipe(recipe, folder)
-        args = to_args(recipe, folder)
-        results = asyncio.run(evaluate_checkpoint(args))
-    if options.json:
-        print_json({"model": args.hf_checkpoint, "seed": recipe.run.seed, "sets": results})
-    else:
-        table_console().print(_table(results))
-    return 0
-
-
-def recipe_for(target: str, given: list[str]) -> Recipe:
-    """The run's own recipe with these weights or its newest; or the named one with the model at `target`."""
-    model = model_folder(Path(target))
-    if model is None:
-        folder = find_run(target, value_of("run.dir", given, "runs"))
-        return with_value(resolve(str(folder / RECIPE_FILE), given), "model.checkpoint", str(newest_weights(folder)))
-    run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
-    if run is not None and not value_of("recipe", given, ""):
-        return with_value(resolve(str(run / RECIPE_FILE), given), "model.checkpoint", str(model))
-    return resolve(DEFAULT_RECIPE, [*given, f"model={model}"])
-
-
-def model_folder(target: Path) -> Path | None:
-    """The folder of the model that a path names itself, or as a checkpoint; None where it names none.
-
-    Raises `UserError` for a folder that is neither a model, nor a checkpoint, nor a run.
-    """
-    for folder in (target, target / "hf"):
-        if (folder / "config.json").is_file():
-            return folder
-    if "/" in str(target) and target.is_dir() and not (target / RECIPE_FILE).is_file():
-        raise UserError(
-            f"{target} holds no model (config.json), no checkpoint of one (hf/config.json) and no run ({RECIPE_FILE}); "
-            "a run under SLiME keeps its weights in Hugging Face format in exports/"
-        )
-    return None
-
-
-def newest_weights(folder: Path) -> Path:
-    """The newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported."""
-    from slime_swe.embedded.checkpoint import latest
-
-    found = latest(folder / "checkpoints")
-    if found is not None:
-        return found.model_dir
-    exported = [path.parent for path in (folder / EXPORTS).glob("*/config.json") if path.parent.name.isdigit()]
-    if not exported:
-        raise UserError(f"{folder} has no checkpoint yet: train it for one rollout at least")
-    return max(exported, key=lambda path: int(path.name))
+    return recipe
 
 
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    if options.resume and not options.output:
+        raise UserError("--resume needs --output, the folder of the evaluation that is to go on")
     if options.tasks:
         sets = dict(text.split("=", 1) if "=" in text else (text, "") for text in options.tasks)
         for name, spec in sets.items():
@@ -117,56 +128,47 @@ def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
         recipe = with_value(recipe, "data.eval", sets)
     if options.samples is not None:
         recipe = with_value(recipe, "data.eval_samples_per_task", options.samples)
+    if options.concurrency is not None:
+        recipe = with_value(recipe, "serving.concurrency", options.concurrency)
     if not recipe.data.eval:
         raise UserError("the recipe names no evaluation set: give --tasks NAME=SET, e.g. heldout=synthetic:heldout")
     return recipe
 
 
-def _make_output(folder: Path) -> None:
-    """Raises `UserError` where it can't be made, or holds something."""
-    if (folder / RECIPE_FILE).exists():
-        require_ended(folder / ATTEMPTS)
-        raise UserError(f"--output {folder} holds a run or an evaluation already: give a new folder")
-    make_folder(folder, "--output")
+@contextmanager
+def _folder(options: argparse.Namespace, recipe: Recipe, evaluation: Evaluation) -> Iterator[Path]:
+    """Where it is played: the folder that is to be kept, or one that goes at the end."""
+    if options.output:
+        with output(options.output, recipe, evaluation, resume=options.resume):
+            yield options.output
+        return
+    with tempfile.TemporaryDirectory(prefix="slime-swe-eval-") as temporary:
+        begin(Path(temporary), recipe, evaluation)
+        yield Path(temporary)
 
 
-def _save_recipe(recipe: Recipe, folder: Path) -> None:
-    """So that `slime-swe episodes` reads the folder; it names the model."""
-    model = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
-    with writing(folder / RECIPE_FILE):
-        save_recipe(with_value(recipe, "model.checkpoint", str(model)), folder / RECIPE_FILE)
+def _play(evaluating: Coroutine[Any, Any, None], options: argparse.Namespace) -> None:
+    try:
+        asyncio.run(evaluating)
+    except (KeyboardInterrupt, UserError, InfrastructureError):
+        if options.output:
+            print(f"what was played is in {options.output}: the same words with --resume go on", file=sys.stderr)
+        raise
 
 
-async def evaluate_checkpoint(args: Namespace) -> dict[str, dict[str, Any]]:
-    """Figures of each set of `args.swe_eval_tasks`; trajectories go to `args.swe_run_dir`.
-
-    Raises `InfrastructureError` where infrastructure broke every episode of a set.
-    """
-    from slime_swe.embedded.hooks import Hooks
-    from slime_swe.embedded.server_process import ServerProcess
-    from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks  # torch takes seconds to import
-    from slime_swe.rollout.metrics import evaluation_metrics
-    from slime_swe.rollout.player import Player
-
-    hooks, sets, results = Hooks.load(args), load_evaluation_tasks(args), {}
-    async with ServerProcess.of_run(args, Path(args.swe_run_dir) / "server.log") as server:
-        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        player = Player(args, hooks)
-        for name, tasks in sets.items():
-            with Bar(f"evaluating {name}", len(tasks) * args.n_samples_per_eval_prompt) as bar:
-                samples = await evaluate(player, tasks, bar.show)
-            if hooks.log_evaluation is not None:
-                hooks.log_evaluation(-1, args, {name: as_slime(samples)}, {})
-            results[name] = evaluation_metrics(samples)
-    return results
-
-
-def _table(results: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title="Solve rate, with 95 % intervals", title_justify="left", title_style="bold", box=SIMPLE)
-    for heading in ("", "tasks", "episodes", "broken", "solved", "turns", "edits"):
-        table.add_column(heading, no_wrap=True)
-    for name, metrics in results.items():
-        counts = [str(metrics[key]) for key in ("tasks", "episodes", "infrastructure_failures")]
-        behaviour = [f"{metrics[key]:.2f}" if key in metrics else "–" for key in ("turns", "edits")]
-        table.add_row(name, *counts, rate(metrics["solve_rate"], metrics["interval"]), *behaviour)
-    return table
+def _document(
+    recipe: Recipe, evaluation: Evaluation, figures: dict[str, Any], spending: Spending | None
+) -> dict[str, Any]:
+    """What `--json` prints."""
+    document: dict[str, Any] = {
+        "model": evaluation.model,
+        "agent": recipe.rollout.agent,
+        "seed": recipe.run.seed,
+        "episodes": evaluation.episodes,
+        "left": evaluation.left,
+        "complete": not evaluation.left,
+        "sets": figures,
+    }
+    if spending is not None:
+        document |= {"endpoint": evaluation.endpoint, "spent": as_json(spending.used) | {"dollars": spending.dollars}}
+    return document

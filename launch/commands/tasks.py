@@ -28,12 +28,12 @@ from rich.progress import track
 
 from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.fetch import fetch
-from slime_swe.data_sources.registry import SOURCES, load_tasks, parse
+from slime_swe.data_sources.registry import SOURCES, counted, load_tasks, parse
 from slime_swe.data_sources.repositories import checkout
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.images import get, images_command, survey
-from slime_swe.launch.output import print_json
+from slime_swe.launch.output import print_json, visible
 from slime_swe.rollout.sandbox.pool import make_backend
 
 EXAMPLES = {
@@ -74,11 +74,13 @@ def run(options: argparse.Namespace) -> int:
         return _images([options.spec, *options.rest], options)
     if len(options.rest) > (options.action == "show"):
         raise UserError(f"`tasks {options.action}` takes one task set, got also {' '.join(options.rest)}")
-    tasks = load_tasks(options.spec)
+    tasks, of = counted(options.spec)
     if options.action == "show":
         return _show(options.spec, tasks, next(iter(options.rest), None), options.json)
     if options.action == "checkout":
         return _checkout(tasks[: options.limit], options.cache, options.json)
+    if len(tasks) < of:
+        print(f"{len(tasks)} of {of} tasks; the others are left out by what follows the ?", file=sys.stderr)
     return _list(tasks[: options.limit], options.json)
 
 
@@ -103,7 +105,7 @@ def _list(tasks: list[Task], as_json: bool) -> int:
     for task in tasks:
         image, files = task.workspace.image, len(task.workspace.files)
         contents = [f"{files} files"] * (image is None or files > 0) + ([image.name] if image else [])
-        print(f"{task.id}  {' + '.join(contents)}  {next(iter(task.statement.splitlines()), ''):.80}")
+        print(visible(f"{task.id}  {' + '.join(contents)}  {next(iter(task.statement.splitlines()), ''):.80}"))
     return 0
 
 
@@ -203,7 +205,7 @@ def _show(spec: str, tasks: list[Task], task_id: str | None, as_json: bool) -> i
     if as_json:
         print_json(found[0].to_dict())
     else:
-        print("\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in _sections(found[0])))
+        print(visible("\n\n".join(f"## {title}\n{text.rstrip()}" for title, text in _sections(found[0]))))
     return 0
 
 

@@ -9,21 +9,24 @@ slime-swe train recipe=qwen25_coder_7b --dry-run --script run.sh   the same as a
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from slime_swe.attempts import ATTEMPTS, attempting, require_ended
+from slime_swe.attempts import ATTEMPTS, require_ended
+from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.errors import UserError
 from slime_swe.files import writing
+from slime_swe.launch.attempt import attempt_with_status, record_end
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
 from slime_swe.launch.preflight import (
     check_integrity,
     check_overlap,
+    check_rehearsal,
+    left_out,
     missing_images,
     not_here,
     read_sets,
@@ -40,9 +43,11 @@ from slime_swe.launch.runs import (
     require_new,
     require_same,
     require_usable,
+    to_go_on,
     with_name,
 )
 from slime_swe.launch.slime.show import document, readable, script
+from slime_swe.launch.warm_start import FOLDER, require_trainable, run_stage
 from slime_swe.recipes.base import Recipe
 
 
@@ -54,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-plan", action="store_true", help="start what `slime-swe plan` says does not fit")
     parser.add_argument(
         "--ignore-integrity", action="store_true", help="start where cheats earn rewards: see `slime-swe integrity`"
+    )
+    parser.add_argument(
+        "--no-rehearsal", action="store_true", help="start without `slime-swe rehearse ... on=gpu` on this machine"
     )
 
 
@@ -76,11 +84,11 @@ def run(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace, start: Start) -> int:
     recipe, folder = _chosen(options.overrides, resume=False)
     require_new(folder)
-    _require_data(recipe)
+    _require_data(recipe, start)
     comparison = check_overlap(recipe)
     _check(recipe, start, options)  # before a folder is made that would be in the way of the corrected command
     make_folder(folder)
-    with attempting(folder / ATTEMPTS) as attempt:
+    with attempt_with_status(folder) as attempt:
         record_overlap(comparison, create_run(recipe))
         return _train(recipe, folder, replace(start, attempt=attempt))
 
@@ -89,20 +97,34 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
     recipe, folder = _chosen(options.overrides, resume=True)
     require_ended(folder / ATTEMPTS)
     changes(recipe, folder)
-    _require_data(recipe)
+    _require_data(recipe, start)
     _check(recipe, start, options)
-    with attempting(folder / ATTEMPTS) as attempt:
+    with attempt_with_status(folder) as attempt:
         require_same(recipe, folder)
         return _train(recipe, folder, replace(start, attempt=attempt))
 
 
-def _require_data(recipe: Recipe) -> None:
-    """The tasks must be here, in a sandbox that takes them; images that are not come as the run meets them."""
+def _require_data(recipe: Recipe, start: Start) -> None:
+    """The tasks must be here, in a sandbox that takes them; images that are not come as the run meets them.
+
+    Where tasks are missing, what the engine misses is named with them.
+    """
     require_sandbox(recipe)
     tasks, missing = read_sets(recipe)
     if missing:
-        raise UserError(not_here(missing))
+        raise UserError("\n".join([not_here(missing), *_missed_by_engine(recipe, start)]))
     _note(missing_images(recipe, tasks))
+    _note(left_out(recipe))
+
+
+def _missed_by_engine(recipe: Recipe, start: Start) -> list[str]:
+    try:
+        engine_of(recipe).check(recipe, start)
+    except NotFetched:  # some engines read the tasks too
+        return []
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _say_what_is_missing(recipe: Recipe) -> None:
@@ -122,21 +144,25 @@ def _note(sentence: str) -> None:
 def _check(recipe: Recipe, start: Start, options: argparse.Namespace) -> None:
     require_plug_ins(recipe)
     engine_of(recipe).check(recipe, start)
+    if recipe.warm_start.data and not start.resume:
+        require_trainable(engine_of(recipe), recipe)
     check_integrity(recipe, ignore=options.ignore_integrity)
+    check_rehearsal(recipe, skip=options.no_rehearsal)
 
 
 def _train(recipe: Recipe, folder: Path, start: Start) -> int:
+    assert start.attempt is not None
+    engine = engine_of(recipe)
     try:
-        return engine_of(recipe).run(recipe, folder, start)
+        if recipe.warm_start.data:
+            recipe = run_stage(engine, recipe, folder, start)
+        code = engine.run(recipe, folder, start)
+        record_end(folder, start.attempt, code)
+        return code
     except KeyboardInterrupt:
         with suppress(OSError):  # a terminal that was closed
             print(f"\nTo go on: {to_go_on(recipe)}", file=sys.stderr, flush=True)
         raise
-
-
-def to_go_on(recipe: Recipe) -> str:
-    where = "" if recipe.run.dir == "runs" else f" {shlex.quote(f'run.dir={recipe.run.dir}')}"
-    return f"slime-swe train {shlex.quote(f'run.name={recipe.run.name}')}{where} --resume"
 
 
 def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
@@ -149,6 +175,8 @@ def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
 
 
 def _show(engine: Engine, recipe: Recipe, folder: Path, options: argparse.Namespace) -> int:
+    if recipe.warm_start.data:
+        _note(f"a supervised stage in {folder / FOLDER} comes first, with whose weights this command then begins")
     job = engine.job(recipe, folder, resume=options.resume)
     if options.script:
         with writing(Path(options.script)):

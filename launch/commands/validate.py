@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 from rich.console import Console
 from rich.table import Table
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import UserError
-from slime_swe.files import writing
-from slime_swe.launch.output import print_json
+from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
+from slime_swe.launch.task_file import prepare, write_tasks
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.validation import (
     Finding,
@@ -49,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     parser.add_argument("--record", type=Path, metavar="FILE",
                         help="keeps what was found (default: runs/validation/SET.jsonl)")  # fmt: skip
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the usable tasks, without their flaky tests")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the usable tasks, without flaky tests (.jsonl)"
+    )
     parser.add_argument("--harness-python", default="", metavar="PATH", help="an interpreter that has swebench")
 
 
@@ -57,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("runs", "jobs", "limit"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    if options.write:
+        prepare(options.write, "--write")
     tasks = load_tasks(options.spec)[: options.limit]
     grading = GradingSettings(harness_python=options.harness_python)
     settings = ValidationSettings(options.sandbox, options.runs, options.jobs, grading)
@@ -70,10 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
         findings = asyncio.run(validate_all(tasks, settings, record, on_finding))
     if options.write:
-        lines = [orjson.dumps(task.to_dict()) + b"\n" for task in usable(tasks, findings)]
-        with writing(options.write):
-            options.write.parent.mkdir(parents=True, exist_ok=True)
-            options.write.write_bytes(b"".join(lines))
+        write_tasks(options.write, usable(tasks, findings))
     seconds = round(time.monotonic() - started, 3)
     wrong = [finding for finding in findings if finding.status is not Status.SOUND]
     if options.json:
@@ -101,5 +101,5 @@ def _show(found: Mapping[str, Any], wrong: Sequence[Finding]) -> None:
         table.add_row(str(found["quarantined_tests"]), "tests quarantined as flaky")
     Console().print(table)
     for finding in wrong:
-        print(_line(finding))
-        print("".join(f"    {line}\n" for line in finding.log.splitlines()[-SHOWN_LINES:]), end="")
+        print(visible(_line(finding)))
+        print(visible("".join(f"    {line}\n" for line in finding.log.splitlines()[-SHOWN_LINES:])), end="")

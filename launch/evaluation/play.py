@@ -1,0 +1,96 @@
+"""Play an evaluation's episodes into its folder, and read its figures from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_swe.data_sources.task import Task
+from slime_swe.launch.args import EMBEDDED_SEED, to_args
+from slime_swe.launch.config import with_value
+from slime_swe.launch.evaluation.costs import costs
+from slime_swe.launch.evaluation.folder import appending, known_episodes, records_of
+from slime_swe.launch.evaluation.target import Endpoint
+from slime_swe.launch.progress import Bar
+from slime_swe.recipes.base import Recipe, Rollout
+from slime_swe.rollout.agents.native import SCHEMAS
+from slime_swe.rollout.endpoint.client import EndpointClient, key_of, spending_of
+from slime_swe.rollout.endpoint.spending import Spending
+from slime_swe.rollout.evaluation import as_slime, evaluate
+from slime_swe.rollout.hooks import RolloutHooks, optional_hook
+from slime_swe.rollout.metrics import evaluation_metrics
+from slime_swe.rollout.player import Player
+
+Sets = Mapping[str, Sequence[Task]]
+
+
+async def evaluate_checkpoint(recipe: Recipe, folder: Path, sets: Sets) -> None:
+    """Play the episodes that the folder's journal has not, by the embedded server."""
+    from slime_swe.embedded.server_process import ServerProcess  # of the `embedded` extra
+
+    args = to_args(recipe, folder)
+    async with ServerProcess.of_run(args, folder / "server.log") as server:
+        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
+        await _play(args, folder, sets)
+
+
+async def evaluate_endpoint(recipe: Recipe, folder: Path, sets: Sets, endpoint: Endpoint, spending: Spending) -> None:
+    """The same at an endpoint, until its budget is spent. Raises `UserError` for what the endpoint refuses."""
+    args = endpoint_args(recipe, folder, endpoint)
+    spending = await spending_of(spending)
+    await _play(args, folder, sets, spending)
+
+
+async def require_usable(endpoint: Endpoint) -> None:
+    """Raise `UserError` where nothing answers at an endpoint, or it refuses the key, the model or tools."""
+    key, uncounted = key_of(endpoint.key_variable), Spending(Path(os.devnull))
+    async with EndpointClient(endpoint.url, endpoint.model, key=key, spending=uncounted) as client:
+        await client.require_usable(SCHEMAS)
+
+
+def endpoint_args(recipe: Recipe, folder: Path, endpoint: Endpoint) -> Namespace:
+    """There are no weights here, and no engine that a token could be sent to."""
+    args = to_args(with_value(recipe, "model.checkpoint", EMBEDDED_SEED), folder)
+    args.hf_checkpoint, args.sglang_router_ip, args.sglang_router_port = "", "", 0
+    args.use_rollout_routing_replay = False
+    args.swe_endpoint, args.swe_endpoint_model, args.swe_endpoint_key = (
+        endpoint.url,
+        endpoint.model,
+        endpoint.key_variable,
+    )
+    return args
+
+
+async def _play(args: Namespace, folder: Path, sets: Sets, spending: Spending | None = None) -> None:
+    player = Player(args, RolloutHooks.load(args))
+    for name, tasks in sets.items():
+        total = len(tasks) * args.n_samples_per_eval_prompt
+        known = known_episodes(folder, name)
+        if len(known) == total:
+            continue
+        if known:
+            print(f"{name}: {len(known)} of {total} episodes were played before", file=sys.stderr)
+        with Bar(f"evaluating {name}", total) as bar:
+            samples = await evaluate(
+                player,
+                tasks,
+                bar.show,
+                known=known,
+                may_begin=lambda: spending is None or not spending.is_spent,
+                keep=appending(folder, name),
+            )
+        if args.custom_eval_rollout_log_function_path != Rollout.log_evaluation:  # ours writes the journal
+            log = optional_hook(args, "custom_eval_rollout_log_function_path")
+            if log is not None:
+                log(-1, args, {name: as_slime(samples)}, {})
+
+
+def figures_of(folder: Path, names: Sequence[str], spending: Spending | None) -> dict[str, dict[str, Any]]:
+    """Of each set, by what the journal has of it."""
+    prices = spending.prices if spending else None
+    records = {name: records_of(folder, name) for name in names}
+    return {name: {**evaluation_metrics(found), **costs(found, prices)} for name, found in records.items()}

@@ -1,0 +1,96 @@
+"""What is evaluated: a checkpoint, which is a run's or any other, or a model at an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_swe.errors import UserError
+from slime_swe.launch.config import DEFAULT_RECIPE, resolve, value_of, with_value
+from slime_swe.launch.runs import RECIPE_FILE, find_run
+from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS
+from slime_swe.launch.slime.unconverted import megatron_checkpoint, unconverted
+from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.endpoint.client import key_of, require_endpoint
+
+# Whose limits an endpoint's model has where no recipe is named: those of a model of full size.
+ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
+ENDPOINT_CONCURRENCY = 16  # episodes at once: hosted APIs have limits of their own
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """url: the base of its API. model: the name there. key_variable: the environment's that holds the key, or empty."""
+
+    url: str
+    model: str
+    key_variable: str = ""
+
+
+def endpoint_of(target: str, model: str | None, key_variable: str | None) -> Endpoint | None:
+    """None where the target is no address. Raises `UserError` for what does not go together."""
+    if "://" not in target:
+        given = [option for option, value in (("--model", model), ("--key-variable", key_variable)) if value]
+        if given:
+            raise UserError(f"{given[0]} is of an endpoint, and {target} is none: give its address, as https://HOST/v1")
+        return None
+    url = require_endpoint(target)
+    if not model:
+        raise UserError(f"which model of {url}? Give --model NAME")
+    key_of(key_variable or "")
+    return Endpoint(url, model, key_variable or "")
+
+
+def recipe_at(endpoint: Endpoint, given: Sequence[str], concurrency: int | None) -> Recipe:
+    """The recipe that says how episodes are played; it names the endpoint's model."""
+    recipe = resolve(ENDPOINT_RECIPE, given)
+    recipe = with_value(recipe, "model.checkpoint", endpoint.model)
+    if concurrency is None and not value_of("serving.concurrency", given, ""):
+        recipe = with_value(recipe, "serving.concurrency", ENDPOINT_CONCURRENCY)
+    return recipe
+
+
+def recipe_for(target: str, given: list[str]) -> Recipe:
+    """The run's own recipe with these weights or its newest; or the named one with the model at `target`."""
+    model = model_folder(Path(target))
+    if model is None:
+        folder = find_run(target, value_of("run.dir", given, "runs"))
+        return with_value(resolve(str(folder / RECIPE_FILE), given), "model.checkpoint", str(newest_weights(folder)))
+    run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
+    if run is not None and not value_of("recipe", given, ""):
+        return with_value(resolve(str(run / RECIPE_FILE), given), "model.checkpoint", str(model))
+    return resolve(DEFAULT_RECIPE, [*given, f"model={model}"])
+
+
+def model_folder(target: Path) -> Path | None:
+    """The folder of the model that a path names itself, or as a checkpoint; None where it names none.
+
+    Raises `UserError` for a folder that is neither a model, nor a checkpoint, nor a run.
+    """
+    for folder in (target, target / "hf"):
+        if (folder / "config.json").is_file():
+            return folder
+    if checkpoint := megatron_checkpoint(target):
+        raise unconverted(checkpoint)
+    if "/" in str(target) and target.is_dir() and not (target / RECIPE_FILE).is_file():
+        raise UserError(
+            f"{target} holds no model (config.json), no checkpoint of one (hf/config.json) and no run ({RECIPE_FILE}); "
+            "a run under SLiME keeps its weights in Hugging Face format in exports/"
+        )
+    return None
+
+
+def newest_weights(folder: Path) -> Path:
+    """The newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported."""
+    from slime_swe.embedded.checkpoint import latest
+
+    found = latest(folder / "checkpoints")
+    if found is not None:
+        return found.model_dir
+    exported = [path.parent for path in (folder / EXPORTS).glob("*/config.json") if path.parent.name.isdigit()]
+    if not exported and (checkpoint := megatron_checkpoint(folder / CHECKPOINTS)):
+        raise unconverted(checkpoint)
+    if not exported:
+        raise UserError(f"{folder} has no checkpoint yet: train it for one rollout at least")
+    return max(exported, key=lambda path: int(path.name))

@@ -1,0 +1,160 @@
+"""A rollout's record under one recipe, by the run's own functions: group filter, advantages, masks, denominators."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_swe.embedded.packing import split_steps
+from slime_swe.embedded.reductions import token_weights
+from slime_swe.embedded.train_data import TrainData, to_train_data
+from slime_swe.errors import UserError
+from slime_swe.launch.args import ours, shared
+from slime_swe.launch.replay.recorded import Groups, Recorded
+from slime_swe.launch.replay.rescored import rescored
+from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.rules import staleness
+from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
+from slime_swe.rollout.hooks import optional_hook, required_hook
+from slime_swe.rollout.records import Record, loss_mask_of, sample_of
+from slime_swe.rollout.samples import is_removed, leaves_out
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.sample import Sample
+
+STALE, NOT_NEEDED = "too_stale", "not_needed"  # why groups that the filter keeps are in no batch
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A sample. reason: why its group is in no batch, empty where it is in one. tokens: in the loss. weight: of each
+    of them in its optimizer step; a token's part in the gradient is `advantage * weight`, where the ratio is 1."""
+
+    reason: str = ""
+    advantage: float = 0.0
+    tokens: int = 0
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """weighed: by place of the record; None for what was not drawn. dropped: group -> why it is in no batch.
+    missing: groups that the batch lacks, and would have to be sampled. removed: places of what is out of the loss.
+    trained_tokens: as in `metrics.jsonl`. pg_loss: the same, were all ratios 1; None where nothing is trained.
+    """
+
+    weighed: list[Weighed | None]
+    dropped: dict[int, str]
+    missing: int
+    removed: frozenset[int]
+    trained_tokens: int
+    pg_loss: float | None
+
+
+class Replay:
+    """One recipe's part. own: that of the run, whose rewards are in the record."""
+
+    def __init__(self, recipe: Recipe, folder: Path, own: Recipe) -> None:
+        self.recipe, self.own = recipe, own
+        sections = shared(recipe, folder).values()
+        self.args = Namespace(**{key: value for section in sections for key, value in section.items()})
+        vars(self.args).update(ours(recipe, folder))
+        self.group_filter = optional_hook(self.args, "dynamic_sampling_filter_path")
+        self.post_process = required_hook(self.args, "custom_reward_post_process_path")
+        algorithm = recipe.algorithm
+        self.is_pure = algorithm.kl_coef == 0 and algorithm.entropy_coef == 0
+        self.oldest = staleness(recipe) if SCHEDULES[recipe.rollout.schedule].carries else None
+
+    def samples(self, recorded: Recorded) -> list[Sample]:
+        """The samples as this recipe would have them, by place of their records."""
+        made: dict[int, Sample] = {}
+        for places in recorded.episodes:
+            records = [recorded.records[place] for place in places]
+            made |= zip(places, self._episode(records), strict=True)
+        return [made[place] for place in range(len(recorded.records))]
+
+    def _episode(self, records: Sequence[Record]) -> list[Sample]:
+        records = rescored(records, self.args, self.own.reward, self.recipe.reward)
+        samples, episode = [sample_of(record) for record in records], records[0].episode
+        if episode is None or any(record.broken for record in records):
+            return samples
+        masks = [loss_mask_of(sample) for sample in samples]
+        masked = leaves_out(masks, episode.stop_reason, self.recipe.rollout.mask_truncated)
+        for sample, mask in zip(samples, masks, strict=True):
+            sample.remove_sample = is_removed(mask, masked)
+            sample.metadata["episode"]["masked"] = masked
+        return samples
+
+    def of(self, recorded: Recorded, samples: Sequence[Sample], groups: Groups) -> Replayed:
+        """samples: of `samples`. groups: of the record, or a part of each one's episodes."""
+        dropped = self._dropped(recorded, samples, groups)
+        batch = [number for number in groups if number not in dropped]
+        size = self.recipe.rollout.batch_size
+        dropped |= dict.fromkeys(batch[size:], NOT_NEEDED)
+        weighed: list[Weighed | None] = [None] * len(samples)
+        for number, reason in dropped.items():
+            for place in _places(groups[number]):
+                weighed[place] = Weighed(reason)
+        places = [place for number in batch[:size] for place in _places(groups[number])]
+        data, order = self._train_data(samples, places)
+        tokens, losses = 0, []
+        for step in _steps(data, self.recipe.algorithm.steps_per_rollout):
+            weights = token_weights(
+                data, step, self.recipe.algorithm.reduction, max_context=self.recipe.rollout.max_context
+            )
+            trained, loss = 0, 0.0
+            for row in step:
+                found = Weighed("", data.advantages[row], sum(data.loss_masks[row]), weights.get(row, 0.0))
+                weighed[order[row]] = found
+                if found.advantage or not self.is_pure:
+                    trained += found.tokens
+                    loss -= found.tokens * found.weight * found.advantage
+            tokens += trained
+            losses += [loss] if trained else []
+        removed = frozenset(place for place in places if samples[place].remove_sample)
+        mean = sum(losses) / len(losses) if losses else None
+        return Replayed(weighed, dropped, max(0, size - len(batch)), removed, tokens, mean)
+
+    def _dropped(self, recorded: Recorded, samples: Sequence[Sample], groups: Groups) -> dict[int, str]:
+        found = {}
+        for number, episodes in groups.items():
+            played = [[samples[place] for place in places] for places in episodes]
+            if is_lost([any(recorded.records[place].broken for place in places) for places in episodes]):
+                found[number] = LOST
+            elif reason := why_filtered(self.args, self.group_filter, [p if len(p) > 1 else p[0] for p in played]):
+                found[number] = reason
+            elif self._is_stale(recorded.staleness[number]):
+                found[number] = STALE
+        return found
+
+    def _is_stale(self, steps: int | None) -> bool:
+        """Raises `UserError` where the bound is not the run's and the record does not say how old the weights were."""
+        if self.oldest is None or self.recipe.rollout.max_staleness == self.own.rollout.max_staleness:
+            return False
+        if steps is None:
+            raise UserError("rollout.max_staleness: the record does not number the weights that sampled its episodes")
+        return steps > self.oldest
+
+    def _train_data(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[TrainData, list[int]]:
+        """What the trainer is given, and the place of the record of each of its rows."""
+        if not places:
+            return TrainData([], [], [], [], [], []), []
+        of_sample = {id(samples[place]): place for place in places}
+        order: list[int] = []
+
+        def post_process(args: Namespace, rows: list[Sample]) -> tuple[list[float], list[float]]:
+            order.extend(of_sample[id(sample)] for sample in rows)
+            found: tuple[list[float], list[float]] = self.post_process(args, rows)
+            return found
+
+        return to_train_data(self.args, [samples[place] for place in places], post_process), order
+
+
+def _steps(data: TrainData, steps: int) -> list[list[int]]:
+    """At most as many as there are rollouts to deal out."""
+    return split_steps(data.rollout_ids, min(steps, len(set(data.rollout_ids)))) if len(data) else []
+
+
+def _places(group: Sequence[Sequence[int]]) -> list[int]:
+    return [place for places in group for place in places]

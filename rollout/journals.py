@@ -1,0 +1,143 @@
+"""A run's journals: files with one record a line. Samples are appended; records are read all, or one by its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from slime_swe.errors import UserError
+from slime_swe.files import writing
+from slime_swe.redaction import Secrets, redacted, secrets_of
+from slime_swe.rollout.json_lines import as_json, encoded, printable
+from slime_swe.rollout.line_index import LineIndex, Place
+from slime_swe.rollout.records import TEXTS, TOOLS, TURNS, Record, Summary, columns_of, convert, parts_of, turns_of
+from slime_swe.rollout.tool_lists import keep_tools
+from slime_swe.rollout.turns import packed, unpacked
+from slime_swe.sample import Sample
+
+
+def append_records(
+    path: Path, samples: Iterable[Sample], reward_key: str | None = None, **where: str | int | None
+) -> None:
+    """Append a line for each sample, all of them or none, durably. `where`: `rollout_id`, `dataset` and `attempt`.
+
+    Secrets of this process's environment are replaced in the texts. Raises `FileError` where the disk is full or the
+    folder is not writable, and `UserError` where a record could not be read again, as one with a NaN; the file is then
+    as it was.
+    """
+    secrets = secrets_of(os.environ)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for sample in samples:
+            values = _values(sample, reward_key, secrets)
+            tools = keep_tools(path.parent, redacted(as_json((sample.metadata or {}).get(TOOLS)), secrets))
+            lines.append(encoded({**where, **values, TOOLS: tools}))
+        try:
+            _index(path).append(lines)
+        except UserError as error:
+            raise UserError(
+                f"{error}. No record was written; where it has null, a hook gave NaN or infinity, which JSON has not"
+            ) from error
+
+
+def _values(sample: Sample, reward_key: str | None, secrets: Secrets) -> dict[str, Any]:
+    values = {**columns_of(sample, reward_key), **parts_of(sample), TURNS: msgspec.to_builtins(turns_of(sample))}
+    values |= {key: printable(redacted(values[key], secrets)) for key in TEXTS}  # as they will be, before places count
+    if values[TURNS] is not None:
+        values[TURNS] = packed(values[TURNS], values["response"])
+    return values
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """A journal's records, in order; none where there is no file. A line that is still being written is left out.
+
+    Raises `UserError` where a line is no record.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n"):
+                yield _record(line, f"{path}, line {number}")
+
+
+def read_rollouts(path: Path) -> Iterator[list[Record]]:
+    """The same, rollout after rollout and without turns; one rollout is in memory at a time.
+
+    Of a rollout that several attempts have played, the last one's count. Raises `UserError` where a line is no record,
+    or where the records of a rollout do not stand together.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        last: dict[int | None, int] = {}
+        for moment, _, _ in _placed(lines, path):
+            last[moment.rollout_id] = max(last.get(moment.rollout_id, 0), moment.attempt or 0)
+        lines.seek(0)
+        read: set[int | None] = set()
+        for moment, found in groupby(_placed(lines, path), key=itemgetter(0)):
+            if last.get(moment.rollout_id, 0) != (moment.attempt or 0):
+                continue
+            if moment.rollout_id in read:
+                raise UserError(f"{path}: the records of rollout {moment.rollout_id} do not stand together")
+            read.add(moment.rollout_id)
+            yield [convert(_loads(line, where) | {TURNS: None}, Record, where) for _, line, where in found]
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    """Of a record, what says whether it counts."""
+
+    rollout_id: int | None = None
+    attempt: int | None = None
+
+
+def _placed(lines: Iterable[bytes], path: Path) -> Iterator[tuple[_Moment, bytes, str]]:
+    """Whole lines, each with where it stands, for errors."""
+    decode = msgspec.json.Decoder(_Moment).decode
+    for number, line in enumerate(lines, 1):
+        if line.endswith(b"\n"):
+            where = f"{path}, line {number}"
+            try:
+                yield decode(line), line, where
+            except msgspec.DecodeError:
+                convert(_loads(line, where), Record, where)  # which says what is wrong
+                raise
+
+
+def read_summaries(path: Path) -> list[tuple[Place, Summary]]:
+    """What each record of a journal is about, in order, and its place. Most of that comes from the journal's index."""
+    return _index(path).read()
+
+
+def read_record(path: Path, place: Place, secrets: Secrets = ()) -> Record:
+    """One record, without reading the others. secrets: what to replace in its texts."""
+    return _record(_index(path).line(place), f"{path}, byte {place.start}", secrets)
+
+
+def _index(path: Path) -> LineIndex[Summary]:
+    return LineIndex(path, lambda line, where: Summary.of(_record(line, where)), Summary)
+
+
+def _record(line: bytes, where: str, secrets: Secrets = ()) -> Record:
+    values = _loads(line, where)
+    if isinstance(values, dict) and values.get(TURNS):
+        values[TURNS] = unpacked(values[TURNS], values.get("response", ""))
+    if secrets and isinstance(values, dict):
+        values |= {key: redacted(values.get(key), secrets) for key in TEXTS}
+    index = values.get("index") if isinstance(values, dict) else None
+    return convert(values, Record, where if index is None else f"{where} (sample {index})")
+
+
+def _loads(line: bytes, where: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{where} is no JSON ({error}): restore the file, or remove that line") from error

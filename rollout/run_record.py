@@ -1,0 +1,94 @@
+"""`RunRecord`: what a run under SLiME leaves for those who watch it, and says where its rollouts train nothing.
+
+SLiME keeps its figures in its trackers alone. Here each rollout and evaluation gets a line in `metrics.jsonl`, by the
+names that the embedded engine has, without the trainer's own figures, which are not known yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_swe.dotted import load_object
+from slime_swe.files import append, writing
+from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.group_outcomes import Untrained, why_untrained
+from slime_swe.rollout.json_lines import encoded
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, rollout_record
+from slime_swe.rollout.records import EPISODES, METRICS, flatten
+from slime_swe.rollout.warm_start import is_supervised
+from slime_swe.sample import Sample
+from slime_swe.status import StatusFile
+
+_log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Of one process's part of a run. `metrics.jsonl` is written where `args.swe_record_metrics` says so: a launcher
+    that reads the trainer's figures back writes it itself."""
+
+    def __init__(self, args: Any) -> None:
+        self.args, self.folder = args, Path(args.swe_run_dir)
+        self.attempt = getattr(args, "swe_attempt", None) or 1
+        self.status = StatusFile(self.folder, self.attempt)
+        self._untrained = Untrained()
+        self._recorded = time.perf_counter()
+
+    def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float) -> dict[str, float]:
+        """A batch is complete, after so many seconds. Returns the figures of it for SLiME's trackers."""
+        kept, key = flatten(rollout.kept), getattr(self.args, "reward_key", None)
+        trained = trained_tokens(self.args, kept)
+        known = {} if trained is None else {"trained_tokens": trained}
+        figures = episode_metrics(flatten(rollout.played), key) | rollout.metrics() | known
+        record = rollout_record(rollout_id, self.attempt, figures, {"generation": seconds, "total": self._since_then()})
+        if why_untrained([record]):
+            _log.warning("rollout %d trains nothing", rollout_id + 1)
+        if said := self._untrained.add(record):
+            _log.warning("%s", said)
+        self._append(record)
+        given_back: dict[str, float] = {"rollout/given_back": rollout.given_back}
+        return rollout.metrics() | given_back | {f"rollout/{name}": count for name, count in known.items()}
+
+    def on_evaluation(self, rollout_id: int, sets: Mapping[str, list[Sample]]) -> None:
+        """SLiME's number of the rollout before it."""
+        number = evaluated_after(self.folder, rollout_id)
+        last = self.args.num_rollout - 1
+        moment = "before" if number < 0 else "after" if number == last else "during"
+        for name, samples in sets.items():
+            where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number, "attempt": self.attempt}
+            figures = evaluation_metrics(samples, getattr(self.args, "reward_key", None))
+            self._append({**where, **figures, "seconds": {"total": self._since_then()}})
+
+    def _since_then(self) -> float:
+        """Seconds since the last record of this process."""
+        before, self._recorded = self._recorded, time.perf_counter()
+        return self._recorded - before
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        if getattr(self.args, "swe_record_metrics", False):
+            path = self.folder / METRICS
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                append(path, encoded(record))
+
+
+def evaluated_after(folder: Path, rollout_id: int) -> int:
+    """The rollout after which an evaluation is made; -1 for that before the first one, which SLiME calls 0 too."""
+    episodes = folder / EPISODES
+    return -1 if rollout_id == 0 and not (episodes.exists() and episodes.stat().st_size) else rollout_id
+
+
+def trained_tokens(args: Any, samples: list[Sample]) -> int | None:
+    """How many tokens have an advantage other than 0, by our post-process hook. None with another one, which may not be
+    called twice, and without one. Supervised are all that are not masked."""
+    if is_supervised(args):
+        return sum(sum(sample.loss_mask or ()) for sample in samples)
+    path = getattr(args, "custom_reward_post_process_path", None) or ""
+    if not path.startswith("slime_swe."):
+        return None
+    _, advantages = load_object(path, "custom_reward_post_process_path")(args, samples)
+    found = zip(samples, advantages, strict=True)
+    return sum(sum(sample.loss_mask or ()) for sample, value in found if value and not sample.remove_sample)

@@ -13,7 +13,8 @@ from slime_swe.launch.args import checkpoint_path, converted_folder
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.engines import Engine, engine_of
-from slime_swe.launch.plan.formulae import GIB, checkpoint_bytes
+from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.trained import checkpoint_bytes
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
 
@@ -96,7 +97,7 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     folder = Path(recipe.run.dir)
     shape, exports, count = recipe.model.shape, recipe.most_exports, recipe.most_checkpoints
     export = WEIGHT_BYTES * shape.parameters
-    one, rest = checkpoint_bytes(shape) + export, (exports - count) * export
+    one, rest = checkpoint_bytes(recipe) + export, (exports - count) * export
     refusal = unwritable(folder)
     if refusal:
         yield failure("run folder", refusal, "give another run.dir")

@@ -14,15 +14,14 @@ from slime_swe.launch.args import checkpoint_folder, checkpoint_path, converted_
 from slime_swe.launch.doctor.capacity import size
 from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped
 from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.versions import upstream_of
 from slime_swe.launch.model import mismatches
-from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.manifest import split, to_argv
-from slime_swe.launch.slime.sections import model_section
+from slime_swe.launch.slime.manifest import split
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer, shipped_templates
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
-from slime_swe.rollout.retention import TRACKER
+from slime_swe.rollout.retention import METADATA, TRACKER
 from slime_swe.rollout.tools import TOOLS
 
 INDEX = "model.safetensors.index.json"
@@ -96,13 +95,14 @@ ONE_GPU = 20e9  # bytes of weights that one GPU converts with room to spare
 
 def conversion(recipe: Recipe) -> str:
     """Lines for a shell. Several processes share the layers by pipeline, so that each holds a part of them."""
-    model, checkouts = recipe.model, Checkouts.find()
+    model, upstream = recipe.model, upstream_of(recipe)
+    checkouts = upstream.checkouts()
     folder = checkpoint_path(model.checkpoint, model.folder)
     processes = 1 if 2 * model.shape.parameters <= ONE_GPU else max(1, recipe.cluster.gpus_per_node)
-    shape = to_argv(model_section(model.shape, recipe.parallel.tp))
+    shape = upstream.manifest.to_argv(upstream.sections(recipe, Path(), resume=False)["model"])
     flags = [shlex.join([name, *values]) for name, values in split(shape)]
     return continued(
-        f"cd {shlex.quote(str(checkouts.slime))} &&",
+        f"cd {shlex.quote(str(checkouts.loop))} &&",
         f"PYTHONPATH={shlex.quote(str(checkouts.megatron))}",
         f"torchrun --nproc-per-node={processes} {SCRIPT}",
         *flags,
@@ -116,11 +116,11 @@ def continued(*parts: str) -> str:
     return " \\\n  ".join(parts)
 
 
-METADATA = ".metadata"  # written last, by torch.distributed.checkpoint
-
-
 def check_converted(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The policy that training starts from, and the KL penalty's reference."""
+    if recipe.algorithm.lora_rank:
+        yield skipped("converted", "an adapter is trained beside the weights in Hugging Face format")
+        return
     folder = converted_folder(recipe)
     missing = unfinished(folder)
     if missing:

@@ -12,7 +12,7 @@ from slime_swe.launch.doctor.machine import Machine, MachineError
 from slime_swe.launch.doctor.versions import driver, judged
 from slime_swe.recipes.base import Recipe
 
-QUERY = "index,name,driver_version,memory.total,memory.used,mig.mode.current"
+QUERY = "index,uuid,name,driver_version,memory.total,memory.used,mig.mode.current"
 COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
 LINKS_COMMAND = ("nvidia-smi", "topo", "-m")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined, on a terminal or not
@@ -26,6 +26,7 @@ class Gpu:
     """One GPU. `memory` and `used` in MiB."""
 
     index: int
+    uuid: str
     name: str
     driver: str
     memory: int
@@ -60,12 +61,12 @@ def parse(text: str) -> tuple[list[Gpu], list[str]]:
     """The GPUs in the answer to `COMMAND`, and its lines that tell of none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     rows = [match.groups() for line in lines if (match := _ROW.fullmatch(line))]
-    gpus = [Gpu(int(index), name, version, int(memory), int(used), mig == "Enabled")
-            for index, name, version, memory, used, mig in rows]  # fmt: skip
+    gpus = [Gpu(int(index), uuid, name, version, int(memory), int(used), mig == "Enabled")
+            for index, uuid, name, version, memory, used, mig in rows]  # fmt: skip
     return gpus, [line for line in lines if not _ROW.fullmatch(line)]
 
 
-_ROW = re.compile(r"(\d+), ([^,]+), (\d+(?:\.\d+)+), (\d+), (\d+), (Enabled|Disabled|\[N/A\]|N/A)")
+_ROW = re.compile(r"(\d+), (GPU-[0-9a-f-]+), ([^,]+), (\d+(?:\.\d+)+), (\d+), (\d+), (Enabled|Disabled|\[N/A\]|N/A)")
 _ELSEWHERE = "run this on a machine of the cluster, or take a recipe without GPUs (`slime-swe recipes` lists them)"
 _BROKEN = "run `nvidia-smi` yourself: where it fails too, the driver must be put right, or the machine rebooted"
 

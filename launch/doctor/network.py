@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.versions import judged, packages
+from slime_swe.launch.doctor.versions import judged, packages, upstream_of
 from slime_swe.launch.ray.dashboard import reaching
 from slime_swe.launch.ray.run import existing, require_gpus, require_no_ray
 from slime_swe.recipes.base import Recipe
@@ -35,7 +35,7 @@ def check_ports(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """The named cluster answers, is of the tested version and has the GPUs; without one, no other Ray is here."""
-    cluster, tested = recipe.cluster, packages()["ray"]
+    cluster, tested = recipe.cluster, packages(upstream_of(recipe))["ray"]
     if cluster.ray_address:
         address, version = existing(cluster.ray_address)
         yield judged("ray", version, tested, f"start the cluster at {address} from the image")

@@ -23,6 +23,7 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
     "versions": "slime_swe.launch.doctor.versions.check_versions",
     "packages": "slime_swe.launch.doctor.versions.check_packages",
     "ports": "slime_swe.launch.doctor.network.check_ports",
+    "fields": "slime_swe.launch.doctor.served.check_fields",
     "ray": "slime_swe.launch.doctor.network.check_ray",
     "checkpoint": "slime_swe.launch.doctor.checkpoint.check_checkpoint",
     "converted": "slime_swe.launch.doctor.checkpoint.check_converted",

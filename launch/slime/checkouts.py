@@ -1,4 +1,5 @@
-"""The checkouts of SLiME and Megatron-LM: where they are, which commits were tested, and how a person gets them.
+"""The checkouts of a train loop, SLiME or its fork, and of Megatron-LM: where they are, which commits were tested, and
+how a person gets them.
 
 python -m slime_swe.launch.slime.checkouts      # what `engine=slime_cpu` lacks, with the commands that make it
 """
@@ -16,7 +17,7 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Checkout:
-    """variable: names the folder. image: where SLiME's image has it. mark: what it holds.
+    """variable: names the folder. image: where the train loop's image has it. mark: what it holds.
 
     commit: the one whose flags we know, and that all figures are from.
     """
@@ -27,7 +28,7 @@ class Checkout:
     mark: str
 
     def find(self, environment: Mapping[str, str]) -> Path:
-        """Where the variable says, else where SLiME's image has it."""
+        """Where the variable says, else where the image has it."""
         return Path(environment.get(self.variable) or self.image).absolute()
 
 
@@ -51,31 +52,21 @@ COMMANDS = f"""make them so:
 
 @dataclass(frozen=True)
 class Checkouts:
-    """Of SLiME and Megatron-LM, at the same path on every node."""
+    """Of the train loop and of Megatron-LM, at the same path on every node."""
 
-    slime: Path
+    loop: Path
     megatron: Path
 
-    @classmethod
-    def find(cls, environment: Mapping[str, str] = os.environ) -> Checkouts:
-        return cls(SLIME.find(environment), MEGATRON.find(environment))
 
-    def require(self) -> None:
-        """Raise `UserError` where one of them is not there."""
-        for checkout, folder in ((SLIME, self.slime), (MEGATRON, self.megatron)):
-            if not (folder / checkout.mark).exists():
-                raise UserError(
-                    f"{folder / checkout.mark} is missing: engine=slime runs SLiME's own train.py. Run it in the "
-                    f"training image (docker/Dockerfile), or let {checkout.variable} name a checkout"
-                )
+def require_checkouts(environment: Mapping[str, str], who: str = "engine=slime_cpu") -> None:
+    """Raise `UserError`, with the commands that put it right, where a checkout or SLiME's patch is missing.
 
-
-def require_checkouts(environment: Mapping[str, str]) -> None:
-    """Raise `UserError`, with the commands that put it right, where a checkout or SLiME's patch is missing."""
+    who: runs the checkouts.
+    """
     for checkout in (SLIME, MEGATRON):
         given = environment.get(checkout.variable)
         if not given:
-            raise UserError(f"engine=slime_cpu runs checkouts, and {checkout.variable} is not set: {COMMANDS}")
+            raise UserError(f"{who} runs checkouts, and {checkout.variable} is not set: {COMMANDS}")
         if not (Path(given) / checkout.mark).is_file():
             raise UserError(f"{checkout.variable}={given} holds no {checkout.mark}: {COMMANDS}")
     file, mark = PATCHED

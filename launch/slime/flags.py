@@ -1,9 +1,10 @@
-"""`slime.flags`: flags of SLiME, Megatron and SGLang that no field of a recipe sets, checked against the manifest."""
+"""`slime.flags`: flags of SLiME or its fork, Megatron and SGLang that no field of a recipe sets, checked against the
+manifest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
@@ -13,8 +14,8 @@ from typing import Annotated, Any, get_args, get_origin
 from slime_swe.errors import UserError
 from slime_swe.launch.args import Attributes
 from slime_swe.launch.config import with_value
-from slime_swe.launch.slime.manifest import Flag, load_manifest, values
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.slime.manifest import Flag, values
+from slime_swe.launch.slime.upstream import Upstream
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import field_types, lookup
 from slime_swe.recipes.families import FAMILIES, load_family
@@ -24,42 +25,61 @@ from slime_swe.recipes.violation import Violation, listed
 
 HEADING = "slime.flags"
 # Of what every run sets: no field and no plug-in of ours depends on it.
-REPLACEABLE = ("attention_backend", "log_probs_chunk_size", "moe_token_dispatcher_type")
+REPLACEABLE = (
+    "attention_backend",
+    "log_probs_chunk_size",
+    "moe_token_dispatcher_type",
+    "rollout_data_postprocess_path",
+)
 USUAL = "qwen3_coder_30b_a3b"  # a recipe with something in every section: a mixture, on GPUs
 
 
-def violations(recipe: Recipe, taken: Collection[str] = ()) -> Iterator[Violation]:
-    """Names that SLiME does not have, values that it does not take, and what is set already: by a field, by every run
-    or by another of these flags. taken: further attributes that an engine sets."""
+def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) -> Iterator[Violation]:
+    """Names that there are not, values that are not taken, and what is set already: by a field, by every run or by
+    another of these flags. taken: further attributes that an engine sets."""
     seen: dict[str, str] = {}
     for name, value in recipe.slime.flags.items():
-        key, flag = f"{HEADING}.{name}", load_manifest().flags.get(f"--{name}")
+        key, flag = f"{HEADING}.{name}", _flag(name, upstream)
         if flag is None or flag.action in ("help", "version"):
-            yield Violation(key, f"{key} is no flag of SLiME, Megatron or SGLang", _nearest(name))
-        elif fields := owners().get(flag.dest):
+            yield Violation(key, f"{key} is no flag of {upstream.title}, Megatron or SGLang", _nearest(name, upstream))
+        elif fields := owners(upstream).get(flag.dest):
             yield Violation(key, f"{key} sets args.{flag.dest}, which {listed(fields)} sets", f"change {fields[0]}")
-        elif flag.dest in taken or (flag.dest in owners() and flag.dest not in REPLACEABLE):
+        elif flag.dest in taken or (flag.dest in owners(upstream) and flag.dest not in REPLACEABLE):
             yield Violation(key, f"{key} sets args.{flag.dest}, which every run sets by itself", "leave it out")
         elif other := seen.get(flag.dest):
             yield Violation(key, f"{key} sets args.{flag.dest}, which {HEADING}.{other} sets", "give one of them")
         else:
             seen[flag.dest] = name
             try:
-                load_manifest().check(_argv_of(name, value, flag))
+                upstream.manifest.check(_argv_of(_own(name, upstream), value, flag))
             except UserError as error:
                 yield Violation(key, f"{key}={value!r} is not allowed", str(error))
 
 
-def argv_of(recipe: Recipe) -> tuple[str, ...]:
+def argv_of(recipe: Recipe, upstream: Upstream) -> tuple[str, ...]:
     """The flags as a command line."""
-    flags = load_manifest().flags
-    given = recipe.slime.flags.items()
+    flags = upstream.manifest.flags
+    given = ((_own(name, upstream), value) for name, value in recipe.slime.flags.items())
     return tuple(word for name, value in given for word in _argv_of(name, value, flags[f"--{name}"]))
 
 
-def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes]) -> dict[str, Attributes]:
+def _own(name: str, upstream: Upstream) -> str:
+    return upstream.renamed.get(name, name)
+
+
+def _flag(name: str, upstream: Upstream) -> Flag | None:
+    return upstream.manifest.flags.get(f"--{_own(name, upstream)}")
+
+
+def attributes_of(recipe: Recipe, upstream: Upstream) -> Attributes:
+    """Attribute of `args` -> the value that the flags give it."""
+    found = ((_flag(name, upstream), value) for name, value in recipe.slime.flags.items())
+    return {flag.dest: value for flag, value in found if flag is not None}
+
+
+def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes], upstream: Upstream) -> dict[str, Attributes]:
     """The groups of attributes, less what the flags set."""
-    replaced = {load_manifest().flags[f"--{name}"].dest for name in recipe.slime.flags}
+    replaced = attributes_of(recipe, upstream)
     return {
         heading: {dest: value for dest, value in group.items() if dest not in replaced}
         for heading, group in groups.items()
@@ -67,24 +87,24 @@ def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes]) -> dict[s
 
 
 @cache
-def owners() -> dict[str, list[str]]:
-    """Attribute of SLiME's `args` -> the recipe's fields that change it, that which changes the least else first; none
+def owners(upstream: Upstream) -> dict[str, list[str]]:
+    """Attribute of `args` -> the recipe's fields that change it, that which changes the least else first; none
     where every run sets it alike.
 
     Found by giving each field another value, so that there is no table to be kept in step with `sections`.
     """
     usual = with_value(load_recipe(USUAL), "algorithm.kl_coef", 0.1)
-    before = _attributes(usual)
+    before = _attributes(usual, upstream)
     found: dict[str, list[str]] = {dest: [] for dest in before}
     for key, hint in field_types().items():
         for value in _others(lookup(usual, key), hint):
             with suppress(UserError):  # another family than any that there is
-                after = _attributes(with_value(usual, key, value))
+                after = _attributes(with_value(usual, key, value), upstream)
                 for dest in before | after:
                     if before.get(dest) != after.get(dest) and key not in found.setdefault(dest, []):
                         found[dest].append(key)
     for family in FAMILIES:
-        toy = _attributes(with_value(usual, "model.config", load_family(family).toy()))
+        toy = _attributes(with_value(usual, "model.config", load_family(family).toy()), upstream)
         for dest in toy:
             if before.get(dest) != toy[dest] and "model.config" not in found.setdefault(dest, []):
                 found[dest].append("model.config")
@@ -92,8 +112,8 @@ def owners() -> dict[str, list[str]]:
     return {dest: sorted(keys, key=lambda key: fields[key]) for dest, keys in found.items()}
 
 
-def _attributes(recipe: Recipe) -> Attributes:
-    groups = sections(recipe, Path("/run"), resume=True).values()
+def _attributes(recipe: Recipe, upstream: Upstream) -> Attributes:
+    groups = upstream.sections(recipe, Path("/run"), resume=True).values()
     return {dest: value for group in groups for dest, value in group.items()}
 
 
@@ -106,10 +126,17 @@ def _others(value: Any, hint: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value + 1]
     if isinstance(value, list):
-        return [["a:1"]]
+        return [[choice] for choice in _choices_of_a_list(hint)] or [["a:1"]]
     if isinstance(value, dict):
         return [{}, *({**value, name: other} for name, held in value.items() for other in _others(held, None))]
     return [f"{value}x"]
+
+
+def _choices_of_a_list(hint: Any) -> Iterable[str]:
+    """What the type of a list's elements allows, if that is a choice."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    metas = [meta for element in get_args(kind) for meta in get_args(element)[1:]]
+    return [choice for meta in metas for choice in (meta.extra or {}).get(CHOICES, ())]
 
 
 def _argv_of(name: str, value: Any, flag: Flag) -> list[str]:
@@ -128,8 +155,8 @@ def _argv_of(name: str, value: Any, flag: Flag) -> list[str]:
     return [word, *values(value)]
 
 
-def _nearest(name: str) -> str:
-    names = [flag.removeprefix("--") for flag in load_manifest().flags]
+def _nearest(name: str, upstream: Upstream) -> str:
+    names = [flag.removeprefix("--") for flag in upstream.manifest.flags]
     plain = name.lstrip("-").replace("_", "-")
     same = [flag for flag in (plain, f"sglang-{plain}") if flag in names]  # SGLang's own name, as its documents have it
     nearest = same or get_close_matches(plain, names, n=3, cutoff=0.6)

@@ -1,9 +1,13 @@
-"""Write `flags.json`: every flag that SLiME's own parsers know, and the commits that they were read from.
+"""Write `flags.json`: every flag that the parsers of SLiME or its fork know, and the commits that they were read from.
 
-    python -m slime_swe.launch.slime.make_manifest SLIME_DIR MEGATRON_DIR > flags.json && mv flags.json launch/slime/
+    python -m slime_swe.launch.slime.make_manifest slime SLIME_DIR MEGATRON_DIR > slime.json
+    python -m slime_swe.launch.slime.make_manifest miles MILES_DIR MEGATRON_DIR > miles.json
 
-It builds the real parsers, so it needs an interpreter in which SLiME imports: the training image, or the environment
-that `engine=slime_cpu` makes, where that engine's stand-ins for a GPU are put in place first.
+They are then moved to `launch/slime/flags.json` and `launch/miles/flags.json`.
+
+It builds the real parsers, so it needs an interpreter in which the package imports: the training image, or the
+environment that `engine=slime_cpu` makes (for miles with `polars` beside it, which its parser imports), where that
+engine's stand-ins for a GPU are put in place first.
 """
 
 from __future__ import annotations
@@ -14,23 +18,26 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 
-def main(slime: Path, megatron: Path) -> None:
+def make(package: str, loop: Path, megatron: Path) -> str:
+    """The file's text."""
     git = ["git", "rev-parse", "HEAD"]
     commits = {
         name: subprocess.run(git, cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
-        for name, checkout in (("slime", slime), ("megatron", megatron))
+        for name, checkout in ((package, loop), ("megatron", megatron))
     }
-    sys.path[:0] = [str(slime), str(megatron)]
+    sys.path[:0] = [str(loop), str(megatron)]
     if not importlib.import_module("torch").cuda.is_available():
-        importlib.import_module("slime_swe.launch.slime_cpu.shims").install()
+        shims = importlib.import_module("slime_swe.launch.slime_cpu.shims")
+        shims.install() if package == "slime" else shims.without_cuda()
     flags: dict[str, Any] = {}
-    for owner, parser in parsers():
+    for owner, parser in PARSERS[package]():
         for action in parser._actions:
             for option in action.option_strings:
                 if option.startswith("--"):
@@ -42,19 +49,39 @@ def main(slime: Path, megatron: Path) -> None:
     }
     # One flag a line, so that a new commit's changes can be read.
     lines = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(flags[flag])}" for flag in sorted(flags))
-    print(f'{{\n  "made_from": {json.dumps(made_from)},\n  "flags": {{\n{lines}\n  }}\n}}')
+    return f'{{\n  "made_from": {json.dumps(made_from)},\n  "flags": {{\n{lines}\n  }}\n}}'
 
 
-def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Whose flags, and the parser. `slime.utils.arguments.parse_args` reads the command line with these three."""
+Parsers = Iterator[tuple[str, argparse.ArgumentParser]]  # whose flags, and the parser
+
+
+def of_slime() -> Parsers:
+    """`slime.utils.arguments.parse_args` reads the command line with these three."""
     arguments = importlib.import_module("slime.utils.arguments")
     yield "slime", used_by(arguments._pre_parse_mode)
     yield "sglang", used_by(importlib.import_module("slime.backends.sglang_utils.arguments").sglang_parse_args)
+    yield from with_megatron("slime", arguments.get_slime_extra_args_provider())
+
+
+def of_miles() -> Parsers:
+    """Megatron's parser, to which `miles.utils.arguments.parse_args` adds its own flags and SGLang's."""
+    servers = argparse.ArgumentParser(allow_abbrev=False)
+    importlib.import_module("miles.backends.sglang_utils.arguments").add_sglang_arguments(servers)
+    yield "sglang", servers
+    yield from with_megatron("miles", importlib.import_module("miles.utils.arguments").get_miles_extra_args_provider())
+
+
+PARSERS: dict[str, Callable[[], Parsers]] = {"slime": of_slime, "miles": of_miles}
+
+
+def with_megatron(package: str, add: Callable[[argparse.ArgumentParser], object]) -> Parsers:
+    """Megatron's own parser, and apart from it what `add` adds."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     importlib.import_module("megatron.training.arguments").add_megatron_arguments(parser)
     theirs = set(parser._option_string_actions)
-    arguments.get_slime_extra_args_provider()(parser)
-    yield "slime", only(parser, lambda option: option not in theirs)
+    with mock.patch.object(sys, "argv", sys.argv[:1]):  # miles looks for paths of plug-ins among the words there
+        add(parser)
+    yield package, only(parser, lambda option: option not in theirs)
     yield "megatron", parser
 
 
@@ -92,12 +119,17 @@ def describe(action: argparse.Action) -> dict[str, Any]:
         "action": actions.get(type(action), type(action).__name__),
         "type": None if action.type is None else kind,
         "nargs": action.nargs if action.nargs != 0 else None,
-        "choices": None if action.choices is None else [plain(choice) for choice in action.choices],
+        "choices": None if action.choices is None else in_order(action.choices),
         "const": plain(action.const),
-        "default": plain(action.default),
+        "default": None if action.default == argparse.SUPPRESS else plain(action.default),
         "required": action.required or None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def in_order(choices: Iterable[Any]) -> list[Any]:
+    """As they are given; those of a set, which have no order that stays, in that of their text."""
+    return [plain(choice) for choice in (sorted(choices, key=str) if isinstance(choices, set) else choices)]
 
 
 def plain(value: Any) -> Any:
@@ -110,6 +142,8 @@ def plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4 or sys.argv[1] not in PARSERS:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    with redirect_stdout(sys.stderr):  # some of what they import prints
+        manifest = make(sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve())
+    print(manifest)

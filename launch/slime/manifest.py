@@ -1,4 +1,4 @@
-"""SLiME's flags, as `make_manifest.py` read them, and attributes of its `args` as a command line of them."""
+"""Flags of SLiME or its fork, as `make_manifest.py` read them, and attributes of `args` as a command line of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -16,16 +16,13 @@ import msgspec
 from slime_swe.errors import UserError
 
 _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
-# Choices that SLiME's image has and PyPI's packages lack, which the manifest is made from: the image's router is a fork
-# of SLiME's authors (docker/Dockerfile).
-OF_THE_IMAGE = {"--router-policy": ("consistent_hashing",)}
 _TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "json": json.loads}
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One flag of SLiME's.
+    """One flag.
 
-    owner: whose parser has it, `slime`, `megatron` or `sglang`.
+    owner: whose parser has it, `slime` or `miles`, `megatron` or `sglang`.
     dest: the attribute of `args` that it sets.
     action: argparse's, `store`, `store_true` ..., or the name of a class of theirs.
     type: `int`, `float`, `str`, `json`, or the name of a function of theirs, which is not checked here.
@@ -52,19 +49,38 @@ class Flag(msgspec.Struct, frozen=True):
 
 
 class _Parser(argparse.ArgumentParser):
+    title = ""
+
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"SLiME does not take this: {message}")
+        raise UserError(f"{self.title} does not take this: {message}")
 
 
 class Manifest(msgspec.Struct, frozen=True, dict=True):
-    """made_from: SLiME's and Megatron's commits, SGLang's and its router's versions. flags: by name, as `--lr`."""
+    """made_from: commits of the train loop and of Megatron, versions of SGLang and its router. flags: by name, as
+    `--lr`. title: of the train loop, for people.
+    """
 
     made_from: Mapping[str, str]
     flags: Mapping[str, Flag]
+    title: str = ""
+
+    @property
+    def source(self) -> str:
+        """The train loop and its commit, in words."""
+        return f"{self.title} {self.made_from[self.title.lower()][:9]}"
 
     def check(self, argv: Sequence[str]) -> None:
-        """Raise `UserError` for what SLiME's own parsers would refuse of a command line, but for what it leaves out."""
+        """Raise `UserError` for what its own parsers would refuse of a command line, but for what it leaves out."""
         self._parser.parse_args(argv)
+
+    def to_argv(self, attributes: Mapping[str, Any]) -> tuple[str, ...]:
+        """A command line that sets every attribute as given. None leaves out a flag that has no default.
+
+        Raises `UserError` where there is no flag for an attribute, or none that gives it this value.
+        """
+        argv = [word for dest, value in attributes.items() for word in self._argv_of(dest, value)]
+        self.check(argv)
+        return tuple(argv)
 
     def of_dest(self, dest: str) -> dict[str, Flag]:
         """The flags that set an attribute. Raises `UserError` with the nearest names where there is none."""
@@ -72,8 +88,24 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
         if found is None:
             nearest = difflib.get_close_matches("--" + dest.replace("_", "-"), self.flags, n=3, cutoff=0.6)
             hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-            raise UserError(f"SLiME {self.made_from['slime'][:9]} has no flag that sets args.{dest}{hint}")
+            raise UserError(f"{self.source} has no flag that sets args.{dest}{hint}")
         return found
+
+    def _argv_of(self, dest: str, value: Any) -> list[str]:
+        flags = self.of_dest(dest)
+        alone = {name: flag.stands_for(name) for name, flag in flags.items() if flag.switch}
+        for name, stated in alone.items():
+            if stated == value:
+                return [name]
+        default = next(iter(flags.values())).default
+        if bool(value) == bool(default) if len(alone) == len(flags) else value is None and default is None:
+            return []  # of a switch no default is as good as False
+        takers = [name for name in flags if name not in alone]
+        if not takers or value is None:
+            raise UserError(f"no flag of {self.title} sets args.{dest} to {value!r}: {', '.join(flags)}")
+        if isinstance(value, list | tuple) and flags[takers[0]].nargs is None and flags[takers[0]].action == "store":
+            value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
+        return [takers[0], *values(value)]
 
     @cached_property
     def _by_dest(self) -> dict[str, dict[str, Flag]]:
@@ -85,6 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(add_help=False, allow_abbrev=False)
+        parser.title = self.title
         for name, flag in self.flags.items():
             if flag.switch:
                 parser.add_argument(name, dest=flag.dest, action="store_true")
@@ -101,43 +134,15 @@ def split(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield argv[start], list(argv[start + 1 : end])
 
 
-@cache
-def load_manifest() -> Manifest:
-    """The manifest that comes with this package."""
-    read = msgspec.json.decode((files("slime_swe.launch.slime") / "flags.json").read_bytes(), type=Manifest)
-    more = {name: with_choices(read.flags[name], choices) for name, choices in OF_THE_IMAGE.items()}
-    return msgspec.structs.replace(read, flags={**read.flags, **more})
+def load_manifest(package: str, title: str, of_the_image: Mapping[str, tuple[str, ...]]) -> Manifest:
+    """The one that comes with this package for a train loop, with further choices of some flags."""
+    read = msgspec.json.decode((files(f"slime_swe.launch.{package}") / "flags.json").read_bytes(), type=Manifest)
+    more = {name: with_choices(read.flags[name], choices) for name, choices in of_the_image.items()}
+    return msgspec.structs.replace(read, flags={**read.flags, **more}, title=title)
 
 
 def with_choices(flag: Flag, choices: tuple[str, ...]) -> Flag:
     return msgspec.structs.replace(flag, choices=tuple(dict.fromkeys((*(flag.choices or ()), *choices))))
-
-
-def to_argv(attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """A command line that sets every attribute as given. None leaves out a flag that has no default.
-
-    Raises `UserError` where SLiME has no flag for an attribute, or none that gives it this value.
-    """
-    known = load_manifest()
-    argv = [argument for dest, value in attributes.items() for argument in _argv_of(dest, value, known.of_dest(dest))]
-    known.check(argv)
-    return tuple(argv)
-
-
-def _argv_of(dest: str, value: Any, flags: Mapping[str, Flag]) -> list[str]:
-    alone = {name: flag.stands_for(name) for name, flag in flags.items() if flag.switch}
-    for name, stated in alone.items():
-        if stated == value:
-            return [name]
-    default = next(iter(flags.values())).default
-    if bool(value) == bool(default) if len(alone) == len(flags) else value is None and default is None:
-        return []  # of a switch no default is as good as False
-    takers = [name for name in flags if name not in alone]
-    if not takers or value is None:
-        raise UserError(f"no flag of SLiME sets args.{dest} to {value!r}: {', '.join(flags)}")
-    if isinstance(value, list | tuple) and flags[takers[0]].nargs is None and flags[takers[0]].action == "store":
-        value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
-    return [takers[0], *values(value)]
 
 
 def values(value: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import orjson
 
 from slime_swe.attempts import of_last_attempt, require_ended
+from slime_swe.data_sources.slime_plugin import state_path
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
-from slime_swe.rollout.records import EPISODES, EVALUATIONS
-from slime_swe.rollout.retention import last_saved
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
+from slime_swe.rollout.retention import TRACKER, last_saved, saved
+from slime_swe.rollout.trained import TRAINED
 
 CHECKPOINTS = "checkpoints"  # Megatron's, and the data source's state of each
 EXPORTS = "exports"  # the same weights in Hugging Face format, one folder a rollout
@@ -21,22 +24,48 @@ WEIGHTS = "weights"  # the newest weights in Hugging Face format, for as long as
 SETTINGS = "slime/settings.yaml"  # what SLiME has no flag for, read by `--custom-config-path`
 EVALUATION = "slime/evaluation.yaml"  # the evaluation sets, read by `--eval-config`
 TENSORBOARD = "tensorboard"
+LOG = "slime.log"  # the output of SLiME's driver
+_UNREADABLE = sys.maxsize
 DRIVERS = "drivers.jsonl"  # a line for each process that has run SLiME's `train.py`; a running one holds a lock on it
 
 
-def cut_back(run: Path) -> None:
+def cut_back(run: Path, *, own_state: bool = True) -> None:
     """Leave in each journal of a resumed run the rollouts that the newest checkpoint has seen, since the others will be
     played again: none where there is no checkpoint. Of a rollout that two attempts wrote, the last one's records stay.
 
     SLiME's evaluation before the first rollout is numbered 0 too. It is kept with a checkpoint and made again without.
-    Raises `HeldError` where SLiME still runs in this folder.
+    own_state: the data source's state is ours, and a checkpoint without it is none. Raises `HeldError` where SLiME
+    still runs in this folder, and `UserError` where no checkpoint can be resumed.
     """
     require_ended(run / DRIVERS)
-    last = last_saved(run / CHECKPOINTS)
-    for path in (run / EPISODES, run / EVALUATIONS):
+    last = _newest(run / CHECKPOINTS, own_state)
+    for path in (run / EPISODES, run / EVALUATIONS, run / METRICS, run / TRAINED):
         if path.exists():
             with writing(path):
                 _keep(path, _lines_up_to(path, last))
+
+
+def _newest(checkpoints: Path, own_state: bool) -> int:
+    """The rollout of the checkpoint that a run goes on from, -1 where there is none.
+
+    Between Megatron's checkpoint and the data source's state a run may have been killed, or while Megatron wrote which
+    its newest is. Then Megatron is told to take the newest one that is whole and has a state.
+    """
+    last = last_saved(checkpoints, unreadable=_UNREADABLE)
+    readable = last != _UNREADABLE
+    if last < 0 or (readable and (not own_state or state_path(checkpoints, last).is_file())):
+        return last
+    tracker = checkpoints / TRACKER
+    lacks = f"{state_path(checkpoints, last)} is missing" if readable else f"{tracker} holds no number"
+    whole = [number for number in saved(checkpoints) if number < last and state_path(checkpoints, number).is_file()]
+    if not whole:
+        raise UserError(
+            f"{lacks}, as after a kill while a checkpoint was saved, and no older checkpoint has all that a run needs. "
+            f"To begin with the model's weights again, delete {tracker}"
+        )
+    print(f"note: {lacks}: going on from the checkpoint of rollout {max(whole)}", file=sys.stderr)
+    replace_file(tracker, str(max(whole)).encode())
+    return max(whole)
 
 
 @dataclass(frozen=True)
@@ -44,6 +73,7 @@ class _Line:
     start: int  # bytes before it
     end: int
     rollout: int
+    what: tuple[str | None, ...]  # of a line of `metrics.jsonl`
     attempt: int | None
 
 
@@ -57,11 +87,12 @@ def _lines_up_to(path: Path, last: int) -> list[_Line]:
                 break
             try:
                 record = orjson.loads(line)
-                lines.append(_Line(start, end, record["rollout_id"], record.get("attempt")))
+                rollout, what = record["rollout_id"], (record.get("kind"), record.get("name"))
+                lines.append(_Line(start, end, rollout, what, record.get("attempt")))
             except (orjson.JSONDecodeError, KeyError, TypeError) as error:
                 raise UserError(f"{path} has a line that is no record ({line[:80]!r}): restore the file") from error
     seen = [line for line in lines if line.rollout <= last]
-    return of_last_attempt(seen, lambda line: line.rollout, lambda line: line.attempt)
+    return of_last_attempt(seen, lambda line: (line.rollout, *line.what), lambda line: line.attempt)
 
 
 def _keep(path: Path, lines: Sequence[_Line]) -> None:

@@ -1,4 +1,4 @@
-"""Recipe -> `Job`: what `engine=slime` starts, with the environment that the command and its Ray workers need."""
+"""Recipe -> `Job`: what `engine=slime` or `engine=miles` starts, and the environment that its Ray workers need."""
 
 from __future__ import annotations
 
@@ -15,43 +15,65 @@ from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.manifest import to_argv
 from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.rules import at_once
 
+OWN_RECORD = {"swe_record_metrics": True}  # no launcher reads figures back, so the run writes `metrics.jsonl` itself
 PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
 
 
-def render(recipe: Recipe, folder: Path, *, resume: bool = False, checkouts: Checkouts | None = None) -> Job:
+def render(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    upstream: Upstream = SLIME,
+    resume: bool = False,
+    checkouts: Checkouts | None = None,
+) -> Job:
     """The job of a run in `folder`. Touches no file. Raises `UserError`."""
-    run, found = folder.resolve(), checkouts or Checkouts.find()
+    run, found = folder.resolve(), checkouts or upstream.checkouts()
     return Job(
-        program=(sys.executable if find_spec("slime") else PYTHON, str(found.slime / script_of(recipe))),
-        flags=render_flags(recipe, sections(recipe, run, resume=resume)),
+        program=(sys.executable if find_spec(upstream.package) else PYTHON, str(found.loop / script_of(recipe))),
+        flags=render_flags(recipe, upstream.sections(recipe, run, resume=resume), upstream),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),
         directory=run,
+        manifest=upstream.manifest,
     )
 
 
 def script_of(recipe: Recipe) -> str:
-    """SLiME's entry script: one trains and samples in turns, the other at once."""
+    """The entry script: one trains and samples in turns, the other at once."""
     return "train_async.py" if at_once(recipe) else "train.py"
 
 
-def render_flags(recipe: Recipe, attributes: Mapping[str, Attributes]) -> dict[str, tuple[str, ...]]:
+def render_flags(
+    recipe: Recipe, attributes: Mapping[str, Attributes], upstream: Upstream
+) -> dict[str, tuple[str, ...]]:
     """Heading -> arguments, the recipe's own flags last; a group that comes to no flag is left out."""
-    groups = {heading: to_argv(group) for heading, group in flags.without_replaced(recipe, attributes).items()}
-    groups[flags.HEADING] = flags.argv_of(recipe)
+    kept = flags.without_replaced(recipe, attributes, upstream)
+    groups = {heading: upstream.manifest.to_argv(group) for heading, group in kept.items()}
+    groups[flags.HEADING] = flags.argv_of(recipe, upstream)
     return {heading: group for heading, group in groups.items() if group}
 
 
 def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
     """The files that the flags name."""
-    files = {run / SETTINGS: as_yaml(ours(recipe, run))}
+    files = {run / SETTINGS: as_yaml(ours(recipe, run) | OWN_RECORD | unserved(recipe))}
     return files | ({run / EVALUATION: evaluation_config(recipe)} if recipe.data.eval else {})
+
+
+def unserved(recipe: Recipe) -> Attributes:
+    """Of a supervised stage: what the rollout function reads of `args` that SLiME sets only where it starts servers."""
+    if not recipe.supervised:
+        return {}
+    serving = recipe.serving
+    return {
+        "sglang_server_concurrency": serving.concurrency,
+        "sglang_enable_deterministic_inference": serving.deterministic,
+    }
 
 
 def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:
@@ -65,14 +87,14 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
     PYTHONUNBUFFERED: the job's log is read as it grows.
     TENSORBOARD_DIR: SLiME knows no flag for it.
     """
-    found = [str(checkouts.slime), str(checkouts.megatron), *_own_folder(), *_user_folders()]
+    found = [str(checkouts.loop), str(checkouts.megatron), *_own_folder(), *_user_folders()]
     given = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "NCCL_NVLS_ENABLE": "1" if recipe.cluster.gpu.startswith(("H100", "H200")) else "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(found)),
         "PYTHONUNBUFFERED": "1",
     }
-    return given | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if recipe.run.tensorboard else {})
+    return given | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if "tensorboard" in recipe.run.trackers else {})
 
 
 def _user_folders() -> list[str]:

@@ -11,6 +11,7 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.shape import Shape
 
 OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
+RECORD = "slime_swe.launch.slime.slime_plugin.write_trained"
 LOGITS_CHUNK = 1024  # tokens whose log-probabilities are computed at once, each over the whole vocabulary
 OFFLOAD: Attributes = {
     "optimizer_cpu_offload": True,
@@ -38,7 +39,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
         "eval_config": str(folder / EVALUATION),
         "eval_interval": run.eval_interval or max(1, run.num_rollouts),
     }
-    return {
+    found = {
         "cluster": {
             "actor_num_nodes": cluster.nodes,
             "actor_num_gpus_per_node": cluster.gpus_per_node,
@@ -54,7 +55,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
             "save_hf": f"{folder / EXPORTS}/{{rollout_id}}",
         },
         "run": {**common["run"], "custom_config_path": str(folder / SETTINGS)},
-        "plug-ins": common["plug-ins"],
+        "plug-ins": {**common["plug-ins"], "rollout_data_postprocess_path": RECORD},
         "rollout": {**common["rollout"], "rollout_function_path": OURS},
         "evaluation": {"eval_function_path": OURS, **evaluation} if recipe.data.eval else {},
         "serving": {**common["serving"], **_serving(recipe, folder)},
@@ -76,6 +77,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
             "balance_data": True,
             "log_probs_chunk_size": LOGITS_CHUNK,
             **RECOMPUTE[ways.recompute],
+            **_before_building(recipe),
         },
         "precision": {
             "accumulate_allreduce_grads_in_fp32": True,
@@ -84,6 +86,23 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attribu
         },
         "logging": _logging(recipe, folder),
     }
+    return _supervised(found) if recipe.supervised else found
+
+
+def _supervised(found: Mapping[str, Attributes]) -> dict[str, Attributes]:
+    """Of a stage that samples nothing: it starts no servers, whose flags SLiME then does not know, and the trainer
+    keeps its GPUs. What the trainer computes of the old policy is in no record, as there is none."""
+    cluster = {name: value for name, value in found["cluster"].items() if name not in ("colocate", "rollout_num_gpus")}
+    plug_ins = {name: value for name, value in found["plug-ins"].items() if name != "rollout_data_postprocess_path"}
+    return {**found, "cluster": cluster, "plug-ins": plug_ins, "serving": {"debug_train_only": True}}
+
+
+def _before_building(recipe: Recipe) -> Attributes:
+    """What a kind of layer wants of SLiME under context parallelism."""
+    parts = [part for layer in recipe.model.shape.layers for part in layer.parts]
+    wanted = {part.context_parallel_init for part in parts} - {""} if recipe.parallel.cp > 1 else set()
+    assert len(wanted) <= 1, wanted  # SLiME calls one
+    return {"custom_megatron_init_path": wanted.pop()} if wanted else {}
 
 
 def _serving(recipe: Recipe, folder: Path) -> Attributes:
@@ -108,14 +127,14 @@ def _logging(recipe: Recipe, folder: Path) -> Attributes:
     run = recipe.run
     wandb = {
         "use_wandb": True,
-        "wandb_project": run.wandb_project,
+        "wandb_project": run.project,
         "wandb_group": run.name,
         "wandb_random_suffix": False,
         "wandb_dir": str(folder),
     }
     return {
-        **(wandb if run.wandb_project else {}),
-        **({"use_tensorboard": True, "tb_project_name": recipe.name} if run.tensorboard else {}),
+        **(wandb if "wandb" in run.trackers else {}),
+        **({"use_tensorboard": True, "tb_project_name": recipe.name} if "tensorboard" in run.trackers else {}),
     }
 
 

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.manifest import split
 
 SCRIPT = """#!/usr/bin/env bash
 # Flags as {} takes them. On a running Ray cluster: export RAY_ADDRESS, and start Ray on every
@@ -25,7 +25,7 @@ def readable(job: Job) -> str:
     for path, content in job.files.items():
         groups["files"] += [f"{path}:", *(f"  {line}" for line in content.splitlines())]
     shown = (f"{heading}\n" + "".join(f"  {line}\n" for line in body) for heading, body in groups.items() if body)
-    return "\n".join([" ".join(job.program), f"in {job.directory}, as {made_from()} takes it\n", *shown])
+    return "\n".join([" ".join(job.program), f"in {job.directory}, as {job.manifest.source} takes it\n", *shown])
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def document(job: Job) -> dict[str, Any]:
         "environment": dict(job.environment),
         "files": {str(path): content for path, content in job.files.items()},
         "directory": str(job.directory),
-        "made_from": dict(load_manifest().made_from),
+        "made_from": dict(job.manifest.made_from),
     }
 
 
@@ -45,18 +45,16 @@ def lines(argv: Sequence[str]) -> list[str]:
     return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
 
 
-def made_from() -> str:
-    made = load_manifest().made_from
-    return f"SLiME {made['slime'][:9]}"
-
-
 def script(job: Job) -> str:
     """A bash script that does what the launcher does, without Ray Jobs.
 
     It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
     one, whose nodes must have been started with the same environment.
     """
-    said = [SCRIPT.format(made_from()), *(f"export {name}={quote(value)}" for name, value in job.environment.items())]
+    said = [
+        SCRIPT.format(job.manifest.source),
+        *(f"export {name}={quote(value)}" for name, value in job.environment.items()),
+    ]
     folders = dict.fromkeys([job.directory, *(path.parent for path in job.files)])
     said += ["", shlex.join(["mkdir", "-p", *map(str, folders)]), shlex.join(["cd", str(job.directory)])]
     said += [f"printf %s {quote(content)} > {quote(str(path))}" for path, content in job.files.items()]

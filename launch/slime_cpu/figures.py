@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.attempts import of_last_attempt
-from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, read_records
+from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.metrics import depends_on_timing, episode_metrics, evaluation_metrics
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record
 
 Scalars = Mapping[str, Mapping[int, float]]  # SLiME's name of a figure -> step -> value
 
@@ -25,7 +26,7 @@ TRAINED = {  # SLiME's figure of an optimizer step -> its name in the records
 }
 GAP = "train/train_rollout_logprob_abs_diff"
 OURS = ("rollout/staleness", "rollout/dynamic_filter/", "rollout/retried/")  # how our rollout function's figures begin
-OLDEST = "rollout/staleness_max"
+OLDEST, TRAINED_TOKENS = "rollout/staleness_max", "rollout/trained_tokens"
 TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
     "perf/rollout_time": "generation",
     "perf/train_time": "training",
@@ -34,25 +35,17 @@ TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
 }
 
 
-def read_figures(
-    run: Path, tensorboard: Path, *, steps: int, rollouts: int, evaluated_first: bool = True
-) -> list[dict[str, Any]]:
-    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
-
-    evaluated_first: whether the first evaluation comes before the first rollout, as in SLiME's `train.py`, and not in
-    its `train_async.py`.
-    """
+def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
+    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
     figures = scalars(tensorboard)
     records: list[dict[str, Any]] = []
     for number, episodes in _by("rollout_id", _counted(run / EPISODES)).items():
-        means = {name: mean for name, mean in episode_metrics(episodes).items() if not name.endswith("seconds")}
+        means = {name: mean for name, mean in episode_metrics(episodes).items() if not depends_on_timing(name)}
         where = {"kind": "train", "rollout_id": number, "attempt": episodes[0].attempt}
         records.append({**where, **means, **step_figures(figures, number, steps)})
     for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
-        for place, episodes in enumerate(_rounds(played)):
-            is_first = evaluated_first and place == 0
-            number = -1 if is_first else episodes[0].rollout_id or 0  # SLiME calls the one before the first 0 too
-            moment = "before" if is_first else "after" if number == rollouts - 1 else "during"
+        for number, episodes in _by("rollout_id", played).items():
+            moment = {-1: "before", rollouts - 1: "after"}.get(number, "during")
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
             where["attempt"] = episodes[0].attempt
             records.append({**where, **evaluation_metrics(episodes)})
@@ -63,7 +56,8 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
     """Of a rollout, our rollout function's figures and SLiME's own: means over its optimizer steps.
 
     `logprob_diff_mean` compares trainer and server in the first step; it is absent where they had other weights, since
-    older ones have sampled. SLiME counts no trained tokens; where no step had a gradient there were none.
+    older ones have sampled. Trained tokens are those that our rollout function counts; where it counts none, as with a
+    post-process hook of the user's own, and no step had a gradient, there were none.
     """
     numbers = range(rollout_id * steps, (rollout_id + 1) * steps)
     found = {
@@ -73,7 +67,9 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
     ours = {tag: values[rollout_id] for tag, values in figures.items() if tag.startswith(OURS) and rollout_id in values}
     gap = None if ours.get(OLDEST) else figures.get(GAP, {}).get(numbers[0])
     seconds = {name: figures[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in figures.get(tag, {})}
-    if means.get("grad_norm") == 0:
+    if rollout_id in figures.get(TRAINED_TOKENS, {}):
+        means["trained_tokens"] = figures[TRAINED_TOKENS][rollout_id]
+    elif means.get("grad_norm") == 0:
         means["trained_tokens"] = 0
     return ours | means | ({} if gap is None else {"logprob_diff_mean": gap}) | {"seconds": seconds}
 
@@ -101,9 +97,3 @@ def _by(key: str, records: Iterable[Record]) -> dict[Any, list[Record]]:
     for record in records:
         groups.setdefault(getattr(record, key), []).append(record)
     return groups
-
-
-def _rounds(records: Iterable[Record]) -> list[list[Record]]:
-    """One set's records by evaluation, the n-th of each index in the n-th."""
-    plays = _by("index", records).values()
-    return [[play[number] for play in plays if number < len(play)] for number in range(max(map(len, plays), default=0))]

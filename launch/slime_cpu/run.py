@@ -1,13 +1,11 @@
-"""One run of `engine=slime_cpu`: start the embedded server, run SLiME beside it, summarise the run."""
+"""One run of `engine=slime_cpu`: start the server that it names, run SLiME beside it, summarise the run."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,18 @@ import orjson
 
 from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
-from slime_swe.errors import InfrastructureError
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.args import to_args
 from slime_swe.launch.progress import RunProgress
-from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.paths import TENSORBOARD, cut_back
+from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.figures import read_figures
+from slime_swe.launch.slime_cpu.process import follow
 from slime_swe.launch.slime_cpu.render import render
-from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.rules import at_once
-from slime_swe.rollout.records import EPISODES, EVALUATIONS
-
-LOG = "slime.log"
-METRICS = "metrics.jsonl"
-POLL = 2.0  # seconds between looks at what the run has written
-STOP = 20.0  # seconds that Ray gets to end its processes
-TAIL = 3000  # characters of the log in an error message
+from slime_swe.recipes.base import SGLANG, Data, Recipe
+from slime_swe.rollout.metrics import paced
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 
 def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
@@ -44,13 +36,17 @@ def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
 async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume: bool) -> dict[str, Any]:
     started = time.perf_counter()
     if resume:
-        cut_back(folder)
+        cut_back(folder, own_state=recipe.data.source == Data.source)
     args = to_args(recipe, folder)
     monitor = Monitor(recipe, folder, progress)
-    async with ServerProcess.of_run(args, folder / "server.log") as server:
-        job = render(recipe, folder, f"{server.host}:{server.port}", checkouts=Checkouts.find(), resume=resume)
+    async with AsyncExitStack() as stack:
+        address = None
+        if recipe.serving.server != SGLANG and not recipe.supervised:
+            server = await stack.enter_async_context(ServerProcess.of_run(args, folder / "server.log"))
+            address = f"{server.host}:{server.port}"
+        job = render(recipe, folder, address, checkouts=SLIME.checkouts(), resume=resume)
         job.write_files()
-        await _follow(job, folder / LOG, monitor)
+        await follow(job, folder / LOG, monitor.poll)
     records, seconds = monitor.read(), Counter[str]()
     for record in records:
         seconds.update(record.get("seconds", {}))  # adds them up
@@ -61,46 +57,12 @@ async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume:
     return summary
 
 
-async def _follow(job: Job, log: Path, monitor: Monitor) -> None:
-    with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *job.argv,
-            cwd=job.directory,
-            env=os.environ | dict(job.environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # a terminal's Ctrl-C comes here, and Ray is then stopped as one
-        )
-    try:
-        while process.returncode is None:
-            monitor.poll()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), POLL)
-    finally:
-        await _stop(process)
-    if process.returncode:
-        text = log.read_text(errors="replace")[-TAIL:]
-        raise InfrastructureError(f"SLiME ended with code {process.returncode}; {log} ends with:\n{text}")
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End SLiME's driver, and with it its own Ray, where it still runs."""
-    if process.returncode is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        await asyncio.wait_for(process.wait(), STOP)
-    except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
 class Monitor:
     """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
+        self.carries = SCHEDULES[recipe.rollout.schedule].carries
         self.shown, self.size = 0, -1  # records, bytes
 
     def poll(self) -> None:
@@ -113,15 +75,12 @@ class Monitor:
     def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
         steps, rollouts = self.recipe.algorithm.steps_per_rollout, self.recipe.run.num_rollouts
-        first = not at_once(self.recipe)
-        records = read_figures(
-            self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts, evaluated_first=first
-        )
+        records = read_figures(self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts)
         with writing(self.folder / METRICS):
             replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
         for record in records[self.shown :]:
             if record["kind"] == "train":
-                self.progress.on_step(record["rollout_id"], {k: v for k, v in record.items() if k != "seconds"})
+                self.progress.on_step(record["rollout_id"], paced(record, carries=self.carries))
             else:
                 self.progress.on_eval(f"{record['name']} {record['moment']}", record)
         self.shown = len(records)

@@ -1,15 +1,21 @@
 """What real SLiME and Megatron-LM need of a GPU machine, stood in for on a CPU.
 
 `install` is called in every process of a run before anything of SLiME's or Megatron's is imported: by
-`launch.slime_cpu.main` in the driver, and by Ray in each worker. Nothing here changes what is computed, only where.
+`launch.slime_cpu.main` in the driver, and by `worker` in each of Ray's. Nothing here changes what is computed, only
+where.
 
 - `torchvision`'s operators, which its CUDA build registers when it loads: their schemas alone. Transformers imports
   torchvision; nothing here calls it.
 - SLiME's CUDA accelerator: `CpuAccelerator`, registered by SLiME's own `register_accelerator`.
-- `torch.cuda`'s current device, streams and random state, in Megatron: the CPU, nothing, the CPU's.
+- `torch.cuda`'s current device, streams and random state, in Megatron: the CPU, nothing, the CPU's. The properties that
+  it asks of a GPU: those of a Hopper.
 - `device="cuda"` where Megatron makes tensors: the CPU. `pin_memory=True`: ordinary memory.
 - `torch.compile`: the function as it is written.
-- The state of an Adam that has not stepped yet, into which Megatron loads a checkpoint: zeros.
+- What PyTorch calls of a process group and SLiME's wrapper of one lacks: `collectives.py`.
+- Megatron's copy of a checkpoint into the optimizer: without gradients, `optimizer.py`.
+- Counts of tokens that Megatron copies from a GPU to its host: as they are, `splits.py`.
+
+Transformer Engine and flash-linear-attention are in `packages/`, on these processes' PYTHONPATH.
 
 Not covered: memory offload between training and serving (`--colocate`), fused kernels, CUDA graphs.
 """
@@ -21,10 +27,14 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import torch
+
+from slime_swe.launch.slime_cpu.collectives import forward_single_collectives
+from slime_swe.launch.slime_cpu.optimizer import load_without_gradients
+from slime_swe.launch.slime_cpu.splits import give_splits_to_host
 
 CPU = torch.device("cpu")
 ACCELERATOR = "cpu"
@@ -33,24 +43,38 @@ _OPERATORS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
+HOPPER = SimpleNamespace(major=9, minor=0, multi_processor_count=132)  # the GPU whose branches Megatron takes
 _kept: list[Any] = []  # a library's operators are there as long as it is
 
 
+@functools.cache
 def install() -> None:
     """Put every shim in place, once a process."""
-    if _kept:
-        return
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its tables of `torch`'s functions admit no replaced ones
-    importlib.import_module("torch._dynamo")  # lists `torch`'s functions when it loads, and refuses replaced ones
-    _declare_torchvision_operators()
-    _map_cuda_to_cpu()
-    _map_factories_to_cpu()
-    _start_adam_at_zero()
+    without_cuda()
     os.environ["SLIME_ACCELERATOR"] = ACCELERATOR
     _register_accelerator()
+    forward_single_collectives()
+    load_without_gradients()
+    give_splits_to_host()
 
 
-def _declare_torchvision_operators() -> None:
+@functools.cache
+def without_cuda() -> None:
+    """Those that are not about SLiME: all that its fork, which has no accelerators of its own, needs to be imported and
+    to read a command line."""
+    prepare_torch()
+    declare_torchvision_operators()
+    _map_cuda_to_cpu()
+    map_factories_to_cpu()
+
+
+def prepare_torch() -> None:
+    """Compile nothing, so that functions of `torch` can be replaced."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its tables of `torch`'s functions admit no replaced ones
+    importlib.import_module("torch._dynamo")  # lists `torch`'s functions when it loads, and refuses replaced ones
+
+
+def declare_torchvision_operators() -> None:
     make: Any = torch.library.Library
     library = make("torchvision", "FRAGMENT")
     _kept.append(library)
@@ -69,6 +93,8 @@ def _map_cuda_to_cpu() -> None:
     cuda.set_rng_state = cuda.random.set_rng_state = _nothing
     cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = _Idle
     cuda.stream = lambda *_: contextlib.nullcontext()
+    cuda.get_device_capability = _always((HOPPER.major, HOPPER.minor))
+    cuda.get_device_properties = _always(HOPPER)
     cuda.FloatTensor = torch.FloatTensor
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *_, **__: self
@@ -79,6 +105,9 @@ class _Idle:
     """A stream or an event: on a CPU what was asked for first is done first."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> _Idle:
+        return _Idle()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing
@@ -102,7 +131,7 @@ def _cuda_type(original: Callable[..., Any]) -> Callable[..., Any]:
     return type_of
 
 
-def _map_factories_to_cpu() -> None:
+def map_factories_to_cpu() -> None:
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     tensor: Any = torch.Tensor
@@ -126,22 +155,6 @@ def _is_cuda(device: Any) -> bool:
     return isinstance(device, str | torch.device) and str(device).startswith("cuda")
 
 
-def _start_adam_at_zero() -> None:
-    """PyTorch's Adam makes its state in the first step, and Megatron asks for its step number before it loads one."""
-    adam: Any = torch.optim.Adam
-    original = adam.state_dict
-
-    @functools.wraps(original)
-    def state_dict(self: Any) -> Any:
-        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            if not self.state[parameter]:
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter] = {"step": torch.tensor(0.0), **zeros}
-        return original(self)
-
-    adam.state_dict = state_dict
-
-
 def _register_accelerator() -> None:
     from slime.utils import accelerator
     from slime.utils.accelerator.base import Accelerator
@@ -158,10 +171,14 @@ def _register_accelerator() -> None:
         set_device = synchronize = current_stream = empty_cache = distributed_device_id = _nothing
 
         def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+            import psutil  # of SLiME's environment
+
             memory = psutil.virtual_memory()
             return memory.available, memory.total
 
         def memory_allocated(self, device: Any = None) -> int:
+            import psutil
+
             return int(psutil.Process().memory_info().rss)
 
         memory_reserved = memory_allocated

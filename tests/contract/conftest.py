@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -15,34 +14,27 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.launch.slime.checkouts import MEGATRON, SLIME
+from tests.contract.checkouts import first_or_skip, put_on_path, why_not
+
 SMALL = ["rollout.batch_size=2", "rollout.samples_per_task=4", "rollout.max_turns=3", "run.num_rollouts=1"]
 SMALL += ["rollout.time_budget=600"]  # on a machine that does much else
-CHECKOUTS = {"SLIME_HOME": "train.py", "MEGATRON_HOME": "megatron/core/__init__.py"}
 
+PACKAGES = Path(__file__).parents[2] / "launch" / "slime_cpu" / "packages"  # stand-ins for those of GPU kernels
 
-def why_not() -> str | None:
-    for name, file in CHECKOUTS.items():
-        if not os.environ.get(name):
-            return f"{name} is not set"
-        if not (Path(os.environ[name]) / file).is_file():
-            return f"{name}={os.environ[name]} holds no {file}"
-    return None
-
-
-if why_not() is None:  # before a test module is imported: `slime_swe.sample` looks for SLiME once
-    sys.path[:0] = [os.environ[name] for name in CHECKOUTS]
+put_on_path(SLIME, MEGATRON)
+if why_not(SLIME, MEGATRON) is None:
+    sys.path.insert(0, str(PACKAGES))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def slime_home():
     """SLiME's checkout, with the shims in place."""
-    reason = why_not()
-    if reason:
-        pytest.skip(f"needs SLiME and Megatron: {reason}")
+    home = first_or_skip(SLIME, MEGATRON)
     from slime_swe.launch.slime_cpu.shims import install
 
     install()
-    return Path(os.environ["SLIME_HOME"])
+    return home
 
 
 @pytest.fixture(scope="module")  # other modules have groups of their own
@@ -82,11 +74,11 @@ def args(servers, tmp_path, monkeypatch):
     from slime.utils.arguments import parse_args
 
     from slime_swe.launch.config import resolve
-    from slime_swe.launch.slime.checkouts import Checkouts
+    from slime_swe.launch.slime.upstream import SLIME as UPSTREAM
     from slime_swe.launch.slime_cpu.render import render
 
     address = f"{servers[0].host}:{servers[0].port}"
-    job = render(resolve("tiny_cpu", SMALL), tmp_path, address, checkouts=Checkouts.find())
+    job = render(resolve("tiny_cpu", SMALL), tmp_path, address, checkouts=UPSTREAM.checkouts())
     job.write_files()
     monkeypatch.setattr(sys, "argv", ["train.py", *(word for words in job.flags.values() for word in words)])
     return parse_args()

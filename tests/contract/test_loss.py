@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from slime_swe.embedded.logprobs import action_log_probs
-from slime_swe.embedded.loss import Actions, LossConfig, policy_loss
+from slime_swe.embedded.loss import Actions, LossConfig, policy_loss, supervised_loss
+from slime_swe.embedded.reductions import token_weights
+from slime_swe.embedded.train_data import TrainData
 from slime_swe.launch.args import MISMATCH
 
 H, V = 8, 23  # sizes of hidden states and vocabulary
@@ -158,7 +160,8 @@ def slime_loss(args, case, hidden, head, micro_batches):
             "rollout_log_probs": [case.old[i] if args.use_rollout_logprobs else case.rollout[i] for i in chosen],
             "ref_log_probs": [case.reference[i] for i in chosen],
         }
-        compute_advantages_and_returns(args, batch)
+        if args.loss_type == "policy_loss":  # else --disable-compute-advantages-and-returns
+            compute_advantages_and_returns(args, batch)
         logits = torch.cat([hidden[i] for i in chosen]) @ head.T
         rollouts = len(set(case.rollouts))
         loss, _, log = loss_function(args, batch, len(micro_batches), rollouts, logits.unsqueeze(0))
@@ -212,3 +215,31 @@ def test_loss_and_gradients_are_slimes(one_process, name, seed):
     ours = {"pg_loss": "pg_loss", "entropy_loss": "entropy", "ppo_kl": "kl_to_old", "pg_clipfrac": "clip_fraction"}
     for theirs, mine in ours.items():
         assert parts[mine].item() == pytest.approx(reported[theirs], rel=1e-4, abs=1e-6), theirs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_supervised_loss_is_slimes(one_process, seed):
+    """SLiME's is a sum over tokens, which its optimizer divides by their number."""
+    args, case = slime_args(loss_type="sft_loss", calculate_per_token_loss=True), make_case(seed)
+    hidden, head = policy(case, seed)
+    micro_batches = [[0, 3, 5], [1, 2], [4, 6, 7]]
+    summed, _ = slime_loss(args, case, hidden, head, micro_batches)
+    tokens = sum(max(1, int(mask.sum())) for mask in case.masks)
+    expected = summed * len(micro_batches) / tokens
+    wanted = torch.autograd.grad(expected, [*hidden, head])
+
+    count = len(case.masks)
+    masks, ids = [mask.tolist() for mask in case.masks], case.rollouts
+    data = TrainData([part.tolist() for part in case.tokens], masks, [], [0.0] * count, ids, case.mask_sums)
+    weights = token_weights(data, range(count), "token")
+    places = [(s, r) for s, mask in enumerate(masks) for r, trained in enumerate(mask) if trained]
+    starts = [len(tokens) - len(mask) for tokens, mask in zip(case.tokens, masks, strict=True)]
+    rows_NxH = torch.stack([hidden[s][starts[s] + r - 1] for s, r in places])
+    target_N = torch.stack([case.tokens[s][starts[s] + r] for s, r in places])
+    log_probs_N, entropy_N = action_log_probs(rows_NxH, head, target_N, 1.0)
+    loss, _ = supervised_loss(log_probs_N, entropy_N, torch.tensor([weights[s] for s, _ in places]))
+    got = torch.autograd.grad(loss, [*hidden, head], allow_unused=True)
+
+    torch.testing.assert_close(loss, expected, **TOLERANCE)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(torch.zeros_like(theirs) if mine is None else mine, theirs, **TOLERANCE)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.contract.test_loss import TOLERANCE, make_case, policy, slime_args, slime_loss
 
 from slime_swe.launch.args import MISMATCH
 from slime_swe.launch.slime.slime_plugin import masked_importance_sampling
+from tests.contract.test_loss import TOLERANCE, make_case, policy, slime_args, slime_loss
 
 MICRO_BATCHES = [[0, 3, 5], [1, 2], [4, 6, 7]]
 EXAMPLE = "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"

@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from slime_swe.launch.plan.formulae import padded_vocab, shard
-from slime_swe.launch.slime.manifest import to_argv
 from slime_swe.launch.slime.sections import model_section
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.families import load_family, read_config
 from slime_swe.recipes.layout import Layout
 
@@ -91,22 +91,17 @@ def words_of(file):
 @pytest.mark.parametrize(("name", "file"), FILES.items())
 def test_our_flags_are_those_of_slimes_file(parser, slime_home, name, file):
     shape = published(name)
-    ours, unknown = parser.parse_known_args([*REQUIRED, *to_argv(model_section(shape))])
+    ours, unknown = parser.parse_known_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(shape))])
     assert unknown == []
     theirs, _ = parser.parse_known_args(REQUIRED + words_of(slime_home / "scripts" / "models" / f"{file}.sh"))
-    layers = shape.megatron["num_layers"]
     found = {
-        key: (mine, vars(theirs)[key])
-        for key, mine in vars(ours).items()
-        if plain(mine, layers) != plain(vars(theirs)[key], layers)
+        key: (mine, vars(theirs)[key]) for key, mine in vars(ours).items() if plain(mine) != plain(vars(theirs)[key])
     }
     assert set(found) == {*DROPOUT, *DEVIATIONS.get(name, ())}, found
 
 
-def plain(value, layers):
-    """Of a list of one its item; experts in every layer are a frequency of 1."""
-    if isinstance(value, list) and value == [1] * layers:
-        return 1
+def plain(value):
+    """Of a list of one its item."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -127,7 +122,7 @@ def test_megatron_builds_as_many_parameters_as_we_count(parser, name, layers, tp
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = read_config(load_family("", config["model_type"]), config)[0]
     ep = ep if shape.experts else 1
-    args = parser.parse_args([*REQUIRED, *to_argv(model_section(shape, tp))])
+    args = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(shape, tp))])
     args.hf_checkpoint = str(tmp_path)
     found = sum(parameter.numel() for parameter in built(args, tp, ep).parameters())
     held = shard(shape, Layout(8, tp=tp, ep=ep), 0)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from enum import Enum
-from types import SimpleNamespace
-
 import pytest
-from tests.launch.slime.examples import examples
-from tests.recipes.changes import changed, variant
 
 from slime_swe.launch.config import resolve
-from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import without_replaced
-from slime_swe.launch.slime.manifest import OF_THE_IMAGE, load_manifest
-from slime_swe.launch.slime.render import render
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.rehearse import jobs
+from slime_swe.launch.rehearse.scaled import one_rank, scaled
+from slime_swe.launch.rehearse.toy import shape_keys, toy_config
+from slime_swe.launch.slime.upstream import SLIME
+from slime_swe.launch.warm_start import stage_of
 from slime_swe.recipes.base import Parallel
 from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.registry import RECIPES
+from tests.contract.parsed import different, parsed, same
+from tests.launch.rehearse.gpus import node
+from tests.launch.slime.examples import examples
+from tests.launch.warm_start.recorded import with_data
+from tests.recipes.changes import variant
 
 GPU_RECIPES = [name for name in RECIPES if resolve(name).engine == "slime"]
 
@@ -29,51 +27,46 @@ def parse(slime_home, tmp_path, monkeypatch):
     """A recipe's job through SLiME's `parse_args`: what it made of it, and the attributes that we asked for."""
     from slime.utils.arguments import parse_args
 
-    hopper = SimpleNamespace(major=9, minor=0)  # what Megatron's checks ask of the GPU
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: hopper)
     as_in_the_image(monkeypatch)
-
-    def parsed(recipe):
-        recipe = changed(recipe, "model.folder", str(tmp_path))
-        folder = tmp_path / recipe.model.checkpoint
-        converted = folder.with_name(f"{folder.name}_torch_dist")
-        for made in (folder, converted):
-            made.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(recipe.model.config))
-        (converted / "latest_checkpointed_iteration.txt").write_text("release")
-        job = render(recipe, tmp_path / "run", checkouts=Checkouts.find())
-        for path, content in job.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        monkeypatch.setattr(sys, "argv", job.argv[1:])
-        for variable, value in job.environment.items():
-            monkeypatch.setenv(variable, value)
-        asked = sections(recipe, (tmp_path / "run").resolve(), resume=False)
-        groups = without_replaced(recipe, asked).values()
-        return parse_args(), {name: value for group in groups for name, value in group.items()} | passed_on(recipe)
-
-    return parsed
+    return lambda recipe: parsed(recipe, parse_args, SLIME, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", GPU_RECIPES)
 def test_slime_takes_the_command_line_and_means_what_we_mean(parse, name):
     """SLiME ignores a flag that it does not know, so each attribute is looked up."""
-    assert different(*parse(resolve(name))) == {}
+    assert changed_by_slime(*parse(resolve(name))) == {}
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+@pytest.mark.parametrize("kind", ["rollouts", "resume", "alone"])
+def test_slime_takes_what_is_rehearsed_on_gpus(slime_home, tmp_path, monkeypatch, kind, name):
+    """On a node of eight GPUs: the run itself, training alone on its dumps, and that on one rank."""
+    from slime.utils.arguments import parse_args
+
+    as_in_the_image(monkeypatch)
+    own, platform = resolve(name), node(8)
+    config = shape_keys(toy_config(own.model, platform), own.model)
+    recipe = scaled(own, platform, tmp_path / "toy", config, tmp_path)
+    dumped = tmp_path / "rollouts"
+
+    def job_of(recipe, run):
+        checkouts = SLIME.checkouts()
+        if kind == "rollouts":
+            return jobs.train_job(recipe, platform, run, checkouts)
+        return jobs.replay_job(recipe, platform, run, checkouts, dumped, resume=False)
+
+    recipe = one_rank(recipe) if kind == "alone" else recipe
+    args, asked = parsed(recipe, parse_args, SLIME, tmp_path, monkeypatch, job_of)
+    if kind != "rollouts":  # where nothing is served, SLiME does not parse what is for servers
+        asked = {dest: value for dest, value in asked.items() if not dest.startswith(("sglang_", "router_"))}
+    assert changed_by_slime(args, asked) == {}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_slime_takes_each_family_s_flags_and_config(parse, name):
     """Of its toy, on one GPU a copy: SLiME compares its flags with the checkpoint's `config.json`."""
     recipe = variant("qwen3_coder_30b_a3b", model__config=load_family(name).toy(), parallel=Parallel())
-    assert different(*parse(recipe)) == {}
-
-
-def different(args, asked):
-    """Attribute -> what was asked for, and what SLiME made of it."""
-    differ = {
-        dest: (value, getattr(args, dest, "missing")) for dest, value in asked.items() if not same(args, dest, value)
-    }
-    return {dest: pair for dest, pair in differ.items() if dest not in SET_BY_SLIME}
+    assert changed_by_slime(*parse(recipe)) == {}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +84,26 @@ def test_slime_takes_each_loss_and_loads_its_function(parse, settings):
 
     overrides = [f"algorithm.{setting}" for setting in settings.split()]
     args, asked = parse(resolve("qwen3_coder_30b_a3b_async", overrides))
-    assert different(args, asked) == {}
+    assert changed_by_slime(args, asked) == {}
     if "mismatch_veto" in settings:
         assert args.swe_mismatch_veto == 1e-3
     if args.custom_tis_function_path:
         assert callable(load_function(args.custom_tis_function_path))
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_slime_takes_the_supervised_stage(parse, tmp_path, name):
+    recipe = with_data(resolve(name), tmp_path / "solved.jsonl")
+    args, asked = parse(stage_of(recipe, tmp_path / "run"))
+    assert changed_by_slime(args, asked) == {}
+    assert (args.loss_type, args.calculate_per_token_loss) == ("sft_loss", True)
+    assert args.debug_train_only and not args.compute_advantages_and_returns and not args.offload_train
+    assert args.custom_generate_function_path == "slime_swe.rollout.warm_start.generate"
+    assert args.sglang_server_concurrency == recipe.serving.concurrency
+
+
+def changed_by_slime(args, asked):
+    return {dest: pair for dest, pair in different(args, asked).items() if dest not in SET_BY_SLIME}
 
 
 SET_BY_SLIME = {
@@ -116,14 +124,10 @@ def as_in_the_image(monkeypatch):
         return parser
 
     def choices(action):
-        return [choice for option in action.option_strings for choice in OF_THE_IMAGE.get(option, ())]
+        return [choice for option in action.option_strings for choice in SLIME.of_the_image.get(option, ())]
 
     theirs = arguments.add_sglang_router_arguments
     monkeypatch.setattr(arguments, "add_sglang_router_arguments", add)
-
-
-def passed_on(recipe):
-    return {load_manifest().flags[f"--{name}"].dest: value for name, value in recipe.slime.flags.items()}
 
 
 PASSED_ON = {  # a flag of each kind
@@ -141,7 +145,7 @@ PASSED_ON = {  # a flag of each kind
 def test_slime_holds_the_value_of_each_kind_of_flag(parse):
     flags = [f"slime.flags.{name}={value}" for name, value in PASSED_ON.items()]
     args, asked = parse(resolve("qwen25_coder_1_5b", flags))
-    dests = {load_manifest().flags[f"--{name}"].dest for name in PASSED_ON}
+    dests = {SLIME.manifest.flags[f"--{name}"].dest for name in PASSED_ON}
     assert len(dests) == len(PASSED_ON)
     assert {dest: getattr(args, dest) for dest in dests if not same(args, dest, asked[dest])} == {}
 
@@ -150,15 +154,4 @@ def test_slime_holds_the_value_of_each_kind_of_flag(parse):
 def test_slime_takes_every_documented_example(parse, example):
     name, *overrides = example.words
     args, asked = parse(resolve(name, overrides))
-    assert {dest: value for dest, value in asked.items() if not same(args, dest, value)}.keys() <= SET_BY_SLIME
-
-
-def same(args, dest, value):
-    found = getattr(args, dest, "missing")
-    found = found.name if isinstance(found, Enum) else found
-    return found in (value, *one_of(value)) or (not value and not found)
-
-
-def one_of(value):
-    """Megatron takes some values as lists, and a list of one as its item."""
-    return value if isinstance(value, list) and len(value) == 1 else []
+    assert changed_by_slime(args, asked) == {}

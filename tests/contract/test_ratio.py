@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.contract.test_loss import make_case, policy, slime_args, slime_loss
 
 MICRO_BATCHES = [[0, 3, 5], [1, 2], [4, 6, 7]]

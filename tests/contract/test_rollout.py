@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from tests.contract.wire import Wire, WiredServer
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.rollout.loop_scope import close_loop_scope
+from tests.contract.wire import Wire, WiredServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

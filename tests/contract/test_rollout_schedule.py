@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import schedule_slime
 
+from benchmarks import schedule_slime
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.simulation.ledger import Ledger
 from slime_swe.launch.plan.simulation.machines import Cluster

@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 
 import pytest
-from tests.contract.conftest import router_of, workers_of
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import Player, gather
 from slime_swe.rollout.records import episode_of
+from tests.contract.conftest import router_of, workers_of
 
 requests = pytest.importorskip("requests", reason="comes with SLiME's environment")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -9,9 +9,9 @@ import pytest
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.session import Segment
+from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, play
 
 ray = pytest.importorskip("ray", reason="comes with SLiME's environment")
-GROUP = 4
 
 
 @pytest.fixture(scope="module")
@@ -53,41 +53,6 @@ def make_manager(manager_class, *, dp_size=1, **changes):
     return manager
 
 
-def segment(length, prompt=3):
-    sampled = [0] * prompt + [(i + 1) % 2 for i in range(length - prompt)]
-    log_probs = [-0.5 * mask for mask in sampled]
-    return Segment(list(range(1, length + 1)), sampled, log_probs, prompt, (("1", length),))
-
-
-def play(index, reason=StopReason.SUBMITTED, segments=1, reward=0.0, masked=()):
-    """What `slime_swe.rollout.slime_plugin.generate` returns for such an episode, scored."""
-    from slime_swe.sample import Sample
-
-    sample = Sample(group_index=index // GROUP, index=index, rollout_id=index, prompt="p", metadata={"task": {}})
-    episode = Episode("t", tuple(segment(8 + number) for number in range(segments)), "", reason)
-    made = to_samples(None, sample, episode, str, placeholder=0, masked=masked)
-    for part in made:
-        if part.reward is None:
-            part.reward = reward
-    return made[0] if len(made) == 1 else made
-
-
-def a_rollout():
-    """Two groups: one with a fan-out, a truncated and a broken episode; one whose episodes had no turn at all."""
-    first = [
-        play(0, segments=3, reward=1.0),
-        play(1, StopReason.MAX_TURNS, reward=-1.0),
-        play(2, StopReason.SANDBOX_ERROR),
-        play(3, reward=-1.0),
-    ]
-    second = [play(index, segments=0 if index == 5 else 1, reward=1.0 if index == 4 else -1.0) for index in range(4, 8)]
-    return [first, second]
-
-
-def flat(groups):
-    return [part for group in groups for item in group for part in (item if isinstance(item, list) else [item])]
-
-
 def test_the_samples_are_slimes_own(slime_home):
     from slime.utils.types import Sample
 
@@ -108,6 +73,17 @@ def test_the_parts_of_a_table_of_routed_experts_are_one_for_slime(slime_home):
     (sample,) = to_samples(args, Sample(index=0, metadata={}), episode, str, placeholder=0)
     assert torch.equal(sample.rollout_routed_experts, table.reshape(4, 3, 2))
     validate_rollout_routed_experts_for_replay([sample.rollout_routed_experts], args)
+
+
+def test_slime_flattens_groups_in_which_some_episodes_have_several_samples(manager_class):
+    from slime_swe.rollout.slime_plugin import RolloutFnTrainOutput, as_groups
+
+    manager = make_manager(manager_class, load_debug_rollout_data=None)
+    manager.data_source = None
+    for groups in (a_rollout(), a_rollout()[::-1]):  # one that begins with such an episode, and one that does not
+        manager.generate_rollout = lambda *_, evaluation, groups=groups: RolloutFnTrainOutput(as_groups(groups), {})
+        data, _ = manager._get_rollout_data(0)
+        assert [sample.index for sample in data] == [sample.index for sample in flat(groups)]
 
 
 def test_siblings_pass_slimes_check_and_are_filtered_as_a_group(slime_home):
@@ -145,16 +121,6 @@ def test_advantages_masks_and_denominators_are_per_episode(manager_class):
     assert data["truncated"] == [int(owner == 1) for owner in data["rollout_ids"]]
     lengths = zip(data["rollout_log_probs"], data["response_lengths"], data["loss_masks"], strict=True)
     assert all(len(log_probs) == length == len(mask) > 0 for log_probs, length, mask in lengths)
-
-
-def a_masked_rollout(masked):
-    """A group that holds one solved, one failed and two truncated episodes, one of which in two segments."""
-    return [
-        play(0, reward=1.0),
-        play(1, reward=-1.0),
-        play(2, StopReason.MAX_TURNS, segments=2, reward=-1.0, masked=masked),
-        play(3, StopReason.TIME_BUDGET, reward=-1.0, masked=masked),
-    ]
 
 
 def test_a_masked_episode_is_in_the_baseline_and_not_in_the_loss(manager_class):

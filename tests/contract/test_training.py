@@ -15,7 +15,6 @@ from statistics import fmean
 import orjson
 import pytest
 import torch
-from tests.contract.wire import Wire, WiredServer
 
 from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.model import Qwen2
@@ -24,7 +23,9 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.runs import create_run
 from slime_swe.launch.slime.paths import WEIGHTS
 from slime_swe.launch.slime_cpu import run
-from slime_swe.rollout.records import Record, read_records
+from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.records import Record
+from tests.contract.wire import Wire, WiredServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -185,3 +186,28 @@ def test_without_staleness_the_metrics_are_the_synchronous_runs(slime_home, tmp_
     assert runs["continuous"].metrics == runs["sync"].metrics
     kept = [[(record.index, record.tokens, record.log_probs) for record in run.records] for run in runs.values()]
     assert kept[0] == kept[1]
+
+
+def test_two_ranks_train_what_one_does(slime_home, tmp_path):
+    """The vocabulary of 1,217 is padded for two tensor-parallel ranks, and cut where weights are written."""
+    from safetensors.torch import load_file
+
+    words = ["run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=4", "optimizer.clip_grad=1000"]
+    runs = {size: train(tmp_path / str(size), *words, f"parallel.tp={size}") for size in (1, 2)}
+    first, second = runs[2].metrics
+    assert max(first["logprob_diff_mean"], second["logprob_diff_mean"]) < 1e-5
+    alone = runs[1].metrics[0]
+    assert [record.tokens for record in runs[2].records if record.rollout_id == 0] == [
+        record.tokens for record in runs[1].records if record.rollout_id == 0
+    ]
+    assert first["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
+    assert first["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+    weights = {size: load_file(written(run, 2)) for size, run in runs.items()}  # after one step
+    assert weights[2]["model.embed_tokens.weight"].shape == (1217, 128)
+    for name, weight in weights[1].items():  # of a gradient near zero, Adam's step may have either sign
+        assert (weights[2][name] - weight).abs().mean() < 1e-5, name
+
+
+def written(run: Run, version: int) -> Path:
+    (file,) = (run.folder / WEIGHTS / f"weight_v{version:06d}").glob("*.safetensors")
+    return file

@@ -23,7 +23,11 @@ Legend:
 
 def rows(count: int, name: str, memory: int, *, driver: str = "575.57.08", used: int = 4, mig: str = "Disabled") -> str:
     """The answer to the query: one line a GPU."""
-    return "".join(f"{index}, {name}, {driver}, {memory}, {used}, {mig}\n" for index in range(count))
+    return "".join(f"{index}, {uuid(index)}, {name}, {driver}, {memory}, {used}, {mig}\n" for index in range(count))
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index:08x}-65a4-a2b8-2d4e-1a1b2c3d4e5f"
 
 
 def matrix(count: int, link: str, *, apart: tuple[int, int] | None = None, cards: int = 0) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from tests.recipes.changes import variant
-from tests.rollout.conftest import CHATML, make_tokenizer
 
 from slime_swe.errors import UserError
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, to_args
 from slime_swe.launch.doctor.checkpoint import check_chat
 from slime_swe.launch.doctor.machine import Machine
+from tests.recipes.changes import variant
+from tests.rollout.conftest import CHATML, make_tokenizer
 
 TURN = '{{- "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" -}}'
 CALLS = """{{- "<|im_start|>" + message.role + "\n" + message.content -}}

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 
 import pytest
-from tests.launch.doctor.machines import before_others, script
-from tests.recipes.changes import variant
 
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.doctor.checkpoint import INDEX, check_checkpoint, check_converted
 from slime_swe.launch.doctor.machine import Machine
+from tests.launch.doctor.machines import before_others, script
+from tests.recipes.changes import variant
 
 
 @pytest.fixture
@@ -101,6 +101,12 @@ def test_a_conversion_is_whole_half_done_or_not_there(tmp_path):
     assert converted(tmp_path).status == "ok"
     (folder / "latest_checkpointed_iteration.txt").write_text("12\n")
     assert "iter_0000012/.metadata is missing" in converted(tmp_path).message
+
+
+def test_an_adapter_needs_nothing_converted(tmp_path):
+    recipe = variant("qwen25_coder_7b", engine="miles", algorithm__lora_rank=8, model__folder=str(tmp_path))
+    (finding,) = check_converted(recipe, Machine())
+    assert finding.status == "skipped" and "adapter" in finding.message
 
 
 @pytest.mark.parametrize(("gpus", "name", "processes"), [(8, "qwen3_coder_30b_a3b", 8), (8, "qwen25_coder_7b", 1)])

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor.capacity import check_model_folder, check_run_folder, existing, free_bytes, unwritable
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.recipes.registry import load_recipe
+from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[3]
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 from rich.console import Console
-from tests.recipes.changes import variant
 
 from slime_swe.dotted import load_object
 from slime_swe.launch.cli import run
@@ -18,6 +17,7 @@ from slime_swe.launch.doctor.finding import Status, failure, ok, show, skipped, 
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.runner import CHECKS, examine, passes
 from slime_swe.launch.engines import ENGINES, engine_of
+from tests.recipes.changes import variant
 
 pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.launch.doctor import machines
-from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.gpus import check_gpus, check_links, parse
 from slime_swe.launch.doctor.machine import Machine
+from tests.launch.doctor import machines
+from tests.recipes.changes import variant
 
 RECIPE = variant("qwen25_coder_7b")  # 8 x H100-80GB, mem_fraction 0.7
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor.capacity import check_capacity, check_limits, memory_bytes
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
+from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[3]
 ASK = """

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.launch.doctor.machines import before_others, script
 
 from slime_swe.launch.doctor.machine import Machine, MachineError
+from tests.launch.doctor.machines import before_others, script
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.network import check_ports
 from slime_swe.launch.doctor.runner import guarded
+from tests.recipes.changes import variant
 
 pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray
 

@@ -7,14 +7,14 @@ import shutil
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
-from tests.launch.doctor.machines import before_others, script
-from tests.recipes.changes import variant
 
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.recipe import check_plug_ins, check_sandbox, check_tasks
 from slime_swe.launch.doctor.runner import guarded
+from tests.data_sources.tasks import make_task
+from tests.launch.doctor.machines import before_others, script
+from tests.recipes.changes import variant
 
 
 def statuses(findings) -> dict[str, str]:
@@ -42,7 +42,7 @@ def test_tasks_with_images_want_a_sandbox_that_takes_them(tmp_path, sandbox, sta
     assert found["tasks"].status == status
     if status == "failure":
         assert "bring a container image, and rollout.sandbox=local takes none" in found["tasks"].message
-        assert "docker" in found["tasks"].fix
+        assert "set rollout.sandbox to one that does" in found["tasks"].fix
 
 
 def test_of_sandboxes_on_other_nodes_one_here_is_opened():

@@ -7,29 +7,30 @@ import sys
 
 import pytest
 from packaging.specifiers import SpecifierSet
-from tests.launch.doctor.machines import before_others, script
-from tests.recipes.changes import variant
 
 from slime_swe.launch.doctor import versions
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.versions import Support, check_sources, check_versions
-from slime_swe.launch.slime.checkouts import MEGATRON, SLIME
-from slime_swe.launch.slime.manifest import load_manifest
+from slime_swe.launch.miles.upstream import MILES
+from slime_swe.launch.slime.upstream import SLIME
+from tests.launch.doctor.machines import before_others, script
+from tests.recipes.changes import variant
 
-TESTED = {name: support.tested.removeprefix("==") for name, support in versions.packages().items()}
+TESTED = {name: support.tested.removeprefix("==") for name, support in versions.packages(SLIME).items()}
 
 
 @pytest.fixture
 def stack(tmp_path, monkeypatch):
     """What is found with these packages on the job's Python, and checkouts of one commit each: check -> finding."""
 
-    def stack(**changes: str):
+    def stack(*, router: str = "0.3.2+slime", **changes: str):
         for name, version in (TESTED | {name.replace("_", "-"): version for name, version in changes.items()}).items():
             folder = tmp_path / "packages" / f"{name.replace('-', '_')}-{version}.dist-info"
             folder.mkdir(parents=True)
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (tmp_path / "packages" / "sglang_router.py").write_text(f"__version__ = {router!r}")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-        for variable, inside in ((one.variable, one.mark) for one in (SLIME, MEGATRON)):
+        for variable, inside in ((one.variable, one.mark) for one in (SLIME.loop, SLIME.megatron)):
             (tmp_path / variable / inside).parent.mkdir(parents=True)
             (tmp_path / variable / inside).write_text("")
             monkeypatch.setenv(variable, str(tmp_path / variable))
@@ -59,6 +60,18 @@ def test_another_version_warns_and_one_beyond_the_bound_fails(stack):
     assert found["numpy"].status == "failure" and "must be <2" in found["numpy"].message
     assert found["ray"].status == "warning" and "tested with ==2.60.0" in found["ray"].message
     assert found["sglang"].status == "ok"
+
+
+def test_another_router_than_slimes_build_is_refused_where_the_recipe_needs_that(stack):
+    refused = stack(router="0.3.2")["sglang-router"]
+    assert refused.status == "failure"
+    assert (
+        "0.3.2 is not the build of SLiME's image, needed for slime.flags.router-policy=consistent_" in refused.message
+    )
+    plain = variant("qwen25_coder_7b", slime__flags={"router-policy": "manual"})
+    assert look(plain)["sglang-router"].status == "ok"
+    replayed = variant("qwen3_coder_30b_a3b", slime__flags={}, algorithm__routing_replay="rollout")
+    assert "needed for algorithm.routing_replay=rollout" in look(replayed)["sglang-router"].message
 
 
 def test_the_commit_of_a_checkout_is_read(stack, tmp_path):
@@ -93,15 +106,32 @@ def test_a_python_that_tells_nothing_is_a_failure(stack, monkeypatch, tmp_path):
     assert "does not list its packages" in stack()["versions"].message
 
 
-def test_the_commit_of_slime_is_the_one_whose_flags_are_known():
-    made_from = load_manifest().made_from
-    assert made_from["slime"].startswith(SLIME.commit[:9])
-    assert MEGATRON.commit.startswith(made_from["megatron"])
+@pytest.mark.parametrize("upstream", [SLIME, MILES], ids=lambda upstream: upstream.package)
+def test_the_commits_are_those_whose_flags_are_known(upstream):
+    made_from = upstream.manifest.made_from
+    assert (made_from[upstream.package], made_from["megatron"]) == (upstream.loop.commit, upstream.megatron.commit)
+
+
+def test_miles_has_checkouts_and_versions_of_its_own(monkeypatch, tmp_path):
+    for variable in ("MILES_HOME", "MEGATRON_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    mark = tmp_path / "MILES_HOME" / MILES.loop.mark
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    head = commit(tmp_path / "MILES_HOME")
+    script(tmp_path / "bin", "python3", 'echo \'[{"transformer-engine": "2.16.1", "sglang": "0.5.16.post2"}, ""]\'')
+    monkeypatch.setenv("PATH", before_others(tmp_path / "bin"))
+    found = look(variant("qwen25_coder_7b", engine="miles"))
+    assert found["miles"].status == "warning" and head[:9] in found["miles"].message
+    assert MILES.loop.commit[:9] in found["miles"].message and "slime" not in found
+    assert found["megatron"].status == "failure" and "miles" in found["megatron"].fix
+    assert "megatron-bridge" in found["versions"].message and found["sglang"].status == "ok"
+    assert found["transformer-engine"].status == "warning" and "==2.17.0" in found["transformer-engine"].message
 
 
 def test_the_matrix_is_well_formed():
-    for support in (versions.driver(), *versions.packages().values()):
+    for support in (versions.driver(), *versions.packages(SLIME).values(), *versions.packages(MILES).values()):
         assert SpecifierSet(support.tested)
-        lowest = support.tested.lstrip("=>")
+        lowest = support.tested.partition(",")[0].lstrip("=>")
         assert support.allows(lowest) and support.knows(lowest)
     assert not Support("", "").allows("no version")

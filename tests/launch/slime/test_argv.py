@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.manifest import to_argv
+from slime_swe.launch.slime.upstream import SLIME
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from slime_swe.launch.slime.manifest import to_argv
     ],
 )
 def test_each_kind_of_flag(attributes, said):
-    assert list(to_argv(attributes)) == said
+    assert list(SLIME.manifest.to_argv(attributes)) == said
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_each_kind_of_flag(attributes, said):
 )
 def test_what_no_flag_says_is_refused(attributes, said):
     with pytest.raises(UserError, match=said):
-        to_argv(attributes)
+        SLIME.manifest.to_argv(attributes)

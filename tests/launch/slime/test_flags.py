@@ -7,19 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.launch.slime.examples import PAGE, examples
-from tests.launch.slime.other import other_than
-from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble, flatten, read_recipe, resolve, save_recipe
 from slime_swe.launch.engines import violations
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.flags import owners
-from slime_swe.launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.render import render
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from tests.launch.slime.examples import PAGE, examples
+from tests.launch.slime.other import other_than
+from tests.recipes.changes import changed, variant
 
 DENSE, MIXTURE = "qwen25_coder_7b", "qwen3_coder_30b_a3b"
 
@@ -99,7 +99,7 @@ def test_the_command_line_sets_adds_and_removes_them(overrides, flags):
         ("optimizer-cpu-offload", True, "which optimizer.cpu_offload sets"),
         ("recompute-num-layers", 2, "which parallel.recompute sets"),
         ("sglang-mem-fraction-static", 0.5, "change serving.mem_fraction"),
-        ("use-wandb", True, "which run.wandb_project sets"),
+        ("use-wandb", True, "which run.trackers sets"),
         ("num-layers", 8, "which model.config sets"),
         ("custom-config-path", "a.yaml", "sets args.custom_config_path, which every run sets by itself: leave it out"),
         ("load", "/elsewhere", "which every run sets by itself"),
@@ -129,10 +129,10 @@ def test_what_no_field_depends_on_is_replaced_and_said_once(name):
 @pytest.mark.parametrize("name", (DENSE, MIXTURE))
 def test_every_attribute_that_a_field_changes_is_known_to_be_its_own(name):
     """Also with values and beside others that `owners` does not try."""
-    recipe = variant(name, algorithm__kl_coef=0.1, run__wandb_project="p", cluster__colocate=False)
+    recipe = variant(name, algorithm__kl_coef=0.1, run__trackers=["wandb"], cluster__colocate=False)
 
     def attributes(recipe):
-        groups = sections(recipe, Path("/run"), resume=False)
+        groups = SLIME.sections(recipe, Path("/run"), resume=False)
         return {dest: value for group in groups.values() for dest, value in group.items()}
 
     before = attributes(recipe)
@@ -141,12 +141,12 @@ def test_every_attribute_that_a_field_changes_is_known_to_be_its_own(name):
             after = attributes(changed(recipe, key, other_than(key, value)))
             for dest in before | after:
                 if before.get(dest) != after.get(dest):
-                    assert owners()[dest], (key, dest)
+                    assert owners(SLIME)[dest], (key, dest)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_attribute_of_every_recipe_has_an_owner_or_is_every_run_s(name):
-    assert set().union(*sections(load_recipe(name), Path("/run"), resume=True).values()) <= set(owners())
+    assert set().union(*SLIME.sections(load_recipe(name), Path("/run"), resume=True).values()) <= set(owners(SLIME))
 
 
 def test_the_embedded_engine_has_none():
@@ -160,7 +160,7 @@ def test_the_embedded_engine_has_none():
         ("sglang-chunked-prefill-size", 4096, "is for SGLang, and the embedded server runs in its place"),
         ("router-policy", "consistent_hashing", "is known in SLiME's image alone: use manual"),
         ("distributed-backend", "nccl", "which every run sets by itself"),
-        ("attention-backend", "flash", "which every run sets by itself"),
+        ("no-gradient-accumulation-fusion", True, "which every run sets by itself"),
         ("eps-clip", 0.1, "change algorithm.clip_low"),
     ],
 )
@@ -171,7 +171,7 @@ def test_slime_on_a_cpu_takes_what_applies(name, value, said):
 
 
 def test_the_manifest_knows_the_policy_of_the_router_in_slime_s_image():
-    assert "consistent_hashing" in load_manifest().flags["--router-policy"].choices
+    assert "consistent_hashing" in SLIME.manifest.flags["--router-policy"].choices
     assert rendered(router_policy="consistent_hashing") == ["--router-policy", "consistent_hashing"]
 
 
@@ -179,7 +179,7 @@ def test_the_manifest_knows_the_policy_of_the_router_in_slime_s_image():
 def test_every_documented_example_renders(example):
     name, *overrides = example.words
     recipe = resolve(name, overrides)
-    load_manifest().check(job_of(recipe).argv[2:])
+    SLIME.manifest.check(job_of(recipe).argv[2:])
 
 
 def test_every_documented_example_is_found():

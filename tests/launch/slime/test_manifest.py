@@ -7,9 +7,10 @@ import re
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.upstream import SLIME
 
-MANIFEST = load_manifest()
+MANIFEST = SLIME.manifest
 
 
 def test_it_says_what_it_was_made_from():

@@ -7,13 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.slime.manifest import split, to_argv
+from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.sections import model_section, vocabulary_unit
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import load_recipe
+from tests.recipes.changes import variant
 
 SCRIPTS = {
     "qwen25_coder_1_5b": "qwen2.5-1.5B.sh",
@@ -28,7 +29,7 @@ WRONG_FOR_OUR_CHECKPOINTS = {  # SLiME's script -> flag -> its value, and that o
 }
 OTHERWISE_SAID = {  # flags of either side that say what the other leaves to a default, or says by another flag
     "--use-rotary-position-embeddings", "--position-embedding-type", "--rotary-percent", "--kv-channels",
-    "--make-vocab-size-divisible-by", "--attention-dropout", "--hidden-dropout", "--moe-layer-freq",
+    "--make-vocab-size-divisible-by", "--attention-dropout", "--hidden-dropout",
     "--moe-router-load-balancing-type", "--moe-token-drop-policy",
 }  # fmt: skip
 
@@ -39,7 +40,7 @@ def test_slime_s_own_script_says_the_same(name, script):
     if not os.environ.get("SLIME_HOME"):
         pytest.skip("needs a SLiME checkout: set SLIME_HOME")
     theirs = model_flags(Path(os.environ["SLIME_HOME"]) / "scripts" / "models" / script)
-    ours = values(to_argv(model_section(load_recipe(name).model.shape)))
+    ours = values(SLIME.manifest.to_argv(model_section(load_recipe(name).model.shape)))
     differing = {
         flag: (theirs.get(flag), ours.get(flag)) for flag in theirs | ours if theirs.get(flag) != ours.get(flag)
     }
@@ -67,18 +68,18 @@ def number(text: str):
 
 
 def test_a_dense_model():
-    said = to_argv(model_section(load_recipe("qwen25_coder_7b").model.shape))
+    said = SLIME.manifest.to_argv(model_section(load_recipe("qwen25_coder_7b").model.shape))
     assert {"--add-qkv-bias", "--untie-embeddings-and-output-weights", "--disable-bias-linear"} <= set(said)
     assert "--qk-layernorm" not in said and not any(word.startswith(("--moe", "--num-experts")) for word in said)
 
 
 def test_a_tied_model_unties_nothing():
-    said = to_argv(model_section(load_recipe("qwen25_coder_1_5b").model.shape))
+    said = SLIME.manifest.to_argv(model_section(load_recipe("qwen25_coder_1_5b").model.shape))
     assert "--untie-embeddings-and-output-weights" not in said
 
 
 def test_a_mixture():
-    said = to_argv(model_section(load_recipe("qwen3_coder_30b_a3b").model.shape))
+    said = SLIME.manifest.to_argv(model_section(load_recipe("qwen3_coder_30b_a3b").model.shape))
     assert "--qk-layernorm" in said and "--add-qkv-bias" not in said
     assert values(said)["--num-experts"] == (128,) and values(said)["--rotary-base"] == (10_000_000,)
 

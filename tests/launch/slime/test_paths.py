@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from slime_swe.attempts import HeldError, attempting
+from slime_swe.data_sources.slime_plugin import state_path
 from slime_swe.errors import UserError
 from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, cut_back
-from slime_swe.rollout.retention import TRACKER
+from slime_swe.rollout.retention import METADATA, TRACKER
 
 
 @pytest.fixture
@@ -19,10 +20,26 @@ def run(tmp_path):
     """A run that was killed in its fifth rollout (number 4), in the middle of a line."""
     run = tmp_path
     (run / CHECKPOINTS).mkdir()
-    for name, numbers in (("episodes.jsonl", (0, 0, 1, 1, 2, 2, 3, 3, 4)), ("evaluations.jsonl", (0, 0, 1, 1, 3, 3))):
+    written = {
+        "episodes.jsonl": (0, 0, 1, 1, 2, 2, 3, 3, 4),
+        "evaluations.jsonl": (0, 0, 1, 1, 3, 3),
+        "trained.jsonl": (0, 1, 2, 3, 4),
+    }
+    for name, numbers in written.items():
         lines = b"".join(orjson.dumps({"rollout_id": number, "index": i}) + b"\n" for i, number in enumerate(numbers))
         (tmp_path / name).write_bytes(lines + b'{"rollout_id": 4, "ind')
     return run
+
+
+def save(run, *numbers, newest, states):
+    for number in numbers:
+        folder = run / CHECKPOINTS / f"iter_{number:07}"
+        folder.mkdir()
+        (folder / METADATA).touch()
+    (run / CHECKPOINTS / "rollout").mkdir()
+    for number in states:
+        state_path(run / CHECKPOINTS, number).write_text("{}")
+    (run / CHECKPOINTS / TRACKER).write_text(newest)
 
 
 def rollouts(run, name):
@@ -38,14 +55,50 @@ def rollouts(run, name):
     ],
 )
 def test_what_came_after_the_newest_checkpoint_is_dropped(run, saved, played, evaluated):
-    (run / CHECKPOINTS / TRACKER).write_text(saved)
+    save(run, newest=saved, states=[int(saved)])
     cut_back(run)
     assert (rollouts(run, "episodes.jsonl"), rollouts(run, "evaluations.jsonl")) == (played, evaluated)
+    assert rollouts(run, "trained.jsonl") == sorted({*played})
+
+
+def test_the_lines_of_metrics_go_back_too_and_of_each_thing_the_last_attempt_s_stays(run):
+    """The evaluation after rollout 1 was made again by the second attempt, its training not."""
+    save(run, newest="1", states=[1])
+    written = [("train", 0, 1), ("train", 1, 1), ("eval", 1, 1), ("train", 2, 1), ("eval", 1, 2)]
+    lines = [{"kind": kind, "rollout_id": number, "attempt": attempt} for kind, number, attempt in written]
+    (run / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    cut_back(run)
+    left = [orjson.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+    assert left == [lines[0], lines[1], lines[4]]
 
 
 def test_nothing_is_left_of_a_run_without_a_checkpoint(run):
     cut_back(run)
     assert (rollouts(run, "episodes.jsonl"), rollouts(run, "evaluations.jsonl")) == ([], [])
+
+
+@pytest.mark.parametrize("newest", ["3", ""])
+def test_a_kill_while_a_checkpoint_was_saved_takes_the_one_before(newest, run, capsys):
+    """Megatron's checkpoint of rollout 3 is whole and has no state of the data source; that of 2 was never whole."""
+    save(run, 0, 1, 3, newest=newest, states=[0, 1, 2])
+    cut_back(run)
+    assert (run / CHECKPOINTS / TRACKER).read_text() == "1"
+    assert (rollouts(run, "episodes.jsonl"), rollouts(run, "evaluations.jsonl")) == ([0, 0, 1, 1], [0, 0, 1, 1])
+    assert "going on from the checkpoint of rollout 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("newest", "said"), [("3", "task_data_source_3.json is missing"), ("", "holds no number")])
+def test_where_no_checkpoint_can_be_resumed_it_is_said_what_to_do(newest, said, run):
+    save(run, 3, newest=newest, states=[])
+    with pytest.raises(UserError, match=f"{said}.* with the model's weights again, delete .*/{TRACKER}"):
+        cut_back(run)
+    assert (run / "evaluations.jsonl").read_bytes().endswith(b'"ind'), "nothing is cut"
+
+
+def test_another_data_source_has_its_state_elsewhere(run):
+    save(run, 1, newest="1", states=[])
+    cut_back(run, own_state=False)
+    assert rollouts(run, "episodes.jsonl") == [0, 0, 1, 1]
 
 
 def test_a_run_that_has_not_written_yet_is_resumed(tmp_path):
@@ -58,7 +111,7 @@ def test_of_what_two_attempts_wrote_the_last_stays(run):
     written = [(0, 1), (1, 1), (2, 1), (4, 1), (2, 2), (3, 2), (4, 2)]
     lines = [orjson.dumps({"rollout_id": rollout, "attempt": attempt}) + b"\n" for rollout, attempt in written]
     (run / "episodes.jsonl").write_bytes(b"".join(lines))
-    (run / CHECKPOINTS / TRACKER).write_text("3")
+    save(run, newest="3", states=[3])
     cut_back(run)
     left = [orjson.loads(line) for line in (run / "episodes.jsonl").read_bytes().splitlines()]
     assert [(record["rollout_id"], record["attempt"]) for record in left] == [(0, 1), (1, 1), (2, 2), (3, 2)]

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.launch.slime.other import other_than
-from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
 from slime_swe.launch.args import to_args
 from slime_swe.launch.config import flatten
 from slime_swe.launch.engines import require_legal, violations
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.manifest import load_manifest, split
+from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from tests.launch.slime.other import other_than
+from tests.recipes.changes import changed, variant
 
 CHECKOUTS = Checkouts(Path("/slime"), Path("/megatron"))
 FOLDER = Path("/runs/a")
@@ -27,7 +28,9 @@ MIXTURE = "qwen3_coder_30b_a3b"
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
-    "cluster.ray_address", "data.allow_overlap",  # the launcher
+    "cluster.ray_address", "data.allow_overlap", "serving.server",  # the launcher and the engine
+    "warm_start.data", "warm_start.epochs", "warm_start.batch_size", "warm_start.lr",  # the stage's own job
+    "algorithm.lora_rank", "algorithm.lora_alpha", "algorithm.lora_targets",  # engine=miles
 }  # fmt: skip
 
 
@@ -43,10 +46,10 @@ def flags_of(recipe, **options):
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_every_shipped_recipe_is_a_command_line_that_slime_takes(name):
     job = job_of(load_recipe(name))
-    load_manifest().check(job.argv[2:])
+    SLIME.manifest.check(job.argv[2:])
     said = dict(split(job.argv[2:]))
     assert len(said) == sum(word.startswith("--") for word in job.argv[2:]), "a flag is said twice"
-    required = {name for name, flag in load_manifest().flags.items() if flag.required and flag.owner == "slime"}
+    required = {name for name, flag in SLIME.manifest.flags.items() if flag.required and flag.owner == "slime"}
     assert required <= set(said)
 
 
@@ -54,7 +57,7 @@ def test_every_shipped_recipe_is_a_command_line_that_slime_takes(name):
 def test_every_field_of_the_recipe_reaches_the_job_or_is_named_here(name):
     """A field that nothing reads is a promise that nothing keeps."""
     recipe = variant(
-        name, algorithm__kl_coef=0.1, run__wandb_project="p", serving__dp_attention=False, cluster__colocate=False
+        name, algorithm__kl_coef=0.1, run__trackers=["wandb"], serving__dp_attention=False, cluster__colocate=False
     )
     before = job_of(recipe)
     for key, value in flatten(dataclasses.asdict(recipe)):
@@ -181,7 +184,7 @@ CHOICES = [
     ({"parallel__recompute": "full"}, {"--recompute-granularity": ["full"], "--recompute-method": ["uniform"]}),
     ({"parallel__tp": 2}, {"--tensor-model-parallel-size": ["2"], "--sequence-parallel": []}),
     ({"optimizer__cpu_offload": True}, {"--optimizer-cpu-offload": [], "--use-precision-aware-optimizer": []}),
-    ({"run__wandb_project": "p"}, {"--use-wandb": [], "--wandb-project": ["p"]}),
+    ({"run__trackers": ["wandb"], "run__project": "p"}, {"--use-wandb": [], "--wandb-project": ["p"]}),
     ({"cluster__colocate": False, "cluster__rollout_gpus": 16}, {"--rollout-num-gpus": ["16"]}),
     ({"cluster__nodes": 2}, {"--actor-num-nodes": ["2"], "--rollout-num-gpus": ["16"], "--num-gpus-per-node": ["8"]}),
     (
@@ -254,7 +257,7 @@ def test_what_slime_would_do_otherwise_is_refused(changes):
 
 
 def test_environment():
-    job = job_of(variant(FIRST, run__tensorboard=True))
+    job = job_of(variant(FIRST, run__trackers=["tensorboard"]))
     assert job.environment["PYTHONPATH"].split(":")[:2] == ["/slime", "/megatron"]
     assert job.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert job.environment["TENSORBOARD_DIR"] == str(FOLDER / "tensorboard")
@@ -263,8 +266,8 @@ def test_environment():
 
 
 def test_checkouts_are_those_of_the_image_by_default(tmp_path):
-    assert Checkouts.find({}) == Checkouts(Path("/root/slime"), Path("/root/Megatron-LM"))
-    checkouts = Checkouts.find({"SLIME_HOME": str(tmp_path), "MEGATRON_HOME": "/m"})
-    assert checkouts == Checkouts(tmp_path, Path("/m"))
+    assert SLIME.checkouts({}) == Checkouts(Path("/root/slime"), Path("/root/Megatron-LM"))
+    environment = {"SLIME_HOME": str(tmp_path), "MEGATRON_HOME": "/m"}
+    assert SLIME.checkouts(environment) == Checkouts(tmp_path, Path("/m"))
     with pytest.raises(UserError, match="SLIME_HOME"):
-        checkouts.require()
+        SLIME.require(environment)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.show import document, readable, script
+from tests.recipes.changes import variant
 
 AWKWARD = """it's "quoted" $HOME `id` \\ *
 -- a second line, ünïcode: {x}"""
@@ -37,7 +37,8 @@ def job(tmp_path):
         rollout__system_prompt=AWKWARD,
         rollout__agent="my.agent",
         data__eval={"heldout": "synthetic:heldout"},
-        run__wandb_project="it's a 'project' $X",
+        run__trackers=["wandb"],
+        run__project="it's a 'project' $X",
     )
     job = render(recipe, tmp_path / "a run's folder", checkouts=Checkouts(Path("/slime"), Path("/megatron")))
     return dataclasses.replace(job, program=("python3", job.program[1]))

@@ -1,0 +1,1 @@
+"""`slime-swe rehearse`: a recipe end to end with the real parts, at toy width, and checks of what it left behind."""

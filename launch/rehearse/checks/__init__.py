@@ -1,0 +1,121 @@
+"""The checks of a rehearsal: a function each, from what the rehearsal left behind to a figure and its limit.
+
+Adding one is a function in a file here, and its name in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from slime_swe.launch.rehearse.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Check:
+    """value: what was found. limit: what it may be at most, or `at_least`. look_at: where a fault would be.
+
+    ok: None where the rehearsal could not make it; `look_at` says why.
+    """
+
+    name: str
+    ok: bool | None
+    value: float | None
+    limit: float | None
+    look_at: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a check found: it is ok where the value is not above the limit."""
+
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit  # of no number neither
+
+
+def worst(values: Iterable[float]) -> float:
+    """The largest, or the first that is no finite number, which `max` may drop: no comparison with NaN holds. Of none,
+    infinity: a check of nothing has not passed."""
+    found = list(values)
+    return next((value for value in found if not math.isfinite(value)), max(found, default=math.inf))
+
+
+class NotMadeError(Exception):
+    """What the check needs is not there, and it says why that is no fault."""
+
+
+BROKEN = (LookupError, ValueError, RuntimeError, OSError)
+"""What a check raises of evidence that does not fit together, tensors of other shapes and missing files among it. The
+others of the run are made all the same."""
+
+Function = Callable[[Evidence], Measured]
+_PACKAGE = "slime_swe.launch.rehearse.checks"
+CHECKS = {  # name -> function, and where to look where it fails
+    "log_probabilities": (
+        "log_probabilities.before_updates",
+        "trainer and server compute otherwise: model.config against the checkpoint, --rotary-base, the temperature",
+    ),
+    "served_weights": (
+        "log_probabilities.after_updates",
+        "what arrives is not what was trained: SLiME's weight conversion and update for this family",
+    ),
+    "weight_versions": (
+        "versions.versions",
+        "tokens have weights that the schedule does not allow: rollout.max_staleness, SLiME's weight updates",
+    ),
+    "layout_log_probabilities": ("layout.log_probabilities", "the layout: tp, cp, ep and sequence parallelism"),
+    "layout_loss": ("layout.loss", "the split over data- and context-parallel ranks, and denominators"),
+    "layout_gradient_norm": ("layout.gradient_norm", "gradients that a parallel group does not add up"),
+    "layout_weights": ("layout.weights", "gradients that a parallel group does not add up, or the optimizer's shards"),
+    "moved_weights": ("layout.moved", "a layer that is not trained, or whose weights are not exported"),
+    "experts": ("routing.tables", "--enable-return-routed-experts, the router, overlap scheduling"),
+    "routing_replay": ("routing.replayed", "--use-rollout-routing-replay, and the tables in the samples"),
+    "rewards": ("rewards.rewards", "reward.function, or samples that have each other's episodes"),
+    "advantages": ("rewards.advantages", "algorithm.post_process: groups and trajectories"),
+    "masks": ("masks.masks", "rollout.generate: which tokens the policy sampled"),
+    "denominators": ("masks.denominators", "rollout_mask_sums, micro-batches and batch sizes in SLiME's schedule"),
+    "loss": ("loss.loss", "algorithm.reduction, and the loss that SLiME computes of these samples"),
+    "arguments": ("arguments.arguments", "a flag that is lost in rendering, or that SLiME changes"),
+    "end_tokens": ("tokens.ends", "eos_token_id of config.json and generation_config.json against the chat template"),
+    "vocabulary": ("tokens.vocabulary", "--make-vocab-size-divisible-by: rows that pad take part in each softmax"),
+    "conversion": ("checkpoints.conversion", "SLiME's converters for this family"),
+    "export": ("checkpoints.export", "--save-hf against the checkpoint of the same step"),
+    "resume_log_probabilities": ("checkpoints.resumed_log_probabilities", "the checkpoint: weights"),
+    "resume_weights": ("checkpoints.resumed_weights", "the checkpoint: the optimizer's states and schedule"),
+    "resume_steps": ("checkpoints.resumed_steps", "where a resumed run goes on"),
+    "memory": ("memory.memory", "the planner's parameters of one rank: recipes/families, recipes/layers"),
+}
+
+WITHOUT_ROLLOUTS = (  # those that batches of random tokens can be checked with
+    *("log_probabilities", "layout_log_probabilities", "layout_loss", "layout_gradient_norm", "layout_weights"),
+    *("moved_weights", "denominators", "loss", "arguments", "vocabulary", "conversion", "export"),
+    *("resume_log_probabilities", "resume_weights", "resume_steps", "memory"),
+)
+
+
+def run_checks(evidence: Evidence) -> Iterator[Check]:
+    """Every check, in order."""
+    return (run_check(name, evidence) for name in CHECKS)
+
+
+def run_check(name: str, evidence: Evidence) -> Check:
+    """One that can't be made says why. One that ends in an error has failed, and names it."""
+    if "rollouts" in evidence.skipped and name not in WITHOUT_ROLLOUTS:
+        return Check(name, None, None, None, evidence.skipped["rollouts"])
+    path, look_at = CHECKS[name]
+    module, _, function = path.rpartition(".")
+    measure: Function = getattr(import_module(f"{_PACKAGE}.{module}"), function)
+    try:
+        found = measure(evidence)
+    except NotMadeError as error:
+        return Check(name, None, None, None, str(error))
+    except BROKEN as error:
+        return Check(name, False, math.inf, None, f"{type(error).__name__}: {error}; {look_at}")
+    return Check(name, found.ok, found.value, found.limit, look_at)

@@ -1,0 +1,2 @@
+from .convolution import ShortConvolution as ShortConvolution
+from .norm import FusedRMSNormGated as FusedRMSNormGated

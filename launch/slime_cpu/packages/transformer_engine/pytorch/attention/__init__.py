@@ -1,0 +1,1 @@
+from .dot_product import DotProductAttention as DotProductAttention

@@ -1,0 +1,31 @@
+"""`Family.served_on_cpu` beside SGLang itself: it serves a toy of the family on a CPU, or ends before it answers."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from slime_swe.launch.rehearse.toy import write_toy
+from slime_swe.recipes.registry import load_recipe
+from tests.launch.rehearse.small import CPU
+from tests.real_sglang import needed, serving
+
+pytestmark = [needed, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECIPES = (
+    *("qwen25_coder_1_5b", "qwen3_4b_instruct", "qwen3_coder_30b_a3b"),
+    *("glm4_7_flash", "qwen3_coder_next", "qwen3_5_9b", "qwen3_6_35b_a3b"),
+)
+
+
+@pytest.mark.matrix("families that SGLang serves on a CPU")
+@pytest.mark.parametrize("name", RECIPES)
+def test_sglang_serves_a_family_on_a_cpu_or_not_as_the_family_says(tmp_path, name):
+    recipe = load_recipe(name)
+    write_toy(recipe.model, CPU, tmp_path / "toy")
+    served = recipe.model.kind.served_on_cpu
+    found = nullcontext() if served else pytest.raises(AssertionError, match="SGLang did not start")
+    with found, serving(tmp_path / "toy", tmp_path / "log") as server:
+        status, answer = server.generate([1, 2, 3])
+        assert status == 200, answer

@@ -43,6 +43,8 @@ class Api:
             ("/pause_generation", self.pause_generation),
             ("/continue_generation", self.continue_generation),
             ("/flush_cache", self.flush_cache),
+            ("/release_memory_occupation", self.release_memory),
+            ("/resume_memory_occupation", self.release_memory),
         ):
             post(path, handler)
         for paths, handler in (
@@ -90,11 +92,11 @@ class Api:
 
     async def abort_request(self, request: web.Request) -> web.Response:
         payload = read_json(await request.read())
-        rid = payload.get("rid")
-        if not payload.get("abort_all") and not (isinstance(rid, str) and rid):
-            raise RequestError("rid (a string) or abort_all=true is needed")
-        count = await asyncio.wrap_future(self.engine.abort(None if payload.get("abort_all") else rid))
-        return _json({"aborted": count})
+        rid = payload.get("rid", "")
+        if not isinstance(rid, str):
+            raise RequestError(f"rid={rid!r}: a string is needed")
+        await asyncio.wrap_future(self.engine.abort(None if payload.get("abort_all") else rid))
+        return web.Response()
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
         payload = read_json(await request.read())
@@ -123,10 +125,14 @@ class Api:
     async def flush_cache(self, request: web.Request) -> web.Response:
         if await asyncio.wrap_future(self.engine.flush()):
             return web.Response(text="Cache flushed.\n")
-        return web.Response(text="Cache not flushed: there are running requests.\n", status=400)
+        return web.Response(text="Flush cache failed.\n", status=400)
+
+    async def release_memory(self, request: web.Request) -> web.Response:
+        """Of which nothing is given back, as by SGLang without its memory saver: `server_info` says so."""
+        return _json(None)
 
     async def health(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return web.Response()
 
     async def health_generate(self, request: web.Request) -> web.Response:
         """Computes one token, unless generation is paused; 503 where that fails or takes longer than HEALTH_SECONDS."""
@@ -138,7 +144,7 @@ class Api:
                 return _json({"error": {"message": f"no token within {HEALTH_SECONDS} seconds"}}, status=503)
             if reason.get("status_code"):
                 return _json({"error": {"message": reason["message"]}}, status=503)
-        return _json({"status": "ok"})
+        return web.Response()
 
     async def server_info(self, request: web.Request) -> web.Response:
         state = {"model_path": self.engine.model_path, "weight_version": self.engine.scheduler.weight_version}
@@ -153,6 +159,8 @@ class Api:
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": self.engine.scheduler.weight_version,
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
                 "model_type": raw.get("model_type"),
                 "architectures": raw.get("architectures"),
             }

@@ -87,8 +87,8 @@ class Engine:
         return future
 
     def abort(self, rid: str | None) -> Future[int]:
-        """End the request `rid` (SGLang matches by prefix), or all where None."""
-        return self.call(lambda: self.scheduler.abort(lambda r: rid is None or r.rid.startswith(rid)))
+        """End the request `rid`, or all where None; how many there were."""
+        return self.call(lambda: self.scheduler.abort(lambda request: rid in (None, request.rid)))
 
     def pause(self, mode: str) -> Future[None]:
         """`abort`: end all requests; `retract`: back to the queue; `in_place`: leave them. None runs until resume."""

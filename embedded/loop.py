@@ -26,8 +26,11 @@ from slime_swe.embedded.hooks import Hooks
 from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.phases import Clock, sandbox_share
 from slime_swe.embedded.server_process import ServerProcess, update_weights
+from slime_swe.embedded.tracked import figures_of, rows_of
+from slime_swe.embedded.trackers import Opening, Trackers
 from slime_swe.embedded.train_data import TrainData, to_train_data
-from slime_swe.embedded.trainer import Trainer
+from slime_swe.embedded.trained import trained_samples
+from slime_swe.embedded.trainer import Steps, Trainer
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
@@ -35,13 +38,15 @@ from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.loop_scope import gate_of_loop
-from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
 from slime_swe.rollout.player import Player
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, flatten
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.trained import TRAINED, append_trained
 from slime_swe.sample import Sample
 
-JOURNALS = ("metrics.jsonl", EPISODES, EVALUATIONS)  # the last two are written by the logging hooks
+HURRIED = 5.0  # seconds that trackers get where a run fails
+JOURNALS = (METRICS, EPISODES, EVALUATIONS, TRAINED)  # the logging hooks write episodes and evaluations
 
 
 class Progress(Protocol):
@@ -118,6 +123,9 @@ class _Loop:
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
         self.recorded = clock.snapshot()
+        opening = Opening(self.run_dir, getattr(args, "swe_project", ""), self.configuration)
+        self.trackers = Trackers(getattr(args, "swe_trackers", ()), opening)
+        self.shown: list[list[Any]] = []  # episodes of this rollout
         if found is not None:
             self.trainer.load_state(found.optimizer_state())
             self._load_data_source(found)
@@ -132,6 +140,7 @@ class _Loop:
     async def start(self, stack: AsyncExitStack) -> None:
         """Start the server, unless one is given, and bring it to the policy's weights."""
         args = self.args
+        stack.callback(self.trackers.close, HURRIED)  # where the run fails; it closed them before where it ended
         if not args.sglang_router_ip:
             server = ServerProcess.of_run(args, self.run_dir / "server.log")
             self.server = await stack.enter_async_context(server)
@@ -151,6 +160,7 @@ class _Loop:
         records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
         report.write_curve(self.run_dir, records)
         summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())
+        summary["trackers_lost"] = self.trackers.close()
         report.write_summary(self.run_dir, summary)
         return summary
 
@@ -158,16 +168,18 @@ class _Loop:
         rollout, metrics = await self._generate(rollout_id)
         with self.clock.phase("training"):
             data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process, rollout.stale_groups)
-            metrics |= await self._train(data)
+            steps = await self._train(data)
+        self.attempt.require_last()
+        append_trained(self.run_dir / TRAINED, trained_samples(rollout_id, self.attempt.number, data, steps))
         with self.clock.phase("weight_sync"):
             await self._sync(rollout_id)
-        self._record_step(rollout_id, metrics)
+        self._record_step(rollout_id, metrics | steps.metrics)
         if self._evaluation_is_due(rollout_id):
             await self._evaluate(rollout_id, "during")
         with self.clock.phase("checkpoint"):
             self._save(rollout_id)
 
-    async def _train(self, data: TrainData) -> dict[str, Any]:
+    async def _train(self, data: TrainData) -> Steps:
         """In a thread where episodes go on meanwhile, or their commands end."""
         if self.schedule.carries:
             return await asyncio.to_thread(self.trainer.train, data)
@@ -184,6 +196,7 @@ class _Loop:
         logged: dict[str, Any] = rollout.metrics()
         if self.hooks.log is not None:
             self.hooks.log(rollout_id, self.args, samples, logged, seconds)
+        self.shown = rows_of(rollout_id, samples)
         metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
         return rollout, episode_metrics(samples) | metrics  # a logging hook of another kind adds none of them
 
@@ -193,16 +206,13 @@ class _Loop:
             return await self.driver.collect(self.data_source, rollout_id)
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
-        """Times, since the record before, are kept apart under `seconds`: all else is a function of the recipe."""
-        seconds = self._seconds_since_recorded()
-        seconds |= {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
-        lasting = {name: value for name, value in metrics.items() if not name.endswith("seconds")}
-        where = {"kind": "train", "rollout_id": rollout_id, "attempt": self.attempt.number}
-        self.journal.append({**where, **lasting, "seconds": seconds})
-        playing = seconds["total"] if self.schedule.carries else seconds["generation"] + seconds["sandbox"]
-        sampled = metrics.get("sampled_tokens", 0.0) * metrics["episodes"]
-        speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
-        self.progress.on_step(rollout_id, {**lasting, **speed, "seconds": seconds["total"]})
+        record = rollout_record(rollout_id, self.attempt.number, metrics, self._seconds_since_recorded())
+        self._record(record, self.shown)
+        self.progress.on_step(rollout_id, paced(record, carries=self.schedule.carries))
+
+    def _record(self, record: dict[str, Any], episodes: Sequence[Sequence[Any]] = ()) -> None:
+        self.journal.append(record)
+        self.trackers.log(record["rollout_id"], figures_of(record), episodes)
 
     def _seconds_since_recorded(self) -> dict[str, float]:
         before, self.recorded = self.recorded, self.clock.snapshot()
@@ -222,7 +232,7 @@ class _Loop:
             metrics = evaluation_metrics(samples)
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id}
             where["attempt"] = self.attempt.number
-            self.journal.append({**where, **metrics, "seconds": self._seconds_since_recorded()})
+            self._record({**where, **metrics, "seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
     async def _played(self, name: str, tasks: Sequence[Task]) -> list[Sample]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_swe.errors import UserError
+from slime_swe.rollout.warm_start import is_supervised
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 ESTIMATORS = ("grpo", "gspo", "cispo")
@@ -30,7 +31,8 @@ class LossError(UserError):
 @dataclass(frozen=True)
 class LossConfig:
     """What the loss is made of, by the names of a recipe's `algorithm`. `kl_coef` 0 leaves the reference policy out,
-    `dual_clip` 0 the third bound, `mismatch` "none" importance sampling between server and trainer."""
+    `dual_clip` 0 the third bound, `mismatch` "none" importance sampling between server and trainer. `supervised` is
+    SLiME's `sft_loss`, of which the others are no part."""
 
     estimator: str = "grpo"
     clip_low: float = 0.2
@@ -42,6 +44,7 @@ class LossConfig:
     mismatch: str = "none"
     mismatch_low: float = 0.0
     mismatch_high: float = 2.0
+    supervised: bool = False
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
@@ -71,12 +74,13 @@ class LossConfig:
             mismatch=MISMATCH[function] if args.use_tis else "none",
             mismatch_low=args.tis_clip_low,
             mismatch_high=args.tis_clip,
+            supervised=is_supervised(args),
         )
 
     @property
     def is_pure_policy_gradient(self) -> bool:
         """Whether a token of zero advantage adds nothing to the gradient."""
-        return self.kl_coef == 0 and self.entropy_coef == 0
+        return self.kl_coef == 0 and self.entropy_coef == 0 and not self.supervised
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,12 @@ def policy_loss(
         parts["kl_loss"] = _reduce(kl_estimate(log_probs_N, actions.reference, config.kl_type), actions)
         loss = loss + config.kl_coef * parts["kl_loss"]
     return loss, {"loss": loss.detach()} | {name: value.detach() for name, value in parts.items()}
+
+
+def supervised_loss(log_probs_N: Tensor, entropy_N: Tensor, weight_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The cross entropy of recorded tokens, and its parts, detached: with 1 / N as weight their mean."""
+    loss = -(log_probs_N * weight_N).sum()
+    return loss, {"loss": loss.detach(), "entropy": (entropy_N * weight_N).sum().detach()}
 
 
 def _surrogate(ratio_N: Tensor, log_probs_N: Tensor, advantage_N: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs_num": (0, None),
     "token_ids_logprob": (None, []),
     "return_hidden_states": (False, None),
-    "return_routed_experts": (False, None),
     "lora_path": (None,),
     "session_params": (None,),
 }

@@ -12,7 +12,8 @@ import orjson
 
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.episode import StopReason
-from slime_swe.rollout.metrics import compare, why_untrained
+from slime_swe.rollout.group_outcomes import why_untrained
+from slime_swe.rollout.metrics import compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +28,7 @@ FIGURES = {  # key in the summary -> key of an evaluation's metrics
     "tasks": "tasks",
     "infrastructure_failures": "infrastructure_failures",
     "first_edit_solve_rate": "first_edit_solve_rate",
+    "first_try_solve_rate": "first_try_solve_rate",
     "edits_per_episode": "edits",
     "turns_per_episode": "turns",
     "stop_reasons": "stop_reasons",

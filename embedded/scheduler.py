@@ -16,6 +16,7 @@ from slime_swe.embedded.decoder import Decoder, Span
 from slime_swe.embedded.drafts import Drafter
 from slime_swe.embedded.requests import Decode, Request, abort_reason
 from slime_swe.embedded.sampling import sample, uniforms
+from slime_swe.rollout.replies import INITIAL_WEIGHTS
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
 WAIT_FOR_PREFIX = 16  # a request waits while another computes at least this many more tokens of its prefix
@@ -30,7 +31,7 @@ class Scheduler:
         self.drafter = Drafter(draft_tokens)
         self.cache = decoder.cache
         self.decode = decode
-        self.weight_version = "default"
+        self.weight_version = INITIAL_WEIGHTS
         self.waiting: deque[Request] = deque()
         self.active: dict[int, Request] = {}  # by slot, in order of admission
         self._free = np.ones(self.cache.slots, dtype=bool)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_swe.errors import UserError
+from slime_swe.rollout.records import loss_mask_of
+from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample
 
 PostProcess = Callable[[Namespace, list[Sample]], tuple[list[float], list[float]]]
@@ -24,6 +26,7 @@ class TrainData:
 
     `loss_masks` are all zero where the sample is removed; `mask_sums` holds the trained tokens of the sample's whole
     rollout, siblings included. `stale` are the samples that began under older weights than those that are trained.
+    `indices` are the samples' own.
     """
 
     tokens: list[list[int]]
@@ -33,6 +36,7 @@ class TrainData:
     rollout_ids: list[int]
     mask_sums: list[int]
     stale: frozenset[int] = frozenset()
+    indices: Sequence[int | None] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,8 +57,8 @@ def to_train_data(
             f"for {len(ordered)} samples"
         )
     for sample in ordered:
-        _check(sample)
-    masks = [[0] * sample.response_length if sample.remove_sample else list(_mask(sample)) for sample in ordered]
+        _check(sample, is_sampled=not is_supervised(args))
+    masks = [[0] * sample.response_length if sample.remove_sample else list(loss_mask_of(sample)) for sample in ordered]
     rollout_ids = fill_rollout_ids([sample.rollout_id for sample in ordered])
     trained: Counter[int] = Counter()
     for rollout_id, mask in zip(rollout_ids, masks, strict=True):
@@ -67,6 +71,7 @@ def to_train_data(
         rollout_ids=rollout_ids,
         mask_sums=[trained[rollout_id] for rollout_id in rollout_ids],
         stale=frozenset(place for place, sample in enumerate(ordered) if sample.group_index in stale_groups),
+        indices=[sample.index for sample in ordered],
     )
 
 
@@ -91,12 +96,9 @@ def _place(sample: Sample) -> tuple[int, int]:
     return (sample.rollout_id if sample.rollout_id is not None else index), index
 
 
-def _mask(sample: Sample) -> list[int]:
-    return sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
-
-
-def _check(sample: Sample) -> None:
-    mask = _mask(sample)
+def _check(sample: Sample, *, is_sampled: bool) -> None:
+    """is_sampled: the tokens are the policy's own, with the log-probabilities that they had."""
+    mask = loss_mask_of(sample)
     facts: list[tuple[bool, str, Any]] = [
         (len(mask) == sample.response_length, "loss_mask length", len(mask)),
         (len(sample.tokens) >= sample.response_length, "number of tokens", len(sample.tokens)),
@@ -104,7 +106,7 @@ def _check(sample: Sample) -> None:
     if any(mask) and not sample.remove_sample:
         log_probs = sample.rollout_log_probs
         count = len(log_probs) if log_probs is not None else None
-        facts.append((count == sample.response_length, "number of rollout_log_probs", count))
+        facts.append((count == sample.response_length or not is_sampled, "number of rollout_log_probs", count))
         facts.append(
             (len(sample.tokens) > sample.response_length, "number of tokens, prompt included,", len(sample.tokens))
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from slime_swe.embedded.forward import MicroBatch, forward, micro_batches, recompute_log_probs
-from slime_swe.embedded.loss import Actions, LossConfig, LossError, policy_loss
+from slime_swe.embedded.loss import Actions, LossConfig, LossError, policy_loss, supervised_loss
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.optimizer import PolicyOptimizer
 from slime_swe.embedded.packing import PackingError, split_steps
+from slime_swe.embedded.reductions import token_weights
 from slime_swe.embedded.train_data import TrainData
 from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError
@@ -27,6 +29,19 @@ CHECKED = 8  # one in so many samples is computed again; all would take nearly a
 
 class TrainingError(InfrastructureError):
     """Training diverged: the loss or a gradient is not a number."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a rollout's optimizer steps gave.
+
+    metrics: each the mean over the steps that had tokens to train. step_of: sample -> its step, from 0. log_probs:
+    sample -> the trainer's before the first step, laid out as `TrainData.rollout_log_probs`, where it computed them.
+    """
+
+    metrics: dict[str, float]
+    step_of: dict[int, int]
+    log_probs: dict[int, list[float]]
 
 
 class Trainer:
@@ -56,20 +71,25 @@ class Trainer:
         self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
         self.optimizer = PolicyOptimizer(self.model, args)
 
-    def train(self, data: TrainData) -> dict[str, float]:
-        """Take the rollout's optimizer steps; returns metrics, each the mean over the steps that had tokens to train.
+    def train(self, data: TrainData) -> Steps:
+        """Take the rollout's optimizer steps.
 
         The first step has the weights that sampled, but for stale samples. That the server's log-probabilities are the
-        trainer's own is checked on one in CHECKED of its other samples, which gives `logprob_diff_max` and `_mean`
-        (absent without trained tokens); where the old policy is the trainer's, on all of them. Raises `TrainingError`
-        where a gradient is not finite; that step is then not taken, and those before it stand.
+        trainer's own is checked on one in CHECKED of its other samples, which gives `logprob_diff_max`, `_mean` and
+        `_k3` (absent without trained tokens); where the old policy is the trainer's, on all of them. Raises
+        `TrainingError` where a gradient is not finite; that step is then not taken, and those before it stand.
+        Supervised steps need no old policy, and nothing is computed for one.
         """
         everything, batches = range(len(data)), split_steps(data.rollout_ids, self.steps)
         checked = [sample for sample in batches[0] if self._contributes(data, sample) and sample not in data.stale]
-        if self.use_rollout_log_probs:
-            checked, old = checked[::CHECKED], data.rollout_log_probs
-            own = self.recompute(data, self.model, checked)
+        if self.config.supervised:  # of tokens that another policy sampled
+            computed, checked = [], []
+            own = old = data.rollout_log_probs
+        elif self.use_rollout_log_probs:
+            computed = checked = checked[::CHECKED]
+            own, old = self.recompute(data, self.model, checked), data.rollout_log_probs
         else:
+            computed = [*everything]
             own = old = self.recompute(data, self.model, everything)
         reference = self.recompute(data, self.reference, everything) if self.reference is not None else None
         gaps = _gaps(data, checked, own)
@@ -77,7 +97,11 @@ class Trainer:
         trained = [step for step in steps if step["trained_tokens"]] or steps[:1]
         means = {name: sum(step[name] for step in trained) / len(trained) for name in trained[0]}
         totals = {name: sum(step[name] for step in steps) for name in ("trained_tokens", "input_tokens")}
-        return means | gaps | totals | {"lr": self.optimizer.learning_rate()}
+        return Steps(
+            metrics=means | gaps | totals | {"lr": self.optimizer.learning_rate()},
+            step_of={sample: step for step, samples in enumerate(batches) for sample in samples},
+            log_probs={sample: own[sample] for sample in computed},
+        )
 
     def recompute(self, data: TrainData, model: Qwen2, samples: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of the samples' trained tokens under `model`, in the layout of the server's."""
@@ -101,12 +125,12 @@ class Trainer:
         *,
         first: bool,
     ) -> dict[str, float]:
-        rollouts = len({data.rollout_ids[sample] for sample in samples})
+        weights = token_weights(data, samples, "token" if self.config.supervised else "trajectory")
         contributing = [sample for sample in samples if self._contributes(data, sample)]
         parameters = list(self.model.parameters())
 
         def work(batch: MicroBatch) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-            parts, loss = self._loss(batch, self._actions(data, batch, rollouts, old, reference, first))
+            parts, loss = self._loss(batch, self._actions(data, batch, weights, old, reference, first))
             return parts, torch.autograd.grad(loss, parameters)
 
         batches = micro_batches(data, contributing, self.max_tokens)
@@ -125,7 +149,10 @@ class Trainer:
 
     def _loss(self, batch: MicroBatch, actions: Actions) -> tuple[dict[str, Tensor], Tensor]:
         log_probs_N, entropy_N = forward(self.model, batch, self.temperature)
-        loss, parts = policy_loss(log_probs_N, entropy_N, actions, self.config)
+        if self.config.supervised:
+            loss, parts = supervised_loss(log_probs_N, entropy_N, actions.weight)
+        else:
+            loss, parts = policy_loss(log_probs_N, entropy_N, actions, self.config)
         counts = {
             "weight": actions.weight.sum(),
             "trained_tokens": torch.tensor(len(log_probs_N)),
@@ -137,7 +164,7 @@ class Trainer:
         self,
         data: TrainData,
         batch: MicroBatch,
-        rollouts: int,
+        weights: Mapping[int, float],
         old: list[list[float]],
         reference: list[list[float]] | None,
         first: bool,
@@ -146,7 +173,7 @@ class Trainer:
             return torch.tensor([values[s][place] for s, place in batch.source_N])
 
         advantage = [data.advantages[sample] for sample, _ in batch.source_N]
-        weight = [1 / (data.mask_sums[sample] * rollouts) for sample, _ in batch.source_N]
+        weight = [weights[sample] for sample, _ in batch.source_N]
         return Actions(
             old=gather(old),
             rollout=gather(data.rollout_log_probs),
@@ -200,21 +227,30 @@ def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
     losses = [name for name in ("loss", "pg_loss", "kl_loss") if name in sums[0]]
     totals = {name: _total(sums, name) for name in losses}
     weight, tokens = _total(sums, "weight"), int(_total(sums, "trained_tokens"))
-    means = {name: _total(sums, name) / weight for name in ("entropy", "clip_fraction", "ratio", "kl_to_old")}
+    of_tokens = [name for name in ("entropy", "clip_fraction", "ratio", "kl_to_old") if name in sums[0]]
+    means = {name: _total(sums, name) / weight for name in of_tokens}
     counts = {"trained_tokens": tokens, "input_tokens": int(_total(sums, "input_tokens"))}
     return totals | means | counts
 
 
 def _gaps(data: TrainData, samples: Sequence[int], own: list[list[float]]) -> dict[str, float]:
+    """Of the trainer's log-probabilities to the server's. k3 estimates KL(server || trainer) by the tokens that the
+    server sampled (http://joschu.net/blog/kl-approx.html)."""
     gaps = [
-        abs(ours - theirs)
+        ours - theirs
         for sample in samples
         for ours, theirs, trained in zip(
             own[sample], data.rollout_log_probs[sample], data.loss_masks[sample], strict=True
         )
         if trained
     ]
-    return {"logprob_diff_max": max(gaps), "logprob_diff_mean": sum(gaps) / len(gaps)} if gaps else {}
+    if not gaps:
+        return {}
+    return {
+        "logprob_diff_max": max(map(abs, gaps)),
+        "logprob_diff_mean": sum(map(abs, gaps)) / len(gaps),
+        "logprob_diff_k3": sum(math.expm1(gap) - gap for gap in gaps) / len(gaps),
+    }
 
 
 def _total(sums: list[dict[str, Tensor]], name: str) -> float:

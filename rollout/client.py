@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -13,20 +14,24 @@ import aiohttp
 import orjson
 
 from slime_swe.rollout.gate import Gate
-from slime_swe.rollout.replies import TOKEN_IDS, EngineAborted, EngineError, Part, experts_between, parse_reply
+from slime_swe.rollout.grammar import Grammar, changed, follows_grammar
+from slime_swe.rollout.replies import (
+    TOKEN_IDS,
+    EngineAborted,
+    EngineError,
+    Part,
+    Scores,
+    Transient,
+    experts_between,
+    parse_reply,
+    parse_scores,
+)
 from slime_swe.rollout.version_spans import VersionSpan, joined
 
 UNREACHABLE = "unreachable"
+SESSION = "X-SMG-Routing-Key"  # header by which its router keeps a session on one engine
 ERROR_CODE = "X-SMG-Error-Code"  # header in which SGLang's router names an error
 MIN_REPLY = 16  # tokens: with less room than this for a reply, the context counts as full
-
-
-class _Transient(EngineError):
-    """Worth another try. cause: a name to count it by."""
-
-    def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
-        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,14 @@ class Sampling:
     params: Mapping[str, Any]
     seed_key: tuple[Any, ...] | None = None
     headers: Mapping[str, str] | None = None  # of each request, for the router
+    grammar: Grammar | None = None  # of each reply
 
     def for_turn(self, turn: int, room: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
         """The parameters of model call number `turn`, which may sample at most `room` tokens."""
         stops = dict.fromkeys([*stop_token_ids, *(self.params.get("stop_token_ids") or ())])
         params = {
             **self.params,
+            **(self.grammar.params if self.grammar else {}),
             "max_new_tokens": min(room, self.params["max_new_tokens"]),
             "stop_token_ids": list(stops),
             "no_stop_trim": True,
@@ -63,7 +70,8 @@ class Generation:
     `version_spans` cover `tokens`: which weights sampled which. The counts of tokens are of the first request for it.
     `retries`: why further requests were made for it -> how many: `unreachable`, `aborted`, or what the router calls it.
     `routed_experts` are int32 in bytes, for the tokens of the sequence from `experts_from` up to the last but one: the
-    last one was never put into the model.
+    last one was never put into the model. `unseen_tokens`: how many were sampled that are not given here: an endpoint
+    gives none. `untrained`: places of tokens whose distribution was not the policy's own, or is not known to be.
     """
 
     tokens: list[int]
@@ -75,6 +83,13 @@ class Generation:
     routed_experts: bytes | None = None
     experts_from: int = 0
     retries: Mapping[str, int] = field(default_factory=dict)
+    unseen_tokens: int = 0
+    untrained: frozenset[int] = frozenset()
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many were sampled."""
+        return len(self.tokens) + self.unseen_tokens
 
 
 @dataclass(eq=False)
@@ -83,10 +98,11 @@ class EngineClient:
 
     timeout: seconds of one request. connect_timeout: seconds of it for making a connection. max_body: bytes of one
     reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
-    together, for routing replay. A turn that the engine aborts goes on from what was said of it. Connection failures,
-    5xx, and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx),
-    timed-out or invalid reply is not retried. gate: each request waits there before it is made. on_failure: called
-    between a connection failure or 5xx and the next try.
+    together, for routing replay. adapter: the name of the LoRA adapter that the engine samples with. A turn that the
+    engine aborts goes on from what was said of it; one that follows a grammar begins anew. Connection failures, 5xx,
+    and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx), timed-out
+    or invalid reply is not retried. gate: each request waits there before it is made. on_failure: called between a
+    connection failure or 5xx and the next try.
 
     Not covered: of an aborted turn, a stop string across the cut, and a stop token that only the engine knows of.
     """
@@ -100,6 +116,7 @@ class EngineClient:
     max_body: int = 8 << 20
     vocabulary: int | None = None
     experts_per_token: int = 0
+    adapter: str = ""
     gate: Gate = field(default_factory=Gate)
     on_failure: Callable[[], Awaitable[object]] | None = None
     _http: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -129,70 +146,101 @@ class EngineClient:
         *,
         experts_from: int | None = None,
         headers: Mapping[str, str] | None = None,
+        tolerance: float | None = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`; pieces of bytes hold them as JSON, with a comma after each.
 
-        experts_from: the first token whose routed experts are wanted, if any are; those before it are known. Raises
-        `EngineError`; cancelling drops the request.
+        experts_from: the first token whose routed experts are wanted, if any are; those before it are known. tolerance:
+        that of the grammar which the parameters name, where its tokens may be trained; the engine is then asked for
+        each one's log-probability without it. Raises `EngineError`; cancelling drops the request.
         """
         if experts_from is not None and not self.experts_per_token:
             raise ValueError("routed experts are asked for, and experts_per_token is not given")
-        turn = _Turn(_pieces(input_ids), sampling_params, self.experts_per_token, experts_from)
-        failure: EngineError
+        turn = _Turn(_pieces(input_ids), sampling_params, self.experts_per_token, experts_from, self.adapter)
         failures = 0  # in a row, without a new token
         while True:
-            try:
-                async with self.gate.passing():
-                    reply = await self._post(turn.request(), headers)
-            except _Transient as error:
-                failure = error
-                turn.retries[error.cause] += 1
-                if self.on_failure is not None:
-                    await self.on_failure()
+            reply = await self._ask(turn.request(), headers, turn.retries)
+            if isinstance(reply, EngineError):
+                failure = reply
             else:
                 part = parse_reply(reply, turn.room, self.vocabulary or TOKEN_IDS)
-                turn.add(part)
+                progress = turn.add(part)
                 if turn.finish_reason is not None:
-                    return turn.generation(turn.finish_reason)
+                    break
                 turn.retries["aborted"] += 1
-                if part.tokens or self.gate.is_closed:  # then it was the run that had it aborted
+                if progress or self.gate.is_closed:  # then it was the run that had it aborted
                     failures = 0
                     continue
                 failure = EngineAborted(f"the engine aborted the request: {part.message or 'no reason given'}")
             failures += 1
-            if failures == self.attempts:
-                raise failure
-            await asyncio.sleep(self.pause * 2 ** (failures - 1))
+            await self._pause(failures, failure)
+        if tolerance is not None:
+            turn.compare(await self._score(turn, headers), tolerance)
+        return turn.generation(turn.finish_reason)
+
+    async def _score(self, turn: _Turn, headers: Mapping[str, str] | None) -> Scores:
+        """What the policy alone gives to the tokens of a turn."""
+        failures = 0
+        while True:
+            reply = await self._ask(turn.scoring_request(), headers, turn.retries)
+            if isinstance(reply, EngineError):
+                failure = reply
+            elif (scores := parse_scores(reply, turn.tokens)) is not None:
+                return scores
+            else:
+                turn.retries["aborted"] += 1
+                failure = EngineAborted("the engine aborted the request for log-probabilities")
+            failures += 1
+            await self._pause(failures, failure)
+
+    async def _ask(self, body: bytes, headers: Mapping[str, str] | None, retries: Counter[str]) -> bytes | EngineError:
+        """The reply, or a failure that is worth another try."""
+        try:
+            async with self.gate.passing():
+                return await self._post(body, headers)
+        except Transient as error:
+            retries[error.cause] += 1
+            if self.on_failure is not None:
+                await self.on_failure()
+            return error
+
+    async def _pause(self, failures: int, failure: EngineError) -> None:
+        """Raises the failure where it is the last of as many in a row as are borne."""
+        if failures == self.attempts:
+            raise failure
+        await asyncio.sleep(self.pause * 2 ** (failures - 1))
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         if self._http is None:
             raise RuntimeError("EngineClient is used outside its `async with`")
         try:
             async with self._http.post(self.url, data=body, headers=headers) as response:
-                reply = await self._read(response)
+                reply = await read_body(response, self.url, self.max_body)
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but nothing was asked yet
             why = f"no connection in {self.connect_timeout:g} s"
-            raise _Transient(UNREACHABLE, f"{self.url} is unreachable: {why}") from error
+            raise Transient(UNREACHABLE, f"{self.url} is unreachable: {why}") from error
         except TimeoutError as error:
             raise EngineError(f"{self.url} did not reply within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Transient(UNREACHABLE, f"{self.url} is unreachable: {error or type(error).__name__}") from error
+            raise Transient(UNREACHABLE, f"{self.url} is unreachable: {error or type(error).__name__}") from error
         if response.status != 200:
             message = f"{self.url} replied HTTP {response.status}: {reply[:200].decode(errors='replace')}"
             if response.status < 500:
                 raise EngineError(message)
             code = response.headers.get(ERROR_CODE, "")
-            raise _Transient(code if code.isidentifier() else f"http_{response.status}", message)
+            raise Transient(code if code.isidentifier() else f"http_{response.status}", message)
         return reply
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        reply = bytearray()
-        async for chunk in response.content.iter_any():
-            reply += chunk
-            if len(reply) > self.max_body:
-                response.close()  # what is still to come must not be read
-                raise EngineError(f"{self.url} replied with more than {self.max_body} bytes")
-        return bytes(reply)
+
+async def read_body(response: aiohttp.ClientResponse, url: str, most: int) -> bytes:
+    """Raises `EngineError` for a reply of more than `most` bytes; `url` is named in it."""
+    reply = bytearray()
+    async for chunk in response.content.iter_any():
+        reply += chunk
+        if len(reply) > most:
+            response.close()  # what is still to come must not be read
+            raise EngineError(f"{url} replied with more than {most} bytes")
+    return bytes(reply)
 
 
 @dataclass
@@ -203,6 +251,7 @@ class _Turn:
     params: Mapping[str, Any]
     experts_per_token: int
     experts_from: int | None
+    adapter: str = ""
     finish_reason: Literal["stop", "length"] | None = None
 
     def __post_init__(self) -> None:
@@ -212,6 +261,7 @@ class _Turn:
         self.retries = Counter[str]()
         self.first: Part | None = None  # that sampled something
         self.tables: list[bytes] = []
+        self.untrained: frozenset[int] = frozenset()
         self.length = sum(piece.count(b",") for piece in self.prompt)  # of the prompt, in tokens
         self.experts_end = self.experts_from
 
@@ -225,34 +275,52 @@ class _Turn:
         """For the rest of the turn, after all that was said of it. A sampling seed stays as it is: engines draw by the
         seed and the token's place in the sequence.
         """
-        params = {**self.params, "max_new_tokens": self.room}
-        payload: dict[str, Any] = {"sampling_params": params, "return_logprob": True}
+        payload: dict[str, Any] = {"sampling_params": {**self.params, "max_new_tokens": self.room}}
         if self.experts_end is not None:
             payload |= {"return_routed_experts": True, "routed_experts_start_len": self.experts_end}
+        return self._body(payload)
+
+    def scoring_request(self) -> bytes:
+        """For the log-probabilities of the turn's tokens as a part of a prompt. SGLang has the rest of it cached."""
+        params = {"temperature": 1.0, "max_new_tokens": 0}  # at any other, SGLang gives a prompt's at 1 all the same
+        return self._body({"sampling_params": params, "logprob_start_len": self.length - 1})
+
+    def _body(self, payload: dict[str, Any]) -> bytes:
+        payload["return_logprob"] = True
+        if self.adapter:
+            payload["lora_path"] = self.adapter
         ids = [*self.prompt, orjson.dumps(self.tokens)[1:-1]] if self.tokens else self.prompt
         ids = [*ids[:-1], ids[-1].removesuffix(b",")]
         return b"".join([b'{"input_ids":[', *ids, b"],", orjson.dumps(payload)[1:]])
 
-    def add(self, part: Part) -> None:
-        """What the engine has sampled now. When SGLang aborts a request, it keeps what its last forward pass gives
-        without a look at that: a stop token, the last token allowed, or tokens beyond them. The turn then ends there.
+    def add(self, part: Part) -> bool:
+        """What the engine has sampled now; whether the turn is any longer by it. When SGLang aborts a request, it keeps
+        what its last forward pass gives without a look at that: a stop token, the last token allowed, or tokens beyond
+        them. The turn then ends there. Else one that follows a grammar keeps nothing, as the grammar would begin anew.
         """
         before, room = self.length + len(self.tokens) - 1, self.room  # `before`: tokens that were put into the model
         kept = len(part.tokens) if part.finish_reason != "abort" else self._length_until_stop(part.tokens[:room])
+        finish = part.finish_reason if part.finish_reason != "abort" else "length" if kept == room else None
+        if kept and part.tokens[kept - 1] in self._stops():  # engines say `length` where it is the last token allowed
+            finish = "stop"
+        if finish is None and follows_grammar(self.params):
+            return False
+        self.finish_reason = finish
         self.tokens += part.tokens[:kept]
         self.log_probs += part.log_probs[:kept]
         self.spans.append((part.weight_version, kept))
         self.first = self.first or (part if part.tokens else None)
-        if part.finish_reason != "abort":
-            self.finish_reason = part.finish_reason
-        elif kept == room:
-            self.finish_reason = "length"
-        if kept and self.tokens[-1] in self._stops():  # engines say `length` where it is the last token allowed
-            self.finish_reason = "stop"
         if self.experts_end is not None and (self.finish_reason or part.routed_experts is not None):
             start, end, kept_end = self.experts_end, before + len(part.tokens), before + kept
             self.tables.append(experts_between(part.routed_experts, start, end, self.experts_per_token, kept_end))
             self.experts_end = kept_end  # what an aborted request does not give, the next one does
+        return kept > 0
+
+    def compare(self, scores: Scores, tolerance: float) -> None:
+        """Find what a grammar has changed: by weights other than those that sampled, nothing is known."""
+        known = {version for version, _ in self.spans} == {scores.weight_version}
+        own = scores.log_probs if known else [math.nan] * len(self.tokens)
+        self.untrained = changed(self.log_probs, own, tolerance)
 
     def _stops(self) -> Sequence[int]:
         return () if self.params.get("ignore_eos") else self.params.get("stop_token_ids") or ()
@@ -272,6 +340,7 @@ class _Turn:
             routed_experts=b"".join(self.tables) if self.experts_from is not None else None,
             experts_from=self.experts_from or 0,
             retries=self.retries,
+            untrained=self.untrained,
         )
 
 

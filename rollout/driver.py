@@ -7,7 +7,7 @@ import copy
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -15,19 +15,18 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
+from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.player import Group, Player, end_all
-from slime_swe.rollout.records import failure_of, flatten, is_broken, trajectories
+from slime_swe.rollout.records import failure_of, flatten, is_broken, record_of, trajectories
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
 from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
-
-LEAST_SOUND = 2  # episodes of a group that have a baseline
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +51,11 @@ class TaskSource(DataSource, Protocol):
         """Infrastructure fails on this task again and again."""
         ...
 
-    def end_rollout(self, rollout_id: int, unfinished: Sequence[int] = ()) -> None:
-        """A batch is complete. unfinished: groups that are still played."""
+    def end_rollout(
+        self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
+    ) -> None:
+        """A batch is complete. unfinished: groups that are still played. outcomes: of each task's episodes that the
+        batch is made of or that were dropped for it, whether they solved it; infrastructure failures are left out."""
         ...
 
 
@@ -259,7 +261,7 @@ class Driver:
             raise InfrastructureError(
                 f"the last {self.failures.hopeless_after} episodes were all broken by infrastructure: {_why(episodes)}"
             )
-        lost = broken.count(False) < min(LEAST_SOUND, len(episodes))
+        lost = is_lost(broken)
         task = task_id_of(self._fresh[number][0]) or str(number)
         if self.failures.group(task, broken=lost):
             self._retried.update(_cause(segments) for segments in episodes if is_broken(segments))
@@ -268,20 +270,10 @@ class Driver:
         if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
             data_source.set_aside(task)
-        reason = "infrastructure" if lost else self._reason(group)
+        reason = LOST if lost else why_filtered(self.player.args, self.player.hooks.group_filter, group)
         self._judged[number] = _Judged(group, reason)
         outcome = Outcome.BROKEN if lost else Outcome.UNIFORM if reason else Outcome.INFORMATIVE
         self.scheduler.end(number, outcome)
-
-    def _reason(self, group: Group) -> str:
-        """Why the group filter drops it; empty where it does not."""
-        group_filter = self.player.hooks.group_filter
-        if group_filter is None:
-            return ""
-        verdict = group_filter(self.player.args, group)
-        if not hasattr(verdict, "keep"):  # a bare truth value, as older filters return
-            return "" if verdict else "unnamed"
-        return "" if verdict.keep else str(verdict.reason or "unnamed")
 
     async def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
         given_back = set(batch.given_back)
@@ -308,7 +300,7 @@ class Driver:
         self._retried = Counter()
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
         if isinstance(data_source, TaskSource):
-            data_source.end_rollout(version, sorted(self._fresh))
+            data_source.end_rollout(version, sorted(self._fresh), _outcomes(rollout.played, self.player.args))
         return rollout
 
 
@@ -327,6 +319,16 @@ def _cause(segments: Sequence[Sample]) -> str:
 def _why(episodes: Sequence[Sequence[Sample]]) -> str:
     failure = failure_of(episodes[0][0])
     return f"{failure.where}: {failure.detail}" if failure else "no reason given"
+
+
+def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]]:
+    found: dict[str, list[bool]] = {}
+    for group in groups:
+        for segments in trajectories(flatten(group)):
+            task = task_id_of(segments[0])
+            if task is not None and not is_broken(segments):
+                found.setdefault(task, []).append(record_of(segments[0], getattr(args, "reward_key", None)).solved)
+    return found
 
 
 def _copied(sample: Sample) -> Sample:

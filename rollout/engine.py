@@ -19,6 +19,7 @@ from slime_swe.rollout.settings import RolloutSettings
 _ANSWER_SECONDS = 30.0
 _CONNECTION_SECONDS = 5.0
 _UNANSWERED = (aiohttp.ClientError, TimeoutError, ValueError, KeyError)
+ADAPTER = "miles_lora"  # miles' own name of it: miles/utils/lora.py
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ async def engine_client(settings: RolloutSettings) -> EngineClient:
         timeout=settings.time_budget / 2,
         vocabulary=vocabulary,
         experts_per_token=experts_per_token,
+        adapter=ADAPTER if settings.lora_rank else "",
         on_failure=workers.remove_dead,
         gate=Gate() if settings.evaluation else await gate_of_loop(),
         **({"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}),
@@ -71,7 +73,7 @@ class Workers:
         removed = []
         try:
             async with _session() as http:
-                workers = await _workers(http, self.url)
+                workers = await workers_at(http, self.url)
                 answers = await asyncio.gather(*(_takes_connections(worker["url"]) for worker in workers))
                 for worker, answer in zip(workers, answers, strict=True):
                     if any(answers) and not answer and "id" in worker:
@@ -92,7 +94,7 @@ async def abort_all(url: str) -> None:
     """
     try:
         async with _session() as http:
-            for worker in await _workers(http, url):
+            for worker in await workers_at(http, url):
                 if not await _takes_connections(worker["url"]):
                     continue
                 async with http.post(f"{worker['url']}/abort_request", json={"abort_all": True}) as response:
@@ -105,7 +107,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS))
 
 
-async def _workers(http: aiohttp.ClientSession, url: str) -> list[dict[str, str]]:
+async def workers_at(http: aiohttp.ClientSession, url: str) -> list[dict[str, str]]:
     async with http.get(f"{url}/workers") as response:
         if response.status != 200:  # no router
             return [{"url": url}]

@@ -39,17 +39,21 @@ TRUNCATED = (StopReason.TIME_BUDGET, StopReason.MAX_TURNS, StopReason.CONTEXT_FU
 
 @dataclass(frozen=True)
 class Timings:
-    """Where an episode's wall time went, in seconds."""
+    """Where an episode's wall time went, in seconds. `started`: when it began, in seconds of Unix time; 0.0 where that
+    was not recorded.
+    """
 
     total: float = 0.0
     engine: float = 0.0  # model calls, with the time that they waited at the run's gate
     sandbox: float = 0.0
+    started: float = 0.0
 
 
 @dataclass
 class Counters:
     """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit.
 
+    tries: 1, and one more for each time that it submitted and was shown failing tests (`rollout.tries`).
     engine_retries: why requests were made again within a turn -> how many (`Generation.retries`). broken_attempts:
     earlier attempts at this episode, by the stop reason of each.
     """
@@ -58,11 +62,14 @@ class Counters:
     malformed_calls: int = 0
     cut_turns: int = 0  # that their token limit ended before the policy did
     unkept_turns: int = 0  # which the chat template would write otherwise
+    untrained_tokens: int = 0  # that a grammar has sampled, not the policy alone
     edits: int = 0
     failed_edits: int = 0
     first_edit_patch: str | None = None
+    tries: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    completion_tokens: int = 0
     engine_retries: dict[str, int] = field(default_factory=dict)
     broken_attempts: dict[str, int] = field(default_factory=dict)
     engine_aborted: bool = False  # somebody made the engine drop the request: trying again is no use
@@ -103,8 +110,10 @@ class EpisodeStatistics(Counters):
         """Count a turn."""
         self.turns += 1
         self.cut_turns += said.finish_reason == "length"
+        self.untrained_tokens += len(said.untrained)
         self.prompt_tokens += said.prompt_tokens
         self.cached_tokens += said.cached_tokens
+        self.completion_tokens += said.completion_tokens
         self.engine_retries.update(said.retries)
 
     @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.slime_plugin import sample_of
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.endpoint.replies import Refused
 from slime_swe.rollout.player import Player, gather, sampling_params, seeded
 from slime_swe.rollout.records import failure_of, is_broken, trajectories
 from slime_swe.sample import Sample
@@ -24,48 +26,92 @@ def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
 
 
 async def evaluate(
-    player: Player, tasks: Sequence[Task], on_episode: Callable[[int, int], None] = lambda done, total: None
+    player: Player,
+    tasks: Sequence[Task],
+    on_episode: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    known: Container[int] = frozenset(),
+    may_begin: Callable[[], bool] = lambda: True,
+    keep: Callable[[list[Sample]], None] = lambda samples: None,
 ) -> list[Sample]:
     """Play `n_samples_per_eval_prompt` episodes of each task; siblings stay together, tasks in order.
 
     They are sampled at temperature 1, or at `eval_temperature` (SLiME's name, which recipes leave out).
     Sample indices, and so sampling seeds, are the same in every evaluation: two of them differ by the policy alone.
     `on_episode` is called with how many are played, and of how many. An episode that infrastructure still breaks
-    after a second round comes back ABORTED: it is for the caller to report. Raises `InfrastructureError` where all do.
+    after a second round comes back ABORTED: it is for the caller to report.
+
+    known: indices that are left out, as they were played before. may_begin: asked before each episode; what may not
+    begin is left out. keep: called with the samples of each episode once it is known that it is not played again.
+    Raises `InfrastructureError` where infrastructure broke all that were played, and none is known; and `Refused` where
+    an endpoint will answer no more, once the episodes have ended that need it no more and are being graded.
     """
-    args = player.args
-    temperature = getattr(args, "eval_temperature", None)
-    params = sampling_params(args) | {"top_p": 1.0, "top_k": -1}
-    params["temperature"] = 1.0 if temperature is None else temperature
-    count = args.n_samples_per_eval_prompt
-    places = [(number, task, place) for number, task in enumerate(tasks) for place in range(count)]
-    results: dict[int, list[Sample]] = {}
-    pending = list(range(len(places)))
-    done = 0
-
-    async def play(index: int) -> Sample | list[Sample]:
-        nonlocal done
-        number, task, place = places[index]
-        sample = sample_of(task, index=index, group_index=number)
-        sample.session_id = uuid.uuid4().hex  # by which a router keeps its calls on one engine
-        episode = await player.play(sample, seeded(args, params, place), evaluation=True)
-        done += 1
-        on_episode(min(done, len(places)), len(places))
-        return episode
-
-    for _ in range(ROUNDS):
-        played = await gather(play(index) for index in pending)
-        results |= {
-            index: episode if isinstance(episode, list) else [episode]
-            for index, episode in zip(pending, played, strict=True)
-        }
-        pending = [index for index in pending if is_broken(results[index])]
+    evaluation = _Evaluation(player, tasks, on_episode, may_begin, keep)
+    pending = [index for index in range(evaluation.total) if index not in known]
+    evaluation.done = known_before = evaluation.total - len(pending)
+    for number in range(ROUNDS):
+        await gather(evaluation.play(index, last=number == ROUNDS - 1) for index in pending)
+        if evaluation.refused:
+            raise evaluation.refused[0]
+        pending = evaluation.broken(pending)
         if not pending:
             break
-    if places and len(pending) == len(places):
-        why = failure_of(results[0][0]) or "no reason given"
-        raise InfrastructureError(f"all {len(places)} episodes of an evaluation were broken by infrastructure: {why}")
-    return [sample for index in range(len(places)) for sample in results[index]]
+    results = evaluation.results
+    if pending and len(pending) == len(results) and not known_before:
+        why = failure_of(results[pending[0]][0]) or "no reason given"
+        raise InfrastructureError(f"all {len(results)} episodes of an evaluation were broken by infrastructure: {why}")
+    return [sample for index in sorted(results) for sample in results[index]]
+
+
+@dataclass
+class _Evaluation:
+    """One evaluation as it goes on: the samples of each episode that was played, and what an endpoint refused."""
+
+    player: Player
+    tasks: Sequence[Task]
+    on_episode: Callable[[int, int], None]
+    may_begin: Callable[[], bool]
+    keep: Callable[[list[Sample]], None]
+    done: int = 0
+    results: dict[int, list[Sample]] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Episodes."""
+        count: int = self.player.args.n_samples_per_eval_prompt
+        return len(self.tasks) * count
+
+    def broken(self, played: Sequence[int]) -> list[int]:
+        """Those of these episodes that began, and that infrastructure broke."""
+        return [index for index in played if index in self.results and is_broken(self.results[index])]
+
+    async def play(self, index: int, *, last: bool) -> None:
+        args = self.player.args
+        number, place = divmod(index, args.n_samples_per_eval_prompt)
+        sample = sample_of(self.tasks[number], index=index, group_index=number)
+        sample.session_id = uuid.uuid4().hex  # by which a router keeps its calls on one engine
+        params = seeded(args, _params(args), place)
+        try:
+            episode = await self.player.play(sample, params, evaluation=True, may_begin=self._may_begin)
+        except Refused as error:
+            self.refused.append(error)
+            return
+        if samples := episode if isinstance(episode, list) else [episode]:
+            self.done += index not in self.results
+            self.results[index] = samples
+            self.on_episode(self.done, self.total)
+            if last or not is_broken(samples):
+                self.keep(samples)
+
+    def _may_begin(self) -> bool:
+        return not self.refused and self.may_begin()
+
+
+def _params(args: Namespace) -> dict[str, Any]:
+    temperature = getattr(args, "eval_temperature", None)
+    whole = {"top_p": 1.0, "top_k": -1, "temperature": 1.0 if temperature is None else temperature}
+    return sampling_params(args) | whole
 
 
 def as_slime(samples: list[Sample]) -> dict[str, Any]:

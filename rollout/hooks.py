@@ -6,6 +6,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from slime_swe.dotted import load_object
@@ -37,7 +38,7 @@ class RolloutHooks:
             "group_filter": optional_hook(args, "dynamic_sampling_filter_path"),
         }
 
-    @property
+    @cached_property  # it is asked for each episode, and a plan plays tens of thousands
     def generate_takes_evaluation(self) -> bool:
         return "evaluation" in inspect.signature(self.generate).parameters
 

@@ -79,7 +79,12 @@ async def gate_of_loop() -> Gate:
 
 async def agent_for(settings: RolloutSettings) -> Agent:
     """The running loop's agent for these settings."""
-    return await opened_once(("agent", settings), lambda: agent_class(settings.agent).open(settings))
+    made = agent_class(settings.agent)
+    if settings.grammar and (settings.endpoint or not made.takes_grammar):
+        what = "an endpoint" if settings.endpoint else f"rollout.agent={settings.agent}"
+        raise UserError(f"rollout.grammar: {what} takes none; leave it empty")
+    open_it = made.open_at_endpoint if settings.endpoint else made.open
+    return await opened_once(("agent", settings), lambda: open_it(settings))
 
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:

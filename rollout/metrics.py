@@ -6,44 +6,61 @@ An episode with several samples counts once. Infrastructure failures are counted
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime_swe.data_sources.task import Oracle
 from slime_swe.rollout.episode import StopReason
-from slime_swe.rollout.records import EpisodeRecord, Record, record_of, trajectories
+from slime_swe.rollout.group_outcomes import count_groups
+from slime_swe.rollout.records import EpisodeRecord, Record, is_broken, record_of, sampled_tokens, trajectories
 from slime_swe.sample import Sample
 
+PREFIX_CACHE = "prefix_cache_hit_rate"  # as SLiME calls it
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
-_COUNTERS = ("edits", "failed_edits", "malformed_calls", "cut_turns")
+_COUNTERS = ("edits", "failed_edits", "malformed_calls", "cut_turns", "untrained_tokens")
+_SPREAD = ("reward", "turns", "sampled_tokens", "context_tokens")
 
 Segments = list[Record]  # of one episode
 
 
 def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
-    """Means over a step's episodes, stop reasons one-hot. `episodes` and `infrastructure_failures` are counts, and so
-    is what was tried again: `engine_retries/CAUSE` requests, `broken_attempts/STOP_REASON` episodes.
+    """Means over a step's episodes, stop reasons one-hot; docs/metrics.md has every name. `episodes`, `groups` and
+    `infrastructure_failures` are counts, and so is what was tried again: `engine_retries/CAUSE` requests,
+    `broken_attempts/STOP_REASON` episodes. Medians and deviations of some means are under `train_spread/`.
 
     A figure that no episode has a record of is absent. If infrastructure broke every episode, all means are absent.
     """
     episodes, sound = _sorted(samples, reward_key)
     counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
-    counts |= _retries(_reports(episodes))
-    return {**counts, **_outcomes(sound), **_means(map(_sizes, sound)), **_means(map(_conduct, _reports(sound)))}
+    counts |= _failures(episodes) | count_groups(record for segments in episodes for record in segments)
+    reports = _reports(sound)
+    counts |= _retries(_reports(episodes)) | _prefix_cache(reports)
+    sizes, conduct = list(map(_sizes, sound)), list(map(_conduct, reports))
+    spread = _spread([*({"reward": first.reward or 0.0} for first, *_ in sound), *sizes, *conduct])
+    return {**counts, **_outcomes(sound), **_means(sizes), **_means(conduct), **spread}
+
+
+def depends_on_timing(name: str) -> bool:
+    """Whether a figure of `episode_metrics` differs between two runs of one seed: seconds, and hits of a cache."""
+    return name.endswith("seconds") or name == PREFIX_CACHE
 
 
 def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, Any]:
     """An evaluation's figures over its sound episodes, with their count and Wilson interval.
 
     `outcomes` holds, for each task, one 0 or 1 per episode in order of sampling, None where infrastructure broke it.
-    `weight_versions` are those that sampled its turns, as the engines name them.
+    `weight_versions` are those that sampled its turns, as the engines name them. `pass_at_k` and `pass_hat_k` are by k:
+    2, 4, 8 ... and the most that every task has sound episodes for, but for tasks that have none. `of_kind` has the
+    figures of a kind of oracle that states some (`Oracle.figures`), absent where none does.
     """
     episodes, sound = _sorted(samples, reward_key)
     solved = sum(segments[0].solved for segments in sound)
     outcomes: dict[str, list[int | None]] = {}
     for segments in episodes:
         first = segments[0]
-        broken = any(segment.broken for segment in segments)
+        broken = is_broken(segments)
         outcomes.setdefault(str(first.task or first.group_index), []).append(None if broken else int(first.solved))
     return {
         "episodes": len(sound),
@@ -53,10 +70,49 @@ def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | Non
         "interval": list(wilson_interval(solved, len(sound))),
         **({"solve_rate": None, "reward": None} | _outcomes(sound)),
         **_first_edit(sound),
+        **_first_try(sound),
+        **_passes(outcomes),
         **_behaviour(sound),
+        **_of_kinds(sound),
         "weight_versions": sorted({version for first, *_ in sound for version in first.weight_versions}),
         "outcomes": outcomes,
     }
+
+
+def rollout_record(
+    rollout_id: int, attempt: int, metrics: Mapping[str, Any], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """A rollout's line of `metrics.jsonl`.
+
+    Times, since the record before, are kept apart under `seconds`, and what the server still had in its cache under
+    `serving`: all else is a function of the recipe.
+    """
+    episode = {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
+    serving = {PREFIX_CACHE: metrics[PREFIX_CACHE]} if PREFIX_CACHE in metrics else {}
+    lasting = {name: value for name, value in metrics.items() if not depends_on_timing(name)}
+    where = {"kind": "train", "rollout_id": rollout_id, "attempt": attempt}
+    return {**where, **lasting, "serving": serving, "seconds": {**seconds, **episode}}
+
+
+def paced(record: Mapping[str, Any], *, carries: bool) -> dict[str, Any]:
+    """The figures of a rollout's line in `metrics.jsonl`, with the step's `seconds` and the policy's tokens per second.
+
+    carries: episodes are played while others are trained, so that a step's whole time is playing time.
+    """
+    seconds, sampled = record.get("seconds", {}), record.get("sampled_tokens", 0.0) * record.get("episodes", 0.0)
+    total = seconds_of(record)
+    playing = total if carries else seconds.get("generation", 0.0) + seconds.get("sandbox", 0.0)
+    figures = {name: value for name, value in record.items() if name not in ("seconds", "serving")}
+    speed = {"tokens_per_second": sampled / playing} if sampled and playing else {}
+    return {**figures, **speed, **({"seconds": total} if total else {})}
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """The wall seconds of a line of `metrics.jsonl`, since the line before; the sum of its phases where it has only
+    these; 0.0 where it has none."""
+    seconds = record.get("seconds", {})
+    phases = (value for name, value in seconds.items() if not name.startswith("episode/"))
+    return float(seconds["total"] if "total" in seconds else sum(phases))
 
 
 def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int | None]]) -> dict[str, Any]:
@@ -68,29 +124,30 @@ def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int
         if old is not None and new is not None
     ]
     gained, lost = sum(pair == (0, 1) for pair in pairs), sum(pair == (1, 0) for pair in pairs)
+    return {"pairs": len(pairs), "gained": gained, "lost": lost, "p_value": sign_test(gained, lost)}
+
+
+def sign_test(gained: int, lost: int) -> float:
+    """The exact two-sided p value that either sign is as likely; of paired outcomes it is McNemar's test (1947)."""
     tail: int = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
-    p_value = min(1.0, 2 * tail / (1 << (gained + lost)))
-    return {"pairs": len(pairs), "gained": gained, "lost": lost, "p_value": p_value}
+    return min(1.0, 2 * tail / (1 << (gained + lost)))
 
 
-def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Why none of these rollouts trained a token. Empty if one did, or if their metrics don't say."""
-    if not steps or any(step.get("trained_tokens") != 0 for step in steps):
-        return ""
-    rates = {step["solve_rate"] for step in steps if step.get("solve_rate") is not None}
-    if not rates:
-        return "infrastructure broke every episode"
-    if all(step.get("masked") == 1.0 for step in steps):
-        return "every episode was truncated, and rollout.mask_truncated leaves such out of the loss"
-    if rates <= {0.0} or rates <= {1.0}:
-        return f"{'every' if rates == {1.0} else 'no'} episode was solved, so that no group had rewards to compare"
-    return "every advantage was zero, as where in each group all episodes are solved or none is"
+def pass_at_k(solved: int, episodes: int, k: int) -> float:
+    """The chance that one of k episodes solves a task, without bias from `episodes` >= k of them:
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
+    return 1 - math.comb(episodes - solved, k) / math.comb(episodes, k)
 
 
-def wilson_interval(successes: int, total: int, z: float = Z95) -> tuple[float, float]:
+def pass_hat_k(solved: int, episodes: int, k: int) -> float:
+    """The chance that all of k episodes solve a task, without bias: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045)."""
+    return math.comb(solved, k) / math.comb(episodes, k)
+
+
+def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval of a binomial share (Wilson 1927); (0, 1) where nothing was tried.
 
-    It takes the trials as independent; several episodes of one task are not quite.
+    It takes the trials as independent; several episodes of one task are not quite. `total` may be an effective number.
     """
     if total == 0:
         return 0.0, 1.0
@@ -104,7 +161,7 @@ def _sorted(samples: Iterable[Sample | Record], reward_key: str | None) -> tuple
     """All episodes, and those that infrastructure did not break."""
     records = [sample if isinstance(sample, Record) else record_of(sample, reward_key) for sample in samples]
     episodes = trajectories(records)
-    return episodes, [segments for segments in episodes if not any(segment.broken for segment in segments)]
+    return episodes, [segments for segments in episodes if not is_broken(segments)]
 
 
 def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -114,6 +171,47 @@ def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
     return {name: math.fsum(found) / len(found) for name, found in values.items()}
+
+
+def _of_kinds(sound: Sequence[Segments]) -> dict[str, dict[str, dict[str, float]]]:
+    """By kind of oracle, from the evidence of the episodes that say theirs."""
+    evidence: dict[str, list[Mapping[str, Any]]] = {}
+    for first, *_ in sound:
+        if first.score is not None and "oracle" in first.score.evidence:
+            evidence.setdefault(first.score.evidence["oracle"], []).append(first.score.evidence)
+    found = {kind: Oracle.class_of({"kind": kind}).figures(each) for kind, each in evidence.items()}
+    return {"of_kind": found} if found else {}
+
+
+def _spread(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Median and standard deviation over episodes, the population's, beside some of the means."""
+    found: dict[str, float] = {}
+    values: dict[str, list[float]] = {name: [] for name in _SPREAD}
+    for row in rows:
+        for name in _SPREAD:
+            if name in row:
+                values[name].append(row[name])
+    for name, each in values.items():
+        if each:
+            found |= {f"train_spread/{name}/median": statistics.median(each)}
+            found |= {f"train_spread/{name}/deviation": statistics.pstdev(each)}
+    return found
+
+
+def _failures(episodes: Iterable[Segments]) -> dict[str, float]:
+    """Broken episodes by what failed: a stop reason, `grader_error`, or `unknown` where nobody recorded it."""
+    broken = filter(is_broken, episodes)
+    found = Counter(
+        next((s.infrastructure.where for s in segments if s.infrastructure and s.infrastructure.where), "unknown")
+        for segments in broken
+    )
+    return {f"infrastructure_failures/{cause}": float(count) for cause, count in sorted(found.items())}
+
+
+def _prefix_cache(reports: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """The share of prompt tokens that the engine had in its cache; absent where no prompt was counted."""
+    prompts = sum(report.counters.prompt_tokens for report in reports)
+    return {PREFIX_CACHE: sum(report.counters.cached_tokens for report in reports) / prompts} if prompts else {}
 
 
 def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
@@ -138,7 +236,8 @@ def _retries(reports: Iterable[EpisodeRecord]) -> dict[str, float]:
 
 def _sizes(segments: Segments) -> dict[str, float]:
     return {
-        "sampled_tokens": sum(sum(record.loss_mask or ()) for record in segments),
+        "sampled_tokens": sampled_tokens(segments),
+        "masked_tokens": sum(sum(record.loss_mask or ()) for record in segments if record.remove_sample),
         "context_tokens": sum(len(record.tokens) for record in segments),
         "segments": len(segments),
     }
@@ -172,6 +271,28 @@ def _first_edit(sound: Sequence[Segments]) -> dict[str, float]:
     """How often the first applied edit alone solved the task; absent where the reward hook does not grade it."""
     known = [score.first_edit_solved for segments in sound if (score := segments[0].score)]
     return _means({"first_edit_solve_rate": solved} for solved in known if solved is not None)
+
+
+def _first_try(sound: Sequence[Segments]) -> dict[str, float]:
+    """How often the first try solved the task; absent where no episode had another."""
+    tries = [(segments[0].solved, segments[0].episode.counters.tries) for segments in sound if segments[0].episode]
+    if not any(count > 1 for _, count in tries):
+        return {}
+    return _means({"first_try_solve_rate": solved and count == 1} for solved, count in tries)
+
+
+def _passes(outcomes: Mapping[str, Sequence[int | None]]) -> dict[str, dict[str, float]]:
+    """Means over tasks; absent where a task has a single sound episode."""
+    counts = [(found.count(1), len(found) - found.count(None)) for found in outcomes.values()]
+    counts = [(solved, episodes) for solved, episodes in counts if episodes]
+    most = min((episodes for _, episodes in counts), default=0)
+    ks = sorted({2**power for power in range(1, most.bit_length())} | {most}) if most > 1 else []
+    if not ks:
+        return {}
+    return {
+        name: {str(k): math.fsum(function(*count, k) for count in counts) / len(counts) for k in ks}
+        for name, function in (("pass_at_k", pass_at_k), ("pass_hat_k", pass_hat_k))
+    }
 
 
 def _reports(sound: Sequence[Segments]) -> list[EpisodeRecord]:

@@ -36,11 +36,20 @@ class Player:
         )
 
     async def play(
-        self, sample: Sample, params: dict[str, Any], on_free: Callable[[], None] = lambda: None, *, evaluation: bool
+        self,
+        sample: Sample,
+        params: dict[str, Any],
+        on_free: Callable[[], None] = lambda: None,
+        *,
+        evaluation: bool,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> Sample | list[Sample]:
-        """Generate one episode, then score it unless it was aborted."""
+        """Generate one episode, then score it unless it was aborted. One that may not begin, once there is a slot for
+        it, has no samples."""
         extra = {"evaluation": evaluation} if self.hooks.generate_takes_evaluation else {}
         async with self._free:
+            if not may_begin():
+                return []
             played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
         on_free()
         segments = played if isinstance(played, list) else [played]

@@ -6,25 +6,29 @@ failed. Metrics, reports and viewers read the record through this module; no oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
-import orjson
+from msgspec.structs import force_setattr
 
-from slime_swe.data_sources.slime_plugin import task_id_of
+from slime_swe.data_sources.slime_plugin import named, task_id_of
 from slime_swe.errors import UserError
-from slime_swe.files import append, writing
 from slime_swe.rollout.episode import Counters, Episode, Timings
+from slime_swe.rollout.json_lines import as_json
+from slime_swe.rollout.turns import Turn
 from slime_swe.rollout.version_spans import VersionSpan
 from slime_swe.sample import Sample
 
-EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"  # the journals of a run
+EPISODES, EVALUATIONS, METRICS = "episodes.jsonl", "evaluations.jsonl", "metrics.jsonl"  # the journals of a run
 # In a sample's metadata, and in a journal's line.
 _EPISODE, _SCORE, _FAILURE, _SPANS = "episode", "score", "infrastructure", "version_spans"
+TURNS, TOOLS = "turns", "tools"
+_OF_EPISODE = (_SCORE, _FAILURE, _SPANS, TURNS, TOOLS)  # what an earlier episode may have left
+TEXTS = ("response", _EPISODE, _SCORE, _FAILURE, TURNS)  # of a line: where a secret may be
 
 T = TypeVar("T")
+Outcome = Literal["broken", "solved", "not solved"]
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True):
@@ -65,7 +69,10 @@ class Record(msgspec.Struct, frozen=True):
     """One sample of an episode: its whole record. Journals hold one a line, under these names.
 
     `trajectory` names the episode: the siblings of one fan-out share it. `loss_mask` and `log_probs` have length
-    `response_length`, and `version_spans` cover as many tokens. `reward` is None where none was given.
+    `response_length`, and `version_spans` cover as many tokens. A record with tokens always has a `loss_mask`, of ones
+    where none was given, as in training. `reward` is None where none was given. `turns` are
+    placed in `tokens`; None where nobody recorded them. `tools` names the list of tools that was offered
+    (`tool_lists.read_tools`).
     """
 
     index: int | None
@@ -82,12 +89,31 @@ class Record(msgspec.Struct, frozen=True):
     weight_versions: list[str] = []
     version_spans: list[VersionSpan] | None = None
     response: str = ""
+    turns: list[Turn] | None = None
+    tools: str | None = None
     episode: EpisodeRecord | None = None
     score: Score | None = None
     infrastructure: Failure | None = None
     rollout_id: int | None = None  # in journals
     dataset: str | None = None  # in the journal of evaluations
     attempt: int | None = None  # of the run, in journals: which of its starts wrote this
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for lengths that do not fit."""
+        length, tokens = self.response_length, len(self.tokens)
+        if self.loss_mask is None and tokens:
+            force_setattr(self, "loss_mask", [1] * length)
+        if self.loss_mask is None:
+            return
+        if not 0 <= length <= tokens:
+            raise ValueError(f"the response has {length} tokens, and the sample {tokens}")
+        if len(self.loss_mask) != length:
+            raise ValueError(f"loss_mask has {len(self.loss_mask)} values, and the response {length} tokens")
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy sampled; all of the response where there is no mask."""
+        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     @property
     def broken(self) -> bool:
@@ -100,6 +126,43 @@ class Record(msgspec.Struct, frozen=True):
         if self.broken:
             return False
         return self.score.solved if self.score else (self.reward or 0.0) > 0
+
+    @property
+    def outcome(self) -> Outcome:
+        return "broken" if self.broken else "solved" if self.solved else "not solved"
+
+
+class Summary(msgspec.Struct, frozen=True, array_like=True):
+    """What a journal's index has of a record. `sampled` counts the policy's tokens; where they were not recorded, the
+    first sample has those of the whole episode."""
+
+    rollout: int | None
+    index: int | None
+    task: str | None
+    outcome: Outcome
+    reward: float | None
+    turns: int | None
+    sampled: int
+    stop_reason: str | None
+    dataset: str | None
+    trajectory: int | None
+    attempt: int | None
+
+    @classmethod
+    def of(cls, record: Record) -> Summary:
+        return cls(
+            rollout=record.rollout_id,
+            index=record.index,
+            task=record.task,
+            outcome=record.outcome,
+            reward=record.reward,
+            turns=record.episode.turns if record.episode else None,
+            sampled=sampled_tokens([record]),
+            stop_reason=record.episode.stop_reason if record.episode else None,
+            dataset=record.dataset,
+            trajectory=record.trajectory,
+            attempt=record.attempt,
+        )
 
 
 def episode_of(sample: Sample) -> EpisodeRecord | None:
@@ -120,9 +183,18 @@ def write_version_spans(sample: Sample, spans: Iterable[VersionSpan]) -> None:
     sample.metadata = {**(sample.metadata or {}), _SPANS: [[version, count] for version, count in spans]}
 
 
+def turns_of(sample: Sample) -> list[Turn] | None:
+    """The messages of the sample; None where nobody recorded them."""
+    return _part(sample, TURNS, list[Turn])
+
+
+def write_turns(sample: Sample, turns: Iterable[Turn], tools: Sequence[Mapping[str, Any]]) -> None:
+    sample.metadata = {**(sample.metadata or {}), TURNS: msgspec.to_builtins([*turns]), TOOLS: [*tools]}
+
+
 def write_episode(sample: Sample, episode: Episode, evaluation: bool, *, masked: bool = False) -> None:
     """Record a new episode in the sample's metadata, and remove what an earlier episode left there."""
-    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in (_SCORE, _FAILURE, _SPANS)}
+    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in _OF_EPISODE}
     record = EpisodeRecord(
         episode.patch,
         episode.stop_reason.value,
@@ -170,46 +242,47 @@ def number(given: Any) -> float | None:
 
 def record_of(sample: Sample, reward_key: str | None = None) -> Record:
     """The sample's record. Raises `UserError` where a hook of the user's own left a malformed one."""
-    return Record(
-        **_columns(sample, reward_key),
-        episode=episode_of(sample),
-        score=_part(sample, _SCORE, Score),
-        infrastructure=failure_of(sample),
-        version_spans=version_spans_of(sample),
-    )
-
-
-def append_records(
-    path: Path, samples: Iterable[Sample], reward_key: str | None = None, **where: str | int | None
-) -> None:
-    """Append a line for each sample, all of them or none, durably. `where`: `rollout_id`, `dataset` and `attempt`.
-
-    Raises `FileError` where the disk is full or the folder is not writable; the file is then as it was.
-    """
-    lines = b"".join(_line({**where, **_columns(sample, reward_key), **_parts(sample)}) for sample in samples)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        append(path, lines)
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """A journal's records, in order; none where there is no file. A line that is still being written is left out.
-
-    Raises `UserError` where a line is no record.
-    """
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.endswith(b"\n"):
-                yield _convert(_loads(line, f"{path}, line {number}"), Record, f"{path}, line {number}")
-
-
-def _loads(line: bytes, where: str) -> Any:
+    parts: dict[str, Any] = {
+        "episode": episode_of(sample),
+        "score": _part(sample, _SCORE, Score),
+        "infrastructure": failure_of(sample),
+        "version_spans": version_spans_of(sample),
+        "turns": turns_of(sample),
+    }
     try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise UserError(f"{where} is no JSON ({error}): restore the file, or remove that line") from error
+        return Record(**columns_of(sample, reward_key), **parts)
+    except ValueError as error:
+        raise UserError(f"sample {sample.index}: {error}") from error
+
+
+def loss_mask_of(sample: Sample) -> list[int]:
+    """Which tokens of the response are trained: all of them where the sample has no mask."""
+    return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+
+
+def sample_of(record: Record) -> Sample:
+    """The sample that a journal's line was written of, as the hooks of reward, filter and advantages know it. Its
+    prompt, turns and routed experts are not in it, and of its task only the id.
+    """
+    parts = {_EPISODE: record.episode, _SCORE: record.score, _FAILURE: record.infrastructure}
+    metadata = {key: msgspec.to_builtins(part) for key, part in parts.items() if part is not None}
+    if record.version_spans is not None:
+        metadata[_SPANS] = [[*span] for span in record.version_spans]
+    return Sample(
+        group_index=record.group_index,
+        index=record.index,
+        rollout_id=record.trajectory,
+        tokens=record.tokens,
+        response=record.response,
+        response_length=record.response_length,
+        reward=record.reward,
+        loss_mask=record.loss_mask,
+        weight_versions=record.weight_versions,
+        rollout_log_probs=record.log_probs,
+        remove_sample=record.remove_sample,
+        status=Sample.Status(record.status),
+        metadata={**named(record.task), **metadata},
+    )
 
 
 def trajectory_of(sample: Sample | Record) -> int | None:
@@ -217,6 +290,19 @@ def trajectory_of(sample: Sample | Record) -> int | None:
     if isinstance(sample, Record):
         return sample.trajectory
     return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+def sampled_tokens(segments: Sequence[Record]) -> int:
+    """How many the policy sampled in these samples of an episode. Where tokens were not recorded, as an endpoint gives
+    none: how many it has counted, which the episode's first sample stands for."""
+    if any(record.tokens for record in segments):
+        return sum(sum(record.loss_mask or ()) for record in segments)
+    counted = (record.episode.counters.completion_tokens for record in segments if record.episode and _is_first(record))
+    return next(counted, 0)
+
+
+def _is_first(record: Record) -> bool:
+    return record.index is None or record.index >= 0
 
 
 S = TypeVar("S", Sample, Record)
@@ -231,9 +317,15 @@ def trajectories(samples: Iterable[S]) -> list[list[S]]:
     return list(by_episode.values())
 
 
-def is_broken(segments: Sequence[Sample]) -> bool:
-    """Whether infrastructure, not the policy, ended the episode."""
-    return any(segment.status == Sample.Status.ABORTED or failure_of(segment) is not None for segment in segments)
+def is_broken(segments: Sequence[S]) -> bool:
+    """Whether infrastructure, not the policy, ended the episode that these samples, or records, are of."""
+    return any(map(_is_broken, segments))
+
+
+def _is_broken(segment: Sample | Record) -> bool:
+    if isinstance(segment, Record):
+        return segment.broken
+    return segment.status == Sample.Status.ABORTED or failure_of(segment) is not None
 
 
 def flatten(samples: Any) -> list[Sample]:
@@ -243,7 +335,8 @@ def flatten(samples: Any) -> list[Sample]:
     return [samples]
 
 
-def _columns(sample: Sample, reward_key: str | None) -> dict[str, Any]:
+def columns_of(sample: Sample, reward_key: str | None) -> dict[str, Any]:
+    """The sample's own fields, by their names in a record."""
     return {
         "index": sample.index,
         "group_index": sample.group_index,
@@ -254,55 +347,31 @@ def _columns(sample: Sample, reward_key: str | None) -> dict[str, Any]:
         "remove_sample": sample.remove_sample,
         "tokens": sample.tokens,
         "response_length": sample.response_length,
-        "loss_mask": sample.loss_mask,
+        "loss_mask": loss_mask_of(sample),
         "log_probs": sample.rollout_log_probs,
         "weight_versions": sample.weight_versions,
         "response": sample.response,
     }
 
 
-def _parts(sample: Sample) -> dict[str, Any]:
-    """As the hooks left them, with whatever else a hook of the user's own put there."""
+def parts_of(sample: Sample) -> dict[str, Any]:
+    """As the hooks left them, with whatever else a hook of the user's own put there, in JSON's types."""
     metadata = sample.metadata or {}
-    return {key: metadata.get(key) for key in (_EPISODE, _SCORE, _FAILURE, _SPANS)}
+    return {key: as_json(metadata.get(key)) for key in (_EPISODE, _SCORE, _FAILURE, _SPANS)}
 
 
 def _part(sample: Sample, key: str, kind: type[T]) -> T | None:
     given = (sample.metadata or {}).get(key)
-    return None if given is None else _convert(given, kind, f"metadata[{key!r}] of sample {sample.index}")
+    return None if given is None else convert(given, kind, f"metadata[{key!r}] of sample {sample.index}")
 
 
-def _convert(given: Any, kind: type[T], what: str) -> T:
+def convert(given: Any, kind: type[T], what: str) -> T:
+    """Raises `UserError` that names what is wrong."""
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError:
         pass  # as it stands; it may hold numpy's numbers
     try:
-        return msgspec.convert(orjson.loads(_line(given)), kind, strict=False)
+        return msgspec.convert(as_json(given), kind, strict=False)
     except (msgspec.ValidationError, TypeError) as error:
         raise UserError(f"{what} is no {kind.__name__}: {error}") from error
-
-
-_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-
-
-def _line(values: Any) -> bytes:
-    try:
-        return orjson.dumps(values, option=_OPTIONS, default=_plain)
-    except TypeError:
-        return orjson.dumps(_printable(values), option=_OPTIONS, default=_plain)
-
-
-def _printable(value: Any) -> Any:
-    """With lone surrogates, which JSON can't hold, escaped: a file whose name is no UTF-8 brings them in."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, Mapping):
-        return {_printable(key): _printable(inner) for key, inner in value.items()}
-    return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a trajectory holds {type(value).__name__}, which is no JSON type")

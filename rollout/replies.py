@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,11 +15,20 @@ from slime_swe.errors import InfrastructureError
 _POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
 _LOWEST = -1000.0  # no token of such a probability is ever sampled
 _EXPERT_BYTES = 4
+INITIAL_WEIGHTS = "default"  # SGLang's name of the weights that a server starts with
 TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a sign
 
 
 class EngineError(InfrastructureError):
     """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
+
+
+class Transient(EngineError):
+    """Worth another try. cause: a name to count it by."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class EngineAborted(EngineError):
@@ -39,6 +50,14 @@ class Part:
     weight_version: str | None = None
     routed_experts: bytes | None = None
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The log-probability that weights of this version give to each token, as a part of a prompt."""
+
+    log_probs: list[float]
+    weight_version: str | None = None
 
 
 class _Finish(msgspec.Struct):
@@ -63,19 +82,25 @@ class _Reply(msgspec.Struct):
     output_ids: list[int] | UnsetType = UNSET
 
 
-_REPLY = msgspec.json.Decoder(_Reply)
+class _Scored(msgspec.Struct):
+    finish_reason: _Finish
+    input_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    weight_version: str | int | None = None
+
+
+class _ScoredReply(msgspec.Struct):
+    meta_info: _Scored
+
+
+_REPLY, _SCORED_REPLY = msgspec.json.Decoder(_Reply), msgspec.json.Decoder(_ScoredReply)
+T = TypeVar("T")
 
 
 def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = TOKEN_IDS) -> Part:
     """The reply, each field checked: what comes out of here is trained on. Raises `EngineError` that says what is
     wrong.
     """
-    try:
-        reply = _REPLY.decode(body)
-    except msgspec.ValidationError as error:
-        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error}: {body[:80]!r}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
+    reply = _decoded(_REPLY, body)
     meta = reply.meta_info
     triples = meta.output_token_logprobs or []
     tokens, log_probs = [triple[1] for triple in triples], [triple[0] for triple in triples]
@@ -88,10 +113,41 @@ def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = TOKEN_IDS) -
         meta.finish_reason.type,
         prompt_tokens=meta.prompt_tokens,
         cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
-        weight_version=None if meta.weight_version is None else str(meta.weight_version),
+        weight_version=_version(meta.weight_version),
         routed_experts=meta.routed_experts,
         message=meta.finish_reason.message or "",
     )
+
+
+def parse_scores(body: bytes, tokens: Sequence[int]) -> Scores | None:
+    """The reply about a prompt that ends in these tokens, asked from the one before them on; None where it was aborted.
+
+    A log-probability that the engine leaves out is NaN. Raises `EngineError` that says what is wrong.
+    """
+    meta = _decoded(_SCORED_REPLY, body).meta_info
+    if meta.finish_reason.type == "abort":
+        return None
+    scored = meta.input_token_logprobs[1:]  # nothing is known of the first
+    if [token for _, token, _ in scored] != list(tokens):
+        raise EngineError(
+            f"the engine's reply is inconsistent: input_token_logprobs are of {len(scored)} tokens, and not of the "
+            f"{len(tokens)} that were asked for"
+        )
+    values = [math.nan if value is None else value for value, *_ in scored]
+    return Scores(values, _version(meta.weight_version))
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the engine's reply lacks a field or has it wrong: {error}: {body[:80]!r}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineError(f"the engine's reply is not JSON ({error}): {body[:80]!r}") from error
+
+
+def _version(given: str | int | None) -> str | None:
+    return None if given is None else str(given)
 
 
 def _inconsistency(

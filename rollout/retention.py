@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from slime_swe.fields import Meta, read_arguments
 
+METADATA = ".metadata"  # torch.distributed.checkpoint writes it last
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name: it takes no folder for a checkpoint without it
 INDEX = "model.safetensors.index.json"  # SLiME writes it last into an export
 _CHECKPOINT = re.compile(r"iter_(\d{7,})\Z")
@@ -50,17 +51,25 @@ def remove_old(args: Any, rollout_id: int) -> None:
         _keep(folder, _EXPORT, settled, settings.swe_keep_exports, lambda path: (path / INDEX).is_file())
 
 
-def last_saved(checkpoints: Path, *, unreadable: int | None = None) -> int:
+def last_saved(checkpoints: Path, *, unreadable: int) -> int:
     """The rollout after which Megatron saved the newest checkpoint; -1 where there is none.
 
-    Raises `ValueError` for another text, unless `unreadable` stands for it: Megatron writes the file in place, and it
-    is empty for a moment.
+    `unreadable` stands for another text: Megatron writes the file in place, and it is empty for a moment.
     """
     tracker = checkpoints / TRACKER
     if not tracker.is_file():
         return -1
-    text = tracker.read_text(encoding="ascii").strip()
-    return unreadable if unreadable is not None and not text.isdecimal() else int(text)
+    text = tracker.read_text(encoding="ascii", errors="replace").strip()
+    return int(text) if text.isdecimal() else unreadable
+
+
+def saved(checkpoints: Path) -> dict[int, Path]:
+    """Rollout -> the folder of its checkpoint, of those that are whole."""
+    return {number: path for number, path in _numbered(checkpoints, _CHECKPOINT).items() if (path / METADATA).is_file()}
+
+
+def _numbered(folder: Path, name: re.Pattern[str]) -> dict[int, Path]:
+    return {int(match[1]): path for path in folder.iterdir() if (match := name.match(path.name))}
 
 
 def _keep(folder: Path, name: re.Pattern[str], newest: int, keep: int, whole: Callable[[Path], bool]) -> None:
@@ -69,7 +78,7 @@ def _keep(folder: Path, name: re.Pattern[str], newest: int, keep: int, whole: Ca
         return
     for left in folder.glob(f"{_GOING}*"):
         shutil.rmtree(left, ignore_errors=True)
-    there = {int(match[1]): path for path in folder.iterdir() if (match := name.match(path.name))}
+    there = _numbered(folder, name)
     kept = sorted((number for number, path in there.items() if number <= newest and whole(path)), reverse=True)[:keep]
     if len(kept) == keep:
         for number in sorted(number for number in there if number < kept[-1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from slime_swe.data_sources.task import Task
@@ -24,7 +24,7 @@ async def run_episode(
     `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
     depend on the load of the run, not on the policy.
     """
-    started = perf_counter()
+    started, began = perf_counter(), time()
     session, statistics = Session(), EpisodeStatistics()
     patch, detail = "", ""
     try:
@@ -43,7 +43,7 @@ async def run_episode(
         reason, detail = StopReason.SANDBOX_ERROR, str(error)
     if statistics.edits and statistics.first_edit_patch is None:
         statistics.first_edit_patch = patch
-    timings = Timings(perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds)
+    timings = Timings(perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds, began)
     return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
 
 

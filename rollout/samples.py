@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from slime_swe.rollout.episode import TRUNCATED, Episode
-from slime_swe.rollout.records import trajectory_of, write_episode, write_failure, write_version_spans
+from slime_swe.rollout.records import trajectory_of, write_episode, write_failure, write_turns, write_version_spans
 from slime_swe.rollout.session import Segment
+from slime_swe.rollout.turns import read_blank, up_to
 from slime_swe.rollout.version_spans import part_of
-from slime_swe.sample import Sample
+from slime_swe.sample import Sample, set_routed_experts
 
 MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet
 
@@ -24,22 +24,23 @@ def to_samples(
     episode: Episode,
     decode: Callable[[Sequence[int]], str],
     *,
-    placeholder: int,
+    placeholder: int | None,
     evaluation: bool = False,
     masked: Collection[str] = (),
 ) -> list[Sample]:
     """`sample` and, for every further segment, a sibling with the same `rollout_id` and `group_index`.
 
     Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
-    masked `placeholder` token, since an empty response breaks the trainer's batch. An infrastructure failure is marked
-    ABORTED with reward 0.0 and `remove_sample`; its metadata says what failed. An episode that ended for one of the
-    stop reasons in `masked` has `remove_sample` too, and its record says so: out of the loss, but not of the baseline.
+    masked `placeholder` token, since an empty response breaks the trainer's batch; where that is None, without tokens.
+    An infrastructure failure is marked ABORTED with reward 0.0 and `remove_sample`; its metadata says what failed. An
+    episode that ended for one of the stop reasons in `masked` has `remove_sample` too, and its record says so: out of
+    the loss, but not of the baseline.
     """
     segments = episode.segments or (_nothing_sampled(args, placeholder),)
     assert len(segments) <= MAX_SEGMENTS, f"an episode of {len(segments)} segments"
     rollout_id = trajectory_of(sample)
-    sampled = any(any(segment.loss_mask) for segment in segments)
-    is_masked = sampled and not evaluation and episode.stop_reason.value in masked
+    masks = [segment.loss_mask for segment in segments]
+    is_masked = not evaluation and leaves_out(masks, episode.stop_reason.value, masked)
     write_episode(sample, episode, evaluation, masked=is_masked)
     metadata = sample.metadata
     samples = []
@@ -47,7 +48,7 @@ def to_samples(
         made = sample if number == 0 else copy.copy(sample)
         made.rollout_id = rollout_id
         if number > 0 and sample.index is not None:
-            made.index = -(1 + sample.index * MAX_SEGMENTS + number)
+            made.index = sibling_index(sample.index, number)
         made.metadata = dict(metadata)
         _fill(args, made, _without_tail(segment), decode)
         _judge(made, episode, is_masked)
@@ -55,10 +56,28 @@ def to_samples(
     return samples
 
 
-def _nothing_sampled(args: Any, placeholder: int) -> Segment:
+def sibling_index(index: int, number: int) -> int:
+    """Of the sample of that number, from 1, behind the one of this index."""
+    return -(1 + index * MAX_SEGMENTS + number)
+
+
+def leaves_out(masks: Iterable[Sequence[int]], stop_reason: str, masked: Collection[str]) -> bool:
+    """Whether an episode that has something to train is left out of the loss for its stop reason. masks: loss masks of
+    its segments."""
+    return stop_reason in masked and any(any(mask) for mask in masks)
+
+
+def is_removed(loss_mask: Sequence[int] | None, masked: bool) -> bool:
+    """`remove_sample` of a segment, given whether its episode is left out."""
+    return masked or not any(loss_mask or ())
+
+
+def _nothing_sampled(args: Any, placeholder: int | None) -> Segment:
     """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must. Any experts
     will do except a table of zeros, which SLiME takes as a sign that the server returned none.
     """
+    if placeholder is None:
+        return Segment([], [], [], 0)
     routes: tuple[bytes, ...] = ()
     if getattr(args, "use_rollout_routing_replay", False):
         routes = ((array("i", range(args.moe_router_topk)) * args.num_layers).tobytes(),)
@@ -74,16 +93,17 @@ def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequenc
     sample.rollout_log_probs = segment.log_probs[start:]
     sample.weight_versions = segment.weight_versions
     write_version_spans(sample, part_of(segment.version_spans, start, len(segment.tokens)))
+    write_turns(sample, read_blank(segment.turns, segment.tokens, decode), segment.tools)
     sample.rollout_routed_experts = None
     if segment.routed_experts:
         size = 4 * args.num_layers * args.moe_router_topk * (len(segment.tokens) - 1)
         table = b"".join(segment.routed_experts)[:size]
-        sample.append_response_tokens(args, meta_info={"routed_experts": base64.b64encode(table).decode()})
+        set_routed_experts(args, sample, table)
 
 
 def _judge(sample: Sample, episode: Episode, masked: bool) -> None:
     reason = episode.stop_reason
-    sample.remove_sample = masked or not any(sample.loss_mask or ())
+    sample.remove_sample = is_removed(sample.loss_mask, masked)
     sample.reward = None
     sample.status = Sample.Status.TRUNCATED if reason in TRUNCATED else Sample.Status.COMPLETED
     sample.non_generation_time = episode.timings.sandbox
@@ -97,6 +117,12 @@ def _judge(sample: Sample, episode: Episode, masked: bool) -> None:
 
 def _without_tail(segment: Segment) -> Segment:
     """The segment up to its last sampled token: context after that teaches nothing and costs compute."""
-    last = max((i for i, sampled in enumerate(segment.loss_mask) if sampled), default=len(segment.tokens) - 1)
+    last = max((i for i, trained in enumerate(segment.loss_mask) if trained), default=len(segment.tokens) - 1)
+    last = max(last, segment.end - 1)
     kept = {name: getattr(segment, name)[: last + 1] for name in ("tokens", "loss_mask", "log_probs")}
-    return replace(segment, **kept, version_spans=part_of(segment.version_spans, 0, last + 1))
+    return replace(
+        segment,
+        **kept,
+        version_spans=part_of(segment.version_spans, 0, last + 1),
+        turns=tuple(up_to(segment.turns, last + 1)),
+    )

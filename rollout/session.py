@@ -8,23 +8,28 @@ exactly once: the first segment that contains a node trains it, later siblings c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
 
 import orjson
 
 from slime_swe.rollout.client import Generation
-from slime_swe.rollout.version_spans import VersionSpan, joined
+from slime_swe.rollout.turns import Role, Turn, moved
+from slime_swe.rollout.version_spans import VersionSpan, joined, without
 
 
 @dataclass(frozen=True)
 class Segment:
     """One training sequence. All four lists have length T; `tokens[:prompt_length]` is the first prompt.
 
-    `loss_mask[i]` is 1 where the policy sampled `tokens[i]` and this segment trains it; `log_probs[i]` is then the
-    server's log-probability at sampling time, else 0.0. `routed_experts`, where they were asked for, are the parts of
-    one table (int32 in bytes): of all tokens from the first up to the last but one of the path's last model call.
-    `version_spans` cover all T tokens, with a version where `loss_mask` is 1.
+    `loss_mask[i]` is 1 where the policy sampled `tokens[i]` by itself, not by a grammar, and this segment trains it;
+    `log_probs[i]` is then the server's log-probability at sampling time, else 0.0. `routed_experts`, where they were
+    asked for, are the parts of one table (int32 in bytes): of all tokens from the first up to the last but one of the
+    path's last model call. `version_spans` cover all T tokens, with a version where `loss_mask` is 1. `turns` are those
+    of the sequence, in order; every sampled token is in one assistant's turn. `tools` are the function schemas that the
+    prompt offers. `end` is behind the last token that the policy sampled in this segment first, trained or not.
     """
 
     tokens: list[int]
@@ -33,6 +38,9 @@ class Segment:
     prompt_length: int
     version_spans: tuple[VersionSpan, ...] = ()
     routed_experts: tuple[bytes, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    end: int = 0
 
     @property
     def weight_versions(self) -> list[str]:
@@ -44,7 +52,9 @@ class Segment:
 class Node:
     """A run of tokens of one origin, after all tokens on the path from the root.
 
-    `routed_experts` are those of a model call's new tokens, as far as no node before this one has them.
+    `routed_experts` are those of a model call's new tokens, as far as no node before this one has them. `turns`: the
+    messages in it, placed in its own tokens. `tools`: of a root, the function schemas that it offers. `untrained`:
+    places of sampled tokens that are not trained.
     """
 
     tokens: list[int]
@@ -52,6 +62,9 @@ class Node:
     parent: Node | None
     version_spans: tuple[VersionSpan, ...] = ()
     routed_experts: bytes | None = None
+    turns: Sequence[Turn] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    untrained: frozenset[int] = frozenset()
     children: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +113,7 @@ class Session:
     """Records one episode's model calls; `head` is where the next tokens go unless another node is named."""
 
     def __init__(self) -> None:
+        self._began = perf_counter()
         self.roots: list[Node] = []
         self.head: Node | None = None
         self._leaves: list[Node] = []
@@ -108,12 +122,25 @@ class Session:
         """Forget everything."""
         self.roots, self.head, self._leaves = [], None, []
 
-    def add_context(self, tokens: Sequence[int]) -> Node:
-        """Append tokens that the policy did not sample (prompt, tool result); they are never trained on."""
-        return self.add(Node(list(tokens), None, self.head))
+    @property
+    def seconds(self) -> float:
+        """Since the episode began, to a tenth of a millisecond."""
+        return round(perf_counter() - self._began, 4)
 
-    def add_sampled(self, said: Generation) -> Node:
-        """Append tokens that the policy sampled, with the server's log-probability of each."""
+    def add_context(
+        self, tokens: Sequence[int], turns: Sequence[Turn] = (), tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Node:
+        """Append tokens that the policy did not sample (prompt, tool result); they are never trained on.
+
+        turns: the messages in them. Where nobody says, all of them are one of a user. tools: what a prompt offers.
+        """
+        return self.add(Node(list(tokens), None, self.head, turns=turns or self._unread("user", tokens), tools=tools))
+
+    def add_sampled(self, said: Generation, turn: Turn | None = None) -> Node:
+        """Append tokens that the policy sampled, with the server's log-probability of each.
+
+        turn: what they say, where it is known already; an agent that reads it later sets the node's.
+        """
         if len(said.tokens) != len(said.log_probs):
             raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
         if self.head is None:
@@ -122,17 +149,19 @@ class Session:
             raise ValueError(
                 f"routed experts from {said.experts_from} on, and those before {self.head.experts_end} are known"
             )
-        return self.add(Node(said.tokens, said.log_probs, self.head, said.version_spans, said.routed_experts))
+        turns = (turn,) if turn else self._unread("assistant", said.tokens)
+        spans, experts = said.version_spans, said.routed_experts
+        return self.add(Node(said.tokens, said.log_probs, self.head, spans, experts, turns, untrained=said.untrained))
 
     def fork(self, node: Node | None) -> None:
         """Make `node` the head, so that what follows branches off there; None starts a new root."""
         self.head = node
 
     def segments(self) -> tuple[Segment, ...]:
-        """One segment per leaf that still has sampled tokens to train, in order of creation.
+        """One segment per leaf with sampled turns that no segment before it has, in order of creation.
 
         A leaf of context, all of whose sampled turns are on a branch that goes on, makes none: a side call would take
-        the turns before it from that branch.
+        the turns before it from that branch. Where turns were recorded without their tokens, each leaf makes one.
         """
         going_on = {id(node) for leaf in self._leaves if leaf.log_probs is not None for node in leaf.path()}
         trained: set[int] = set()
@@ -141,10 +170,18 @@ class Session:
             path = leaf.path()
             if leaf.log_probs is None and all(node.log_probs is None or id(node) in going_on for node in path):
                 continue
+            fresh = any(node.log_probs is not None and id(node) not in trained for node in path)
             segment = _segment(path, trained)
-            if any(segment.loss_mask):
+            if fresh or not segment.tokens:
                 segments.append(segment)
         return tuple(segments)
+
+    def _unread(self, role: Role, tokens: Sequence[int]) -> tuple[Turn, ...]:
+        if not tokens:
+            return ()
+        before = self.head.turns if self.head else ()
+        began = before[-1].ended if before and role == "assistant" else self.seconds
+        return (Turn(role, "", 0, len(tokens), began, self.seconds),)
 
     def leave_out(self, node: Node) -> None:
         """Keep a sampled turn as context, untrained."""
@@ -168,17 +205,27 @@ def _segment(path: list[Node], trained: set[int]) -> Segment:
     prompt_length: int | None = None
     spans: list[VersionSpan] = []
     routed_experts: list[bytes] = []
+    turns: list[Turn] = []
+    end = 0
     for node in path:
         train = node.log_probs is not None and id(node) not in trained
         if node.log_probs is not None and prompt_length is None:
             prompt_length = len(tokens)
+        turns += moved(node.turns, len(tokens))
         tokens += node.tokens
         if node.routed_experts is not None:
             routed_experts.append(node.routed_experts)
-        mask += [int(train)] * len(node.tokens)
-        log_probs += node.log_probs if train and node.log_probs is not None else [0.0] * len(node.tokens)
+        kept = [int(train)] * len(node.tokens)
+        values = [*node.log_probs] if train and node.log_probs is not None else [0.0] * len(node.tokens)
+        for at in node.untrained:
+            kept[at], values[at] = 0, 0.0
+        mask += kept
+        log_probs += values
         if train:
             trained.add(id(node))
-        spans += node.version_spans if train and node.version_spans else [(None, len(node.tokens))]
+            end = len(tokens)
+        spans += without(node.version_spans, node.untrained) if train and node.version_spans else [(None, len(kept))]
     prompt_length = len(tokens) if prompt_length is None else prompt_length
-    return Segment(tokens, mask, log_probs, prompt_length, joined(spans), tuple(routed_experts))
+    return Segment(
+        tokens, mask, log_probs, prompt_length, joined(spans), tuple(routed_experts), tuple(turns), path[0].tools, end
+    )

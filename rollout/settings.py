@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
+from slime_swe.rollout.grammar import Grammar, Kind
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 Truncation = Literal["time_budget", "max_turns", "context_full", "max_response"]  # values of `episode.TRUNCATED`
@@ -41,11 +42,22 @@ class RolloutSettings:
     schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
     # Stop reasons of episodes that are left out of the loss.
     mask_truncated: Annotated[tuple[Truncation, ...], Argument("swe_mask_truncated")] = ()
+    tries: Annotated[int, Argument("swe_tries"), Meta(ge=1)] = 1
     evaluation: bool = False  # what an evaluation has of its own, as training may hold the rest meanwhile
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
     experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
+    lora_rank: Annotated[int, Argument("lora_rank"), Meta(ge=0)] = 0  # the engines sample with an adapter
     chat_template: Annotated[str, Argument("swe_chat_template")] = ""  # a file, or a shipped one's name
+    # What every reply follows, if anything; see `grammar`.
+    grammar: Annotated[str, Argument("swe_grammar")] = ""
+    grammar_kind: Annotated[Kind, Argument("swe_grammar_kind")] = "regex"
+    grammar_tolerance: Annotated[float, Argument("swe_grammar_tolerance"), Meta(ge=0, lt=1)] = 0.05
+    # Of an evaluation at an OpenAI-compatible endpoint: its address, the model's name there, and the environment's
+    # variable that holds the key.
+    endpoint: Annotated[str, Argument("swe_endpoint")] = ""
+    endpoint_model: Annotated[str, Argument("swe_endpoint_model")] = ""
+    endpoint_key: Annotated[str, Argument("swe_endpoint_key")] = ""
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
@@ -62,6 +74,12 @@ class RolloutSettings:
     def of(self, *, evaluation: bool) -> RolloutSettings:
         """Those of an evaluation's episodes, or of training's; the same where these take turns."""
         return replace(self, evaluation=evaluation and SCHEDULES[self.schedule] != SCHEDULES[SYNC])
+
+    def grammar_of(self, *, evaluation: bool) -> Grammar | None:
+        """That of an evaluation's episodes, which are not trained, or of training's."""
+        if not self.grammar:
+            return None
+        return Grammar(self.grammar_kind, self.grammar, None if evaluation else self.grammar_tolerance)
 
     @property
     def engine_url(self) -> str:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_swe.data_sources.slime_plugin import task_of
-from slime_swe.dotted import is_part
-from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.client import SESSION, Sampling
 from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.journals import append_records
 from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.player import Group, Player, gather
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, append_records, flatten
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
 from slime_swe.rollout.retention import remove_old
+from slime_swe.rollout.run_record import RunRecord, evaluated_after
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
+from slime_swe.train_loop import PACKAGES, module_of
 
 T = TypeVar("T")
 
@@ -33,7 +37,7 @@ T = TypeVar("T")
 class _TrainOutput:
     """What a rollout function returns: groups of samples, and metrics."""
 
-    samples: list[Group]
+    samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None
 
 
@@ -54,13 +58,12 @@ if TYPE_CHECKING:
     RolloutFnEvalOutput = _EvalOutput
     run = _run
 else:
-    try:  # SLiME's own types, and the loop that lives as long as the run
-        from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-        from slime.utils.async_utils import run
-    except ModuleNotFoundError as error:
-        if not is_part(error.name, "slime.rollout.base_types"):
-            raise
+    _theirs = module_of("rollout.base_types")
+    if _theirs is None:
         RolloutFnTrainOutput, RolloutFnEvalOutput, run = _TrainOutput, _EvalOutput, _run
+    else:  # the train loop's own types, and the event loop that lives as long as the run
+        RolloutFnTrainOutput, RolloutFnEvalOutput = _theirs.RolloutFnTrainOutput, _theirs.RolloutFnEvalOutput
+        run = module_of("utils.async_utils").run
 
 _PAUSE = 0.2  # seconds before an episode that infrastructure broke is tried again; doubles each time
 
@@ -78,11 +81,13 @@ async def generate(
     agent, sandboxes = await agent_for(settings), await sandboxes_for(settings)
     (await gate_of_loop()).stop_when(_aborted_by_slime)
     # SLiME's router keeps an episode on the engine that has its prefix cached, if each request names its episode.
-    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
+    named = getattr(sample, "session_id", None) or getattr(sample, "routing_key", None)  # as miles calls it
+    headers = {SESSION: named} if named else None
+    grammar = settings.grammar_of(evaluation=evaluation)
     broken_attempts = Counter[str]()
     for attempt in range(settings.max_attempts):
         key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
-        sampling = Sampling(sampling_params, key, headers)
+        sampling = Sampling(sampling_params, key, headers, grammar)
         episode = await run_episode(agent, task, sandboxes, sampling, time_budget=settings.time_budget)
         broken = episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted
         if not broken or attempt == settings.max_attempts - 1:
@@ -103,10 +108,10 @@ async def generate(
 
 
 def _aborted_by_slime() -> bool:
-    """Whether SLiME's own rollout function, where that is what calls `generate`, has its batch and wants no more."""
-    theirs = sys.modules.get("slime.rollout.sglang_rollout")
-    state = theirs.GenerateState._instances.get(theirs.GenerateState) if theirs else None
-    return state is not None and state.aborted
+    """Whether the train loop's own rollout function, where that calls `generate`, has its batch and wants no more."""
+    loaded = [sys.modules.get(f"{package}.rollout.sglang_rollout") for package in PACKAGES]
+    states = [theirs.GenerateState._instances.get(theirs.GenerateState) for theirs in loaded if theirs]
+    return any(state is not None and state.aborted for state in states)
 
 
 def generate_rollout(
@@ -116,25 +121,44 @@ def generate_rollout(
     (`--rollout-function-path`, `--eval-function-path`).
 
     Groups that the filter drops are replaced. An evaluation's sets are `args.swe_eval_tasks`, not SLiME's datasets.
-    Checkpoints and exports that need not stay are removed before: see `retention.remove_old`.
+    Checkpoints and exports that need not stay are removed before: see `retention.remove_old`. `run_record` has what is
+    left for those who watch the run.
     """
     if evaluation:
-        return run(_evaluate(args))
+        return run(_evaluate(args, rollout_id))
     remove_old(args, rollout_id)
     return run(_collect(args, rollout_id, data_source))
 
 
 async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
-    driver = await driver_for(args)
+    driver, record, started = await driver_for(args), await _record_of(args), time.perf_counter()
+    record.status.on_phase("generation")
     rollout = await driver.collect(data_source, rollout_id)
-    return RolloutFnTrainOutput(rollout.kept, {**rollout.metrics(), "rollout/given_back": rollout.given_back})
+    figures = record.on_rollout(rollout_id, rollout, time.perf_counter() - started)
+    record.status.on_phase("training")
+    return RolloutFnTrainOutput(as_groups(rollout.kept), figures)
 
 
-async def _evaluate(args: Any) -> RolloutFnEvalOutput:
-    driver = await driver_for(args)
-    player, sets = driver.evaluator(), load_evaluation_tasks(args)
-    played = await gather(evaluate(player, tasks) for tasks in sets.values())
-    return RolloutFnEvalOutput({name: as_slime(samples) for name, samples in zip(sets, played, strict=True)})
+def as_groups(played: Sequence[Group]) -> list[list[Sample]]:
+    """Each group's samples, those of an episode of several beside the others: SLiME and miles flatten what is nested
+    alike throughout, and break where one episode is a list and another is not."""
+    return [flatten(group) for group in played]
+
+
+async def _evaluate(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
+    driver, record = await driver_for(args), await _record_of(args)
+    record.status.on_phase("evaluation")
+    player, tasks = driver.evaluator(), load_evaluation_tasks(args)
+    played = await gather(evaluate(player, each) for each in tasks.values())
+    sets = dict(zip(tasks, played, strict=True))
+    record.on_evaluation(rollout_id, sets)
+    record.status.on_phase("training")
+    return RolloutFnEvalOutput({name: as_slime(samples) for name, samples in sets.items()})
+
+
+async def _record_of(args: Any) -> RunRecord:
+    """The running loop's record of this run."""
+    return await opened_once(("record", args.swe_run_dir), lambda: nullcontext(RunRecord(args)))
 
 
 async def driver_for(args: Any) -> Driver:
@@ -159,7 +183,7 @@ def log_rollout(
     The metrics go into `rollout_extra_metrics`. Returns False, which makes SLiME log them afterwards.
     """
     flat, key = flatten(samples), getattr(args, "reward_key", None)
-    path = RolloutSettings.from_args(args).run_dir / EPISODES
+    path = Path(args.swe_run_dir) / EPISODES  # there is no router where SLiME trains on dumped rollouts
     append_records(path, flat, key, rollout_id=rollout_id, attempt=getattr(args, "swe_attempt", None))
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update({f"swe/{name}": value for name, value in episode_metrics(flat, key).items()})
@@ -169,8 +193,12 @@ def log_rollout(
 def log_evaluation(
     rollout_id: int, args: Any, data: Mapping[str, Any], extra_metrics: dict[str, Any] | None = None
 ) -> bool:
-    """The same for evaluations (`--custom-eval-rollout-log-function-path`), into `evaluations.jsonl`."""
-    path, key = RolloutSettings.from_args(args).run_dir / EVALUATIONS, getattr(args, "reward_key", None)
+    """The same for evaluations (`--custom-eval-rollout-log-function-path`), into `evaluations.jsonl`.
+
+    The one before the first rollout is recorded as that of rollout -1. SLiME calls it 0 too.
+    """
+    path, key = Path(args.swe_run_dir) / EVALUATIONS, getattr(args, "reward_key", None)
+    rollout_id = evaluated_after(path.parent, rollout_id)
     for name, result in data.items():
         flat = flatten(result.get("samples") or [])
         attempt = getattr(args, "swe_attempt", None)

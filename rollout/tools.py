@@ -153,9 +153,10 @@ class RunTests:
     spec = ToolSpec("run_tests", "Run the tests.")
 
     async def __call__(self, sandbox: Sandbox, task: Task, arguments: dict[str, Any]) -> ToolResult:
-        if not task.oracle.command:
+        command = task.oracle.agent_command
+        if not command:
             return ToolResult("No test command is known here: use bash.", ok=False)
-        result = await sandbox.exec(task.oracle.command, timeout=task.oracle.timeout_seconds)
+        result = await sandbox.exec(command, timeout=task.oracle.timeout_seconds)
         return ToolResult(render_log(describe(result)))
 
 

@@ -5,7 +5,7 @@ A weight update may come in the middle of a turn. The version is None where it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 VersionSpan = tuple[str | None, int]
 
@@ -29,3 +29,11 @@ def part_of(spans: Sequence[VersionSpan], start: int, end: int) -> tuple[Version
         part.append((version, max(0, min(at + count, end) - max(at, start))))
         at += count
     return joined(part)
+
+
+def without(spans: Sequence[VersionSpan], places: Collection[int]) -> Sequence[VersionSpan]:
+    """The spans, with None at these places."""
+    if not places:
+        return spans
+    versions = [version for version, count in spans for _ in range(count)]
+    return joined((None if at in places else version, 1) for at, version in enumerate(versions))

@@ -60,7 +60,7 @@ class Aider(CliAgent):
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # not from the network
         }
         oracle = launch.task.oracle
-        testing = f"--auto-test --test-cmd {shlex.quote(oracle.command)}" if oracle.command else ""
+        testing = f"--auto-test --test-cmd {shlex.quote(command)}" if (command := oracle.agent_command) else ""
         files = [path for path in launch.task.workspace.files if path not in oracle.protected]
         shown = shlex.join(files) if len(files) <= MAX_FILES else ""
         git = "git rev-parse >/dev/null 2>&1 && git= || git=--no-git"  # or it would make a repository

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
-from slime_swe.errors import InfrastructureError
+from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
@@ -19,6 +19,7 @@ from slime_swe.rollout.settings import RolloutSettings
 # Short name -> dotted path of an `Agent` class. Any such path works as a name.
 AGENTS = {
     "native": "slime_swe.rollout.agents.native.NativeAgent",
+    "blocks": "slime_swe.rollout.agents.blocks.BlocksAgent",
     "mini_swe_agent": "slime_swe.rollout.agents.mini_swe_agent.MiniSweAgent",
     "qwen_code": "slime_swe.rollout.agents.qwen_code.QwenCode",
     "aider": "slime_swe.rollout.agents.aider.Aider",
@@ -27,6 +28,7 @@ AGENTS = {
     "opencode": "slime_swe.rollout.agents.opencode.Opencode",
     "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
+IN_PROCESS = {"native", "blocks"}  # of these, those that are no program
 
 
 class AgentError(InfrastructureError):
@@ -40,6 +42,7 @@ class Agent:
     """
 
     is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
+    takes_grammar: ClassVar[bool] = False  # each of its model calls asks for a turn of one form, by `Sampling.grammar`
     check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
     malformed_script: ClassVar[Sequence[str]] = ()  # the same with a malformed turn, where `check_script` has no calls
     limits: ClassVar[Limits | None] = None
@@ -50,9 +53,21 @@ class Agent:
         """An agent for a run. Raises `UserError` if it can't be opened."""
         raise NotImplementedError
 
+    @classmethod
+    def open_at_endpoint(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Agent]:
+        """An agent whose model is at `settings.endpoint`, an API that speaks messages and no tokens, to be evaluated.
+
+        Raises `UserError` where this agent can't be played so.
+        """
+        raise UserError(
+            f"rollout.agent={settings.agent} can't be evaluated at an endpoint: {cls.__name__} has no "
+            f"open_at_endpoint. These can: {', '.join(name for name in AGENTS if name != 'blocks')}"
+        )
+
     @property
-    def placeholder_token(self) -> int:
-        """Any valid token id. It stands, masked, in an episode without a sampled token."""
+    def placeholder_token(self) -> int | None:
+        """Any valid token id. It stands, masked, in an episode without a sampled token. None where the model's tokens
+        are not known."""
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -15,10 +15,13 @@ from time import perf_counter
 from typing import ClassVar, Self
 
 from slime_swe.data_sources.task import Task
+from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import Agent, AgentError
 from slime_swe.rollout.agents.layer import folder_of, layer_of, python_version
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.endpoint.client import endpoint_client
+from slime_swe.rollout.endpoint.session import EndpointSession, endpoint_policy
 from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.conversation import Request
@@ -82,6 +85,7 @@ class CliAgent(Agent):
     proxy: Proxy
     layers: tuple[Path, ...]
     system_prompt: str = ""
+    session_class: type[ProxySession] = ProxySession
     on_session: Callable[[ProxySession], None] = lambda session: None  # is shown each episode's record
 
     @classmethod
@@ -134,9 +138,19 @@ class CliAgent(Agent):
             )
             yield cls(policy, proxy, (layer,), settings.system_prompt)
 
+    @classmethod
+    @asynccontextmanager
+    async def open_at_endpoint(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
+        """See `Agent.open_at_endpoint`. The proxy asks the endpoint, so that the sandbox needs neither its address nor
+        its key, and the agent may speak any of the proxy's protocols."""
+        layer = await asyncio.to_thread(layer_of, cls.name, cls.version, cls.install)
+        async with await endpoint_client(settings) as client, open_proxy() as proxy:
+            policy = endpoint_policy(settings, client)
+            yield cls(policy, proxy, (layer,), settings.system_prompt, EndpointSession)
+
     @property
-    def placeholder_token(self) -> int:
-        return self.policy.templates.stop_token_ids[0]
+    def placeholder_token(self) -> int | None:
+        return next(iter(self.policy.templates.stop_token_ids), None)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.policy.templates.decode(tokens)
@@ -145,7 +159,7 @@ class CliAgent(Agent):
         self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> StopReason:
         """See `Agent.run`."""
-        calls = ProxySession(self.policy, session, sampling, statistics, side_call=self.side_call)
+        calls = self.session_class(self.policy, session, sampling, statistics, side_call=self.side_call)
         self.on_session(calls)
         listening = await sandbox.listen(PORT)
         async with self.proxy.serve(calls, listening) as path:
@@ -183,7 +197,8 @@ class CliAgent(Agent):
                 if self.policy.client.gate.is_closed and not calls.ended:
                     continue
                 unanswered = unanswered + _POLL_SECONDS if calls.ended or calls.failure else 0.0
-                is_over = calls.ended or isinstance(calls.failure, EngineAborted)  # no later call will be answered
+                # Whether no later call will be answered.
+                is_over = calls.ended or isinstance(calls.failure, EngineAborted | UserError)
                 if unanswered >= (END_SECONDS if is_over else FAILED_SECONDS):
                     return ExecResult(None, "", perf_counter() - started)
             return running.result()

@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence, Sized
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self, TypeVar
+
+from msgspec.structs import replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.rollout.agents.base import Agent
-from slime_swe.rollout.chat.template import ChatTemplate, Message
+from slime_swe.rollout.agents.sampling import SamplingAgent
+from slime_swe.rollout.agents.tries import failing_tests
+from slime_swe.rollout.chat.template import ChatTemplate, Content, Message, Rendered, SampledTurn
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, parse
-from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
+from slime_swe.rollout.client import MIN_REPLY, Generation, Sampling
 from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.grammar_probe import require_grammar
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.session import Session
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, ToolResult
+from slime_swe.rollout.turns import Turn, call_of
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
 MAX_CUT_TURNS = 3  # in a row without a call that was run: the next one would be cut as well
 _TOOLS = {tool.spec.name: tool for tool in TOOLS}
-_SCHEMAS = [tool.spec.schema() for tool in TOOLS]
+SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 _CHANGES_FILES = frozenset({"bash", "str_replace"})
+
+S = TypeVar("S", bound=Sized)
+
+
+class Answer(NamedTuple):
+    """What a call is answered with, when it began and when it ended, in seconds since the episode began; `ok` is False
+    where the call did nothing."""
+
+    text: str
+    began: float
+    ended: float
+    ok: bool = True
 
 
 @dataclass(eq=False)
-class NativeAgent(Agent):
+class NativeAgent(SamplingAgent):
     """Samples a turn, runs its calls in order, appends their results, until something ends the episode."""
 
-    settings: RolloutSettings
-    client: EngineClient
-    template: ChatTemplate
+    takes_grammar = True
 
     @classmethod
     @asynccontextmanager
@@ -43,29 +59,26 @@ class NativeAgent(Agent):
         """See `Agent.open`. Raises `TemplateError` where the chat template can't be used token-exactly."""
         template = await asyncio.to_thread(load_template, settings.checkpoint, settings.chat_template)
         async with await engine_client(settings) as client:
+            if grammar := settings.grammar_of(evaluation=settings.evaluation):
+                await require_grammar(client, grammar)
             yield cls(settings, client, template)
 
-    @property
-    def placeholder_token(self) -> int:
-        return self.template.stop_token_ids[0]
+    @classmethod
+    def open_at_endpoint(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Agent]:
+        """See `Agent.open_at_endpoint`."""
+        from slime_swe.rollout.endpoint.native import NativeAtEndpoint  # whose run is one of this module's
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.template.decode(tokens)
+        return NativeAtEndpoint.open(settings)
 
     async def run(
         self, task: Task, sandbox: Sandbox, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> StopReason:
         """See `Agent.run`."""
-        return await _Run(self, task, sandbox, session, sampling, statistics).play()
-
-    def opening(self, task: Task) -> list[Message]:
-        system = self.settings.system_prompt
-        first: list[Message] = [{"role": "system", "content": system}] if system else []
-        return [*first, {"role": "user", "content": task.statement}]
+        return await NativeRun(self, task, sandbox, session, sampling, statistics).play()
 
 
 @dataclass
-class _Run:
+class NativeRun:
     """One episode's state. Other threads read what the policy wrote and tokenise what it is shown: a turn of many calls
     takes seconds, which the loop that runs all episodes must not wait for."""
 
@@ -80,38 +93,76 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.settings, self.template = self.agent.settings, self.agent.template
-        self.head = self.session.add_context(self.template.first_prompt(self.agent.opening(self.task)))
+        first = opening(self.task, self.settings.system_prompt)
+        prompt, now = self.template.render_first(first), self.session.seconds
+        turns = [Turn(one["role"], *content, now, now) for one, content in zip(first, prompt.contents, strict=True)]
+        self.head = self.session.add_context(prompt.tokens, turns, SCHEMAS)
 
     @property
     def room(self) -> int:
         """Tokens that the episode may still grow by."""
-        return self.settings.max_context - self.head.end
+        return self.agent.room_after(self.head)
 
     async def play(self) -> StopReason:
         if self.room < MIN_REPLY:
             return StopReason.CONTEXT_FULL
         while True:
             generation = await self._sample()
-            turn = await asyncio.to_thread(self._parsed, generation)
+            said, turn = await asyncio.to_thread(self._read, generation)
+            self._note(said, turn)
             cut = generation.finish_reason == "length"
             if not turn.written and (self.room < MIN_REPLY or not cut):
                 return StopReason.CONTEXT_FULL if self.room < MIN_REPLY else StopReason.NO_TOOL_CALL
             self.cut_in_a_row = self.cut_in_a_row + 1 if cut and not turn.calls else 0
-            results = await self._answer(turn)
-            if self.submitted:
-                return StopReason.SUBMITTED
-            if self.statistics.turns >= self.settings.max_turns:
-                return StopReason.MAX_TURNS
-            if self.room < MIN_REPLY:
-                return StopReason.CONTEXT_FULL
-            if self.cut_in_a_row == MAX_CUT_TURNS:
-                return StopReason.MAX_RESPONSE
-            notice = cut_notice(len(generation.tokens), any_run=bool(turn.calls)) if cut else ""
-            room = self.room - self._reserve()
-            added = await asyncio.to_thread(fit, results, partial(self._delta, generation.tokens, notice), room)
-            if added is None:
-                return StopReason.CONTEXT_FULL
-            self.head = self.session.add_context(added)
+            answers = await self._answer(turn)
+            notice = cut_notice(generation.completion_tokens, any_run=bool(turn.calls)) if cut else ""
+            reason = self._limit()
+            if reason is None:
+                added = await asyncio.to_thread(
+                    fit,
+                    [answer.text for answer in answers],
+                    partial(self._delta, generation.tokens, notice),
+                    self.room - self._reserve(),
+                )
+                reason = StopReason.CONTEXT_FULL if added is None else None
+            if reason is not None:
+                self._show([Content(answer.text, 0, 0) for answer in answers], answers)
+                return reason
+            assert added is not None
+            self._show(added.contents, answers, added.tokens)
+
+    def _limit(self) -> StopReason | None:
+        """Why no further turn follows, as far as that is known before the calls' results are tokenised."""
+        if self.submitted:
+            return StopReason.SUBMITTED
+        if self.statistics.turns >= self.settings.max_turns:
+            return StopReason.MAX_TURNS
+        if self.room < MIN_REPLY:
+            return StopReason.CONTEXT_FULL
+        return StopReason.MAX_RESPONSE if self.cut_in_a_row == MAX_CUT_TURNS else None
+
+    def _show(self, contents: Sequence[Content], answers: Sequence[Answer], tokens: Sequence[int] = ()) -> None:
+        """Record what follows the policy's turn: the answers to its calls, and a notice behind them. Without tokens,
+        the policy has not seen it.
+        """
+        calls, now = self.head.turns[0].calls, self.session.seconds
+        turns = []
+        for number, content in enumerate(contents):
+            if number < len(answers):
+                _, began, ended, ok = answers[number]
+                turns.append(Turn("tool", *content, began, ended, call_id=calls[number].id, failed=not ok))
+            else:
+                turns.append(Turn("user", *content, now, now, failed=True))  # what was cut off
+        if turns:
+            self.head = self.session.add_context(tokens, turns)
+
+    def _note(self, said: SampledTurn, turn: ParsedTurn) -> None:
+        """Record what the policy's turn says."""
+        number = self.statistics.turns
+        calls = [call_of(call, f"call_{number}_{place}") for place, call in enumerate(turn.written)]
+        text = turn.text_before.strip() if calls else said.content
+        (placed,) = self.head.turns
+        self.head.turns = (replace(placed, text=text, reasoning=said.reasoning, calls=calls),)
 
     def _reserve(self) -> int:
         """Tokens kept for the next reply when results are cut: up to a quarter of the room."""
@@ -119,30 +170,24 @@ class _Run:
         return max(MIN_REPLY, min(wanted, self.room // 4))
 
     async def _sample(self) -> Generation:
-        statistics, settings = self.statistics, self.settings
-        params = self.sampling.for_turn(statistics.turns, self.room, self.template.stop_token_ids)
-        experts_from = self.head.experts_end if settings.routing_replay else None
-        with statistics.engine_time():
-            generation = await self.agent.client.generate(
-                self.head.encoded_path(), params, experts_from=experts_from, headers=self.sampling.headers
-            )
-        self.head = self.session.add_sampled(generation)
-        statistics.add(generation)
+        self.head, generation = await self.agent.sample(self.head, self.session, self.sampling, self.statistics)
         return generation
 
-    async def _answer(self, turn: ParsedTurn) -> list[str]:
+    async def _answer(self, turn: ParsedTurn) -> list[Answer]:
         """What the policy is shown of each call, in order; calls after a `submit` are not run."""
-        texts = []
+        answers = []
         for call in turn.calls:
+            began = self.session.seconds
             result = await self._call(call)
-            texts.append(result.text)
+            again = await self._failed_try() if result.submitted else None
+            answers.append(Answer(again or result.text, began, self.session.seconds, result.ok))
             if result.submitted:
-                self.submitted = True
-                return texts
+                self.submitted = again is None
+                return answers
         if turn.error is not None:
             self.statistics.malformed_calls += 1
-            texts.append(f"Error: {turn.error}")
-        return texts
+            answers.append(Answer(f"Error: {turn.error}", self.session.seconds, self.session.seconds, ok=False))
+        return answers
 
     async def _call(self, call: ToolCall) -> ToolResult:
         tool = _TOOLS.get(call.name)
@@ -165,22 +210,40 @@ class _Run:
             self.statistics.failed_edits += not result.ok
         return result
 
+    async def _failed_try(self) -> str | None:
+        """What a policy that submits is told if it has another try; None if this was the last, or all tests pass."""
+        if self.statistics.tries >= self.settings.tries:
+            return None
+        with self.statistics.sandbox_time():
+            failing = await failing_tests(self.sandbox, self.task)
+        if failing is None:
+            return None
+        self.statistics.tries += 1
+        which = f"{self.statistics.tries} of {self.settings.tries}"
+        return f"{failing}\nThese tests fail, and they are right. Repair the code: this is try {which}."
+
     async def _keep_first_edit(self, tool: str) -> None:
         """Take the diff only when something else is about to change files; else the final patch is the same."""
         statistics = self.statistics
         if statistics.edits and statistics.first_edit_patch is None and tool in _CHANGES_FILES:
             statistics.first_edit_patch = await self.sandbox.diff()
 
-    def _parsed(self, generation: Generation) -> ParsedTurn:
+    def _read(self, generation: Generation) -> tuple[SampledTurn, ParsedTurn]:
         said = self.template.read(generation.tokens)
         self.statistics.unkept_turns += not said.kept
-        return parse(said.content, self.settings.tool_format, _SCHEMAS)
+        return said, parse(said.content, self.settings.tool_format, SCHEMAS)
 
-    def _delta(self, after: Sequence[int], notice: str, texts: list[str]) -> list[int]:
+    def _delta(self, after: Sequence[int], notice: str, texts: list[str]) -> Rendered:
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
         if notice:  # never a tool's result: it may be the answer to a turn without a call
             messages.append({"role": "user", "content": notice})
-        return self.template.delta(messages, after)
+        return self.template.render_delta(messages, after)
+
+
+def opening(task: Task, system_prompt: str) -> list[Message]:
+    """An episode's first messages; without a system prompt the task's alone."""
+    first: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return [*first, {"role": "user", "content": task.statement}]
 
 
 def cut_notice(tokens: int, *, any_run: bool) -> str:
@@ -192,7 +255,7 @@ def cut_notice(tokens: int, *, any_run: bool) -> str:
     )
 
 
-def fit(texts: Sequence[str], encode: Callable[[list[str]], list[int]], room: int) -> list[int] | None:
+def fit(texts: Sequence[str], encode: Callable[[list[str]], S], room: int) -> S | None:
     """`encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None if they don't fit even
     when cut.
 
@@ -223,6 +286,6 @@ def cut(text: str, length: int) -> str:
 
 def load_template(checkpoint: str, chat_template: str = "") -> ChatTemplate:
     """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names."""
-    template = ChatTemplate(load_tokenizer(checkpoint, chat_template), _SCHEMAS)
+    template = ChatTemplate(load_tokenizer(checkpoint, chat_template), SCHEMAS)
     template.prove()
     return template

@@ -102,5 +102,5 @@ _WRITTEN_47 = Tags(
     after_value=_END_VALUE,
     after_call=CLOSE,
 )
-GLM45 = ToolFormat(parse_glm47, _WRITTEN_45.render)
-GLM47 = ToolFormat(parse_glm47, _WRITTEN_47.render)
+GLM45 = ToolFormat(parse_glm47, _WRITTEN_45.render, template="glm4_5")
+GLM47 = ToolFormat(parse_glm47, _WRITTEN_47.render, template="glm4_7")

@@ -99,4 +99,4 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
         raise CallError(f"the tool call is not valid JSON: {why}") from None
 
 
-HERMES = ToolFormat(parse_hermes, render_hermes)
+HERMES = ToolFormat(parse_hermes, render_hermes, template="qwen3")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from slime_swe.rollout.chat.reasoning import reasoning_of
 from slime_swe.rollout.chat.tokenizer import Encoder, Piece, TemplateError
@@ -94,12 +95,14 @@ Opening = tuple[tuple[str, str | None], ...]  # each message's role, and its con
 class SampledTurn:
     """What a policy's turn says, read.
 
-    kept: whether the template, given this as a message, writes just the tokens' text. If not, the record still has what
-    was sampled, and so has the server; a client that renders the conversation anew would show it otherwise.
+    reasoning_tokens: of those sampled, how many write the reasoning and its tags. kept: whether the template, given
+    this as a message, writes just the tokens' text. If not, the record still has what was sampled, and so has the
+    server; a client that renders the conversation anew would show it otherwise.
     """
 
     reasoning: str
     content: str
+    reasoning_tokens: int
     kept: bool
 
 
@@ -116,6 +119,26 @@ class _Shape:
 
     def edited(self, contents: Sequence[str]) -> list[str]:
         return [edit(content) for edit, content in zip(self.edits, contents, strict=True)]
+
+
+class Content(NamedTuple):
+    """A message's content as the template writes it, and its place among the tokens: the fewest that hold it."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Tokens of messages, and where the content of each is. A system message that is left out for being blank has
+    none."""
+
+    tokens: list[int]
+    contents: tuple[Content, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 class ChatTemplate:
@@ -190,10 +213,17 @@ class ChatTemplate:
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the conversation so far with the first assistant turn opened."""
+        return self.render_first(messages).tokens
+
+    def render_first(self, messages: Sequence[Message]) -> Rendered:
+        """The same, with the places of the messages' contents."""
         key = _opening_of(messages)
         contents = [message["content"] for message, (_, known) in zip(messages, key, strict=True) if known is None]
         shape = self._opening(key)
-        return self.encoder.ids(shape.pieces, shape.edited(contents))
+        edited = shape.edited(contents)
+        tokens, spans = self.encoder.placed(shape.pieces, edited)
+        placed = (Content(text, *span) for text, span in zip(edited, spans, strict=True))
+        return Rendered(tokens, tuple(next(placed) if known is None else Content("", 0, 0) for _, known in key))
 
     def delta(self, messages: Sequence[Message], after: Sequence[int] | None = None) -> list[int]:
         """Ids that follow a sampled turn: they add `messages` and open the next assistant turn.
@@ -201,9 +231,16 @@ class ChatTemplate:
         `after`: the turn's tokens. If these don't end in the stop token that belongs before `messages`, as those of a
         turn that was cut short, it is supplied here. None: they do.
         """
+        return self.render_delta(messages, after).tokens
+
+    def render_delta(self, messages: Sequence[Message], after: Sequence[int] | None = None) -> Rendered:
+        """The same, with the places of the messages' contents."""
         shape = self._delta(tuple(message["role"] for message in messages))
-        ids = self.encoder.ids(shape.pieces, shape.edited([message["content"] for message in messages]))
-        return ids[1:] if after is None or list(after[-1:]) == ids[:1] else ids
+        edited = shape.edited([message["content"] for message in messages])
+        ids, spans = self.encoder.placed(shape.pieces, edited)
+        given = int(after is None or list(after[-1:]) == ids[:1])  # the stop token is there
+        contents = (Content(text, start - given, end - given) for text, (start, end) in zip(edited, spans, strict=True))
+        return Rendered(ids[given:], tuple(contents))
 
     def unsampled(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
         """Ids of an assistant's turn that the policy did not sample, without reasoning and stop token."""
@@ -218,7 +255,19 @@ class ChatTemplate:
         """What a sampled turn says."""
         text = self.decode(tokens)
         reasoning, content = self._split(text)
-        return SampledTurn(reasoning, content, self._keeps(text, reasoning, content))
+        return SampledTurn(
+            reasoning,
+            content,
+            self._reasoning_tokens(tokens, text) if reasoning else 0,
+            self._keeps(text, reasoning, content),
+        )
+
+    def _reasoning_tokens(self, tokens: Sequence[int], text: str) -> int:
+        """Up to the first that ends where the reasoning's closing tag does, or behind it."""
+        assert self.reasoning is not None, text
+        before, tag, _ = text.partition(self.reasoning.close)
+        end, decode = len(before) + len(tag), self.encoder.decode
+        return bisect_left(range(len(tokens)), end, key=lambda count: len(decode(tokens[:count])))
 
     def is_proven(self, opening: Sequence[Message] | None, deltas: Iterable[Sequence[str]]) -> bool:
         """Whether these messages need no further proof, which takes a tenth of a second. opening: a conversation's

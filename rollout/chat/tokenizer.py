@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
 
-_REMEMBERED = 256  # texts, of at most so many characters: 6 MB, and as agents show files
+_DIGITS = 16  # of a vocabulary's hash
+_REMEMBERED = 256  # texts, of at most so many characters: 12 MB, and as agents show files
 _REMEMBERED_LENGTH = 8192
 _LONG = 16_384  # characters or tokens, of which other threads should not have to wait for the end
 _TEMPLATES = Path(__file__).parent / "templates"
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
 Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
+Span = tuple[int, int]  # from a place up to another
 
 
 class TemplateError(UserError):
@@ -53,46 +58,77 @@ class Encoder:
 
     def plain(self, text: str) -> Sequence[int]:
         """Ids of `text` as mere text. Short ones are remembered: a group's episodes see the same prompt and files."""
+        return self._placed(text)[0]
+
+    def _placed(self, text: str) -> tuple[array[int], array[int]]:
+        """Ids of mere text, and at which character each of them begins."""
         return self._remember(text) if len(text) <= _REMEMBERED_LENGTH else self._encode_plain(text)
 
-    def _encode_plain(self, text: str) -> array[int]:
-        return array("i", _encode(self._plain, text))
+    def _encode_plain(self, text: str) -> tuple[array[int], array[int]]:
+        encoding = _encoding(self._plain, text)
+        return array("i", encoding.ids), array("i", [start for start, _ in encoding.offsets])
 
     def whole(self, text: str) -> list[int]:
         """Ids of `text` as the tokenizer itself has them, added tokens recognised anywhere."""
-        return _encode(self._backend, text)
+        ids: list[int] = _encoding(self._backend, text).ids
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) <= _LONG:
             text: str = self._backend.decode(tokens, skip_special_tokens=False)
-        else:  # as in `_encode`
+        else:  # as in `_encoding`
             text = self._backend.decode_batch([tokens], skip_special_tokens=False)[0]
         return text
 
     def ids(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
         """Ids of a rendered text with these contents in it. Costs time in the length of the contents, mostly."""
+        return self.placed(pieces, contents)[0]
+
+    def placed(self, pieces: Sequence[Piece], contents: Sequence[str]) -> tuple[list[int], list[Span]]:
+        """The ids, and for each content the fewest of them that hold it."""
         ids: list[int] = []
-        run = ""  # text between two control tokens, which is encoded as a whole
+        spans = [(0, 0)] * len(contents)
+        for text, inside, control in self._runs(pieces, contents):
+            found, begins = self._placed(text)
+            for number, start, end in inside:
+                first, last = _covering(begins, start, end)
+                spans[number] = len(ids) + first, len(ids) + last
+            ids += found
+            ids += control
+        return ids, spans
+
+    def _runs(
+        self, pieces: Sequence[Piece], contents: Sequence[str]
+    ) -> Iterator[tuple[str, list[tuple[int, int, int]], list[int]]]:
+        """Each text between two control tokens, which is encoded as a whole; the contents in it, as (number, first
+        character, end); and the control token behind it."""
+        run, inside = "", []
         for piece in pieces:
             if isinstance(piece, int):
+                inside.append((piece, len(run), len(run) + len(contents[piece])))
                 run += contents[piece]
                 continue
             position = 0
             for match in self.added_pattern.finditer(piece):
-                ids += self.plain(run + piece[position : match.start()])
-                ids.append(self.ids_of_added[match.group()])
-                run, position = "", match.end()
+                yield run + piece[position : match.start()], inside, [self.ids_of_added[match.group()]]
+                run, inside, position = "", [], match.end()
             run += piece[position:]
-        return [*ids, *self.plain(run)]
+        yield run, inside, []
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
+def _covering(begins: Sequence[int], start: int, end: int) -> Span:
+    """The fewest tokens that hold the characters from `start` up to `end`, by the character at which each begins."""
+    first, last = bisect_left(begins, start), bisect_left(begins, end)
+    if start < end and (first == len(begins) or begins[first] > start):
+        first -= 1
+    return first, max(first, last)
+
+
+def _encoding(tokenizer: Any, text: str) -> Any:
     """Only a batch lets other threads run meanwhile."""
     if len(text) <= _LONG:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    else:
-        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return ids
+        return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 def shipped_templates() -> dict[str, Path]:
@@ -138,3 +174,15 @@ def vocabulary_size(checkpoint: str | Path) -> int | None:
     config, _ = PretrainedConfig.get_config_dict(checkpoint)
     size: int | None = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     return size
+
+
+def vocabulary_of(checkpoint: Path) -> str:
+    """What tells vocabularies apart: a hash over every token and its id, whatever else `tokenizer.json` says. Empty
+    where the folder has none."""
+    from tokenizers import Tokenizer
+
+    file = checkpoint / "tokenizer.json"
+    if not file.is_file():
+        return ""
+    ids = sorted(Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).items(), key=itemgetter(1, 0))
+    return sha256(json.dumps(ids).encode()).hexdigest()[:_DIGITS]

@@ -84,10 +84,13 @@ class ToolFormat:
     render: what the models write for the calls of a turn, as texts that alternate between the format's own (its tags
     may be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
     behind the proxy need.
+
+    template: a shipped chat template that asks for calls in this format; empty where none does.
     """
 
     parse: Callable[[str, Tools], ParsedTurn]
     render: Callable[[Sequence[ToolCall]], list[str]] | None
+    template: str = ""
 
 
 def parse_calls(

@@ -60,7 +60,8 @@ class Request:
 class Reply:
     """What the policy said, parsed. `id` and the ids of `calls` are unique, since clients merge items of one id.
 
-    finish: `length` if the reply was cut at its token limit. Token counts are the engine's.
+    finish: `length` if the reply was cut at its token limit. Token counts are the engine's; reasoning_tokens are among
+    the completion's.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Reply:
     cached_tokens: int = 0
     created: int = 0  # Unix time, seconds
     reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 Kind = Literal["invalid_request", "context_length", "authentication", "not_found", "too_large", "too_many", "engine"]

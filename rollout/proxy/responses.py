@@ -216,7 +216,7 @@ def _finished(request: Request, reply: Reply) -> Object:
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens},
         "output_tokens": reply.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
     return response

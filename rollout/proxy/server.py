@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
@@ -89,12 +89,13 @@ class Proxy:
     def routes(self) -> Iterator[web.RouteDef]:
         messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
         for path, wire in WIRES.items():
-            yield web.post(f"/s/{{session}}{path}", _guarded(wire, partial(self._speak, wire)))
-        yield web.post("/s/{session}/v1/messages/count_tokens", _guarded(messages, partial(self._count, messages)))
-        yield web.get("/s/{session}/v1/models", _guarded(chat, self._models))
-        yield web.get("/sessions/{session}", _guarded(chat, self._history))
-        yield web.delete("/sessions/{session}", _guarded(chat, self._history))
-        yield web.route("*", "/{path:.*}", _guarded(chat, _nowhere))
+            yield _route("POST", f"/s/{{session}}{path}", _guarded(wire, partial(self._speak, wire)))
+        count = partial(self._count, messages)
+        yield _route("POST", "/s/{session}/v1/messages/count_tokens", _guarded(messages, count))
+        yield _route("GET", "/s/{session}/v1/models", _guarded(chat, self._models))
+        yield _route("GET", "/sessions/{session}", _guarded(chat, self._history))
+        yield _route("DELETE", "/sessions/{session}", _guarded(chat, self._history))
+        yield _route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
     def _find(self, http: web.Request, key: str = "") -> ProxySession:
         """The session that a request names. Raises `ProxyError` if there is none, or if the request does not carry
@@ -196,6 +197,21 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
         if not _OPEN:
             gc.unfreeze()
         await runner.cleanup()
+
+
+def _route(method: str, path: str, handler: Handler) -> web.RouteDef:
+    return web.route(method, path, handler, expect_handler=_ask_for_body)
+
+
+async def _ask_for_body(http: web.Request) -> None:
+    """What a client waits for that has sent `Expect: 100-continue`, unless it has gone."""
+    expected = http.headers.get("Expect", "")
+    if http.version < HttpVersion11:
+        return  # RFC 9110, 10.1.1: the header means nothing there
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"there is no expectation {expected[:200]!r}")
+    with suppress(ConnectionError):
+        await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _guarded(wire: Wire, handler: Handler) -> Handler:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import orjson
 
+from slime_swe.errors import UserError
 from slime_swe.rollout.chat.template import SampledTurn
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
@@ -28,10 +29,10 @@ from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
 from slime_swe.rollout.replies import EngineError
 from slime_swe.rollout.session import Segment, Session
+from slime_swe.rollout.turns import call_of
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12
-UNNAMED = "unnamed_tool"
 KEY_BYTES = 24
 MAX_BODY_BYTES = 8 << 20  # more than a million tokens
 MOST_AT_ONCE = 64  # requests of one session under way, as many as its sandbox may have connections
@@ -48,6 +49,7 @@ _CHARACTERS_OF_TOKEN = 16  # a text of more than these does not fit a context, a
 _CHARACTERS_OF_MESSAGE = 128  # what a message costs beside its text, in the time that a character takes
 
 T = TypeVar("T")
+Finish = Literal["stop", "tool_calls", "length"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,17 @@ class Answer:
             self.connections.append(connection)
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """What the policy said at a prompt of so many tokens; reasoning_tokens are among those that it sampled."""
+
+    said: Message
+    finish: Finish
+    generation: Generation
+    prompt_tokens: int
+    reasoning_tokens: int
+
+
 @dataclass(eq=False)
 class ProxySession:
     """One episode: the record goes to `session`, the counts to `statistics`. `side_call` says which requests are not
@@ -120,7 +133,7 @@ class ProxySession:
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(KEY_BYTES))
     ended: StopReason | None = None
-    failure: EngineError | None = None
+    failure: EngineError | UserError | None = None
     asked: int = 0  # requests that have come
     abandoned: int = 0  # of these, those whose client went away before they were answered
     counted: int = 0  # requests to count tokens
@@ -214,7 +227,7 @@ class ProxySession:
         sampling.waiters += 1
         try:
             return await asyncio.shield(sampling.task)
-        except EngineError as error:
+        except (EngineError, UserError) as error:  # an endpoint's refusal is its user's to mend
             self.failure = error
             raise ProxyError("engine", str(error)) from error
         except asyncio.CancelledError:
@@ -342,12 +355,14 @@ class ProxySession:
 
     async def _speak(self, arrival: Arrival, placed: Placement) -> Answer:
         request, prompt, tree = placed.request, placed.prompt, self.tree
-        generation, turn = await self._sample(request, prompt)
-        said, finish = self._parse(request, generation, turn)
+        began = self.session.seconds
+        spoken = await self._spoken(request, prompt)
+        said, generation = spoken.said, spoken.generation
         if self.tree is not tree:  # the record was cleared meanwhile
             placed = self.tree.place(request)
         known = generation.routed_experts is None or generation.experts_from == placed.prompt.node.experts_end
-        recorded = self.tree.record(placed, said, generation, train=known and not self.side_call(request))
+        train = known and not self.side_call(request)
+        recorded = self.tree.record(placed, said, generation, train=train, began=began)
         if arrival.body is not None:
             self._reader(arrival.wire).keep(arrival.body, request)
         self._forget_answer(recorded.at.after)
@@ -356,12 +371,13 @@ class ProxySession:
             model=self.policy.model,
             text=said.text,
             calls=said.calls,
-            finish=finish,
-            prompt_tokens=prompt.node.end,
-            completion_tokens=len(generation.tokens),
+            finish=spoken.finish,
+            prompt_tokens=spoken.prompt_tokens,
+            completion_tokens=generation.completion_tokens,
             cached_tokens=generation.cached_tokens,
             created=int(time.time()),
             reasoning=said.reasoning,
+            reasoning_tokens=spoken.reasoning_tokens,
         )
         answer = self._answers[prompt.key] = Answer(reply, recorded)
         return answer
@@ -370,6 +386,12 @@ class ProxySession:
         """The client has gone on from this turn, so that it has seen it."""
         if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
             del self._answers[turn.at.key]
+
+    async def _spoken(self, request: Request, prompt: Prompt) -> Spoken:
+        """What the policy says. Raises `EngineError`."""
+        generation, turn = await self._sample(request, prompt)
+        said, finish = self._parse(request, generation, turn)
+        return Spoken(said, finish, generation, prompt.node.end, turn.reasoning_tokens)
 
     async def _sample(self, request: Request, prompt: Prompt) -> tuple[Generation, SampledTurn]:
         params = self._params(request, prompt)
@@ -399,9 +421,7 @@ class ProxySession:
         self._begun += 1
         return params
 
-    def _parse(
-        self, request: Request, generation: Generation, turn: SampledTurn
-    ) -> tuple[Message, Literal["stop", "tool_calls", "length"]]:
+    def _parse(self, request: Request, generation: Generation, turn: SampledTurn) -> tuple[Message, Finish]:
         """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
         gets plain text.
         """
@@ -413,11 +433,15 @@ class ProxySession:
         calls = tuple(message_call(call) for call in parsed.written)
         pairs = zip(parsed.written, calls, strict=True)
         well_formed = [given for call, given in pairs if isinstance(call, ToolCall)]
-        self.statistics.tool_calls.update(call.name for call in well_formed)
-        self._awaited |= {call.id for call in well_formed}
+        self._count(well_formed)
         cut = cut and isinstance(parsed.written[-1], MalformedCall)
         said = Message("assistant", parsed.text_before.strip(), calls, reasoning=turn.reasoning)
         return said, "length" if cut else "tool_calls"
+
+    def _count(self, well_formed: Sequence[MessageCall]) -> None:
+        """Calls that the client will run."""
+        self.statistics.tool_calls.update(call.name for call in well_formed)
+        self._awaited |= {call.id for call in well_formed}
 
 
 @dataclass(eq=False)
@@ -430,7 +454,7 @@ class _InFlight:
 
 def _plain(segment: Segment) -> dict[str, Any]:
     table = base64.b64encode(b"".join(segment.routed_experts)).decode()
-    return {**vars(segment), "routed_experts": table or None}
+    return {**vars(segment), "routed_experts": table or None, "turns": msgspec.to_builtins(segment.turns)}
 
 
 def _characters(request: Request, start: Start) -> int:
@@ -440,19 +464,6 @@ def _characters(request: Request, start: Start) -> int:
 
 
 def message_call(call: ToolCall | MalformedCall) -> MessageCall:
-    """A call as clients get it, under an id of ours.
-
-    Arguments that can't be read are the text that the policy wrote. A call without a name is named `UNNAMED`: no client
-    has such a tool, and some drop a call that has no name.
-    """
-    name = call.name.encode("utf-8", "replace").decode() or UNNAMED  # JSON can spell half a surrogate pair
-    written = call.arguments
-    arguments = written if isinstance(written, str) else _arguments_json(written)
-    return MessageCall(f"call_{secrets.token_hex(ID_BYTES)}", name, arguments)
-
-
-def _arguments_json(arguments: Mapping[str, Any]) -> str:
-    try:
-        return orjson.dumps(arguments).decode()
-    except (orjson.JSONEncodeError, RecursionError):  # numbers beyond 64 bits
-        return json.dumps(arguments)
+    """A call as clients get it, under an id of ours."""
+    written = call_of(call, f"call_{secrets.token_hex(ID_BYTES)}")
+    return MessageCall(written.id, written.name, written.arguments)

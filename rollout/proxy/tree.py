@@ -18,12 +18,14 @@ from hashlib import blake2b
 
 import orjson
 
-from slime_swe.rollout.chat.template import ChatTemplate
+from slime_swe.rollout.chat.template import ChatTemplate, Rendered
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.session import Node, Session
+from slime_swe.rollout.turns import Call
+from slime_swe.rollout.turns import Turn as RecordedTurn
 
 MOST_NOTED = 64  # edited and unmatched messages: the first ones of each
 _REMEMBERED = 16  # of the latest histories, by which most requests are placed without looking at their words
@@ -123,11 +125,17 @@ class ConversationTree:
             template = known
         return template.is_proven(opening, (_roles(block) for _, block in _exchanges(rest)))
 
-    def record(self, placed: Placement, said: Message, generation: Generation, *, train: bool = True) -> Turn:
-        """Record what the policy said at a prompt. Without `train` its tokens are context."""
+    def record(
+        self, placed: Placement, said: Message, generation: Generation, *, train: bool = True, began: float = 0.0
+    ) -> Turn:
+        """Record what the policy said at a prompt. Without `train` its tokens are context. began: seconds since the
+        episode began.
+        """
         prompt = self._put(placed.prompt)
         self._session.fork(prompt.node)
-        node = self._session.add_sampled(generation) if train else self._session.add_context(generation.tokens)
+        noted = _noted(said, len(generation.tokens), began, self._session.seconds)
+        add, tokens = self._session.add_context, generation.tokens
+        node = self._session.add_sampled(generation, noted) if train else add(tokens, (noted,))
         self._recorded += 1
         key = _digest(prompt.key, b"%d" % self._recorded)
         turn = Turn(said, node, key, prompt, in_tree=True)
@@ -223,8 +231,10 @@ class ConversationTree:
         known = self._roots.get(key)
         if known is not None:
             return known
-        template = self._templates.of(request.tools)
-        return Prompt(Node(template.first_prompt(_plain(opening)), None, None), template, key, None)
+        template, now = self._templates.of(request.tools), self._session.seconds
+        rendered = template.render_first(_plain(opening))
+        turns = _placed(opening, rendered, now, now)
+        return Prompt(Node(rendered.tokens, None, None, turns=turns, tools=request.tools), template, key, None)
 
     def _turn(self, prompt: Prompt, said: Message, edited: list[Edited]) -> Turn:
         turn = self._attribute(prompt, said, edited)
@@ -235,9 +245,10 @@ class ConversationTree:
         if known is not None:
             return known
         if turn is not None:  # its tokens are context here
-            return Turn(turn.said, Node(turn.node.tokens, None, prompt.node), key, prompt)
-        tokens = self._templates.turn(said)
-        return Turn(said, Node(tokens, None, prompt.node), key, prompt, unmatched=True)
+            return Turn(turn.said, Node(turn.node.tokens, None, prompt.node, turns=turn.node.turns), key, prompt)
+        tokens, now = self._templates.turn(said), self._session.seconds
+        node = Node(tokens, None, prompt.node, turns=(_noted(said, len(tokens), now, now),))
+        return Turn(said, node, key, prompt, unmatched=True)
 
     def _attribute(self, prompt: Prompt, said: Message, edited: list[Edited]) -> Turn | None:
         """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
@@ -258,8 +269,22 @@ class ConversationTree:
         known = turn.prompts.get(key)
         if known is not None:
             return known
-        tokens = template.delta(_plain(block), turn.node.tokens)
-        return Prompt(Node(tokens, None, turn.node), template, key, turn)
+        rendered = template.render_delta(_plain(block), turn.node.tokens)
+        turns = _placed(block, rendered, turn.node.turns[-1].ended, self._session.seconds)
+        return Prompt(Node(rendered.tokens, None, turn.node, turns=turns), template, key, turn)
+
+
+def _placed(messages: Sequence[Message], rendered: Rendered, began: float, ended: float) -> list[RecordedTurn]:
+    """Messages that a client has added, as they are recorded. Only a tool's result was long in the making."""
+    return [
+        RecordedTurn(one.role, *content, began if one.role == "tool" else ended, ended, call_id=one.call_id)
+        for one, content in zip(messages, rendered.contents, strict=True)
+    ]
+
+
+def _noted(said: Message, length: int, began: float, ended: float) -> RecordedTurn:
+    calls = [Call(call.id, call.name, call.arguments) for call in said.calls]
+    return RecordedTurn("assistant", said.text, 0, length, began, ended, said.reasoning, calls)
 
 
 def _plain(messages: Sequence[Message]) -> list[Mapping[str, str]]:

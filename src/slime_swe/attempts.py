@@ -29,6 +29,10 @@ from slime_swe.files import writing
 
 ATTEMPTS = "attempts.jsonl"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_ALONE = {  # kind of file system -> options with which each machine has locks of its own (nfs(5), mount.lustre(8))
+    "nfs": {"nolock", "local_lock=flock", "local_lock=all"},
+    "lustre": {"localflock"},
+}
 _SHOWN = 200  # characters of a command in a message
 GRACE = 0.4  # seconds: `require_ended`, and a program that is just being started, hold the lock for an instant
 
@@ -90,10 +94,56 @@ def last_attempt(path: Path) -> int:
     return max((process.attempt for process in _processes(path)), default=0)
 
 
+def last_process(path: Path) -> Process | None:
+    """Who made the last attempt; None where there is none."""
+    return max(_processes(path), key=lambda process: process.attempt, default=None)
+
+
 def require_ended(path: Path) -> None:
     """Raise `HeldError` where an attempt lasts."""
     if path.exists():
         os.close(_locked(path, fcntl.LOCK_SH))
+
+
+def lasts(path: Path) -> bool | None:
+    """Whether an attempt lasts. Writes nothing, and holds the lock for an instant where it is free.
+
+    None where that can't be known: the last attempt is another machine's, and the folder's file system has no locks, or
+    none between machines (`_between_machines`).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    locks = True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        locks = False
+    finally:
+        os.close(descriptor)
+    process = last_process(path)
+    if process is not None and process.host == socket.gethostname():
+        return not locks and Path(f"/proc/{process.pid}").exists()
+    return False if locks and _between_machines(path) else None
+
+
+def _between_machines(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether a lock on a file there is seen by other machines, by the options of its mount (proc(5)); true too of a
+    disk that no other machine writes, and where there is no such list."""
+    kind, options, longest = "", set[str](), -1
+    for line in mounts.read_text("utf-8").splitlines() if mounts.exists() else ():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")  # a blank is \040
+        if path.resolve().is_relative_to(point) and len(point) >= longest:
+            kind, _, given = after.split(maxsplit=2)
+            options, longest = {*given.split(","), *before.split()[5].split(",")}, len(point)
+    alone = next((found for name, found in _ALONE.items() if kind.startswith(name)), set[str]())
+    return not (options & alone or kind.startswith("fuse"))
 
 
 def of_last_attempt(records: Iterable[T], key: Callable[[T], Hashable], attempt: Callable[[T], int | None]) -> list[T]:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         todo = "make room there" if error.errno in _FULL else "make it writable"
         raise FileError(
-            f"can't write {path}: {error.strerror or error} ({_free(path)}). What was written before is whole; "
+            f"can't write {path}: {error.strerror or error} ({free_space(path)}). What was written before is whole; "
             f"{todo} and resume, or choose another folder"
         ) from error
 
@@ -40,6 +41,20 @@ def cache_folder(name: str) -> Path:
     if base.startswith("~"):
         raise UserError("this user has no home folder, and caches need one: set HOME or XDG_CACHE_HOME")
     return Path(base, "slime-swe", name)
+
+
+def keep_in_cache(file: Path, content: bytes, what: str, again: str) -> None:
+    """Write it, in a folder that is made. Where that can't be written, say so: what could not be kept, and what then
+    happens again, as in "so the next run plays it again"."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+    except OSError as error:
+        print(
+            f"{what} could not be kept in {file.parent} ({error.strerror}), so {again}; set XDG_CACHE_HOME to a folder "
+            "that can be written",
+            file=sys.stderr,
+        )
 
 
 def read_given(path: Path, what: str) -> bytes:
@@ -113,7 +128,8 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _free(path: Path) -> str:
+def free_space(path: Path) -> str:
+    """Of the file system of a path, which may not exist, for people."""
     there = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     try:
         return f"{shutil.disk_usage(there).free >> 20} MiB free"

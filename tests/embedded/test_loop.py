@@ -14,7 +14,6 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
 
 from slime_swe.attempts import ATTEMPTS, HeldError, attempting
 from slime_swe.embedded.checkpoint import ResumeError
@@ -25,7 +24,10 @@ from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import UserError
 from slime_swe.files import FileError
 from slime_swe.rollout.driver import FilterError
+from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.trained import TrainedSamples
 from slime_swe.sample import Sample
+from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -39,11 +41,19 @@ def engine(tiny_checkpoint):
 def lasting(run_dir: Path) -> list[dict]:
     """The records of metrics.jsonl without their times, and without which of the run's attempts wrote them."""
     records = Journal(run_dir / "metrics.jsonl").read()
-    return [{k: v for k, v in record.items() if k not in ("seconds", "attempt")} for record in records]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "serving", "attempt")} for record in records]
 
 
 def episodes(run_dir: Path) -> list[tuple[int, int]]:
     return [(record["rollout_id"], record["index"]) for record in Journal(run_dir / "episodes.jsonl").read()]
+
+
+def trained(run_dir: Path) -> dict[tuple[int, int], dict]:
+    """The records of trained.jsonl by rollout and index, without which of the run's attempts wrote them."""
+    records = Journal(run_dir / "trained.jsonl").read()
+    found = {(r["rollout_id"], r["index"]): {k: v for k, v in r.items() if k != "attempt"} for r in records}
+    assert len(found) == len(records)
+    return found
 
 
 def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, tmp_path, engine):
@@ -125,6 +135,7 @@ def test_resume_after_any_step_equals_the_uninterrupted_run(tiny_checkpoint, tmp
         args.load = args.save
     assert lasting(tmp_path / "parts/run") == lasting(tmp_path / "whole/run")
     assert episodes(tmp_path / "parts/run") == episodes(tmp_path / "whole/run")
+    assert trained(tmp_path / "parts/run") == trained(tmp_path / "whole/run") != {}
 
 
 RUN = """
@@ -168,6 +179,7 @@ def test_kill_9_at_random_moments_then_resume_equals_the_uninterrupted_run(tiny_
     assert kills >= 2
     assert lasting(tmp_path / "b/run") == lasting(tmp_path / "a/run")
     assert episodes(tmp_path / "b/run") == episodes(tmp_path / "a/run")
+    assert trained(tmp_path / "b/run") == trained(tmp_path / "a/run") != {}
 
 
 def wait_until_it_works(process: subprocess.Popen, run_dir: Path) -> None:
@@ -191,7 +203,9 @@ def test_a_run_whose_groups_are_all_alike_says_that_it_trained_nothing(tiny_chec
     with pytest.raises(FilterError, match=r"none of 200 groups was informative, by slime_swe\.rewards"):
         train(args, NoProgress())
     args.dynamic_sampling_filter_path, args.load = None, args.save
-    assert train(args, NoProgress())["nothing_trained_because"].startswith("no episode was solved")
+    because = train(args, NoProgress())["nothing_trained_because"]
+    assert because.startswith("no episode was solved")
+    assert because.endswith("(groups: 4 all unsolved; episodes: 16, of which infrastructure broke 0)")
 
 
 def drop_the_second_group(args, group, **kwargs):
@@ -214,6 +228,37 @@ def test_episodes_that_are_not_trained_on_are_recorded_and_counted_too(tiny_chec
     assert step["reward"] == pytest.approx(sum(record["reward"] for record in records) / 12)
     assert step["sampled_tokens"] == pytest.approx(sum(sum(record["loss_mask"]) for record in records) / 12)
     assert step["rollout/dynamic_filter/drop_unnamed"] == 1
+    assert [*trained(run_dir)] == [(0, index) for index in range(12) if index // 4 != 1]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_each_trained_sample_has_its_advantage_and_the_trainer_s_log_probabilities(
+    tiny_checkpoint, tmp_path, engine, own
+):
+    run_dir = tmp_path / "run"
+    args = make_args(
+        tiny_checkpoint, run_dir, num_rollout=2, swe_eval_tasks={}, use_rollout_logprobs=not own, **engine.address
+    )
+    train(args, NoProgress())
+    samples = TrainedSamples(run_dir / "trained.jsonl")
+    groups: dict[tuple[int, int], list] = {}
+    for record in read_records(run_dir / "episodes.jsonl"):
+        groups.setdefault((record.rollout_id, record.group_index), []).append(record)
+    compared = 0
+    for records in groups.values():
+        found = [samples.of(record) for record in records]
+        if len({record.solved for record in records}) == 1:  # the filter dropped the group
+            assert found == [None] * 4
+            continue
+        mean = sum(record.reward for record in records) / 4
+        assert [one.advantage for one in found] == pytest.approx([record.reward - mean for record in records])
+        assert len({one.step for one in found}) == 1 and {one.step for one in found} <= {0, 1}
+        for one, record in zip(found, records, strict=True):
+            sampled = [p for p, mask in zip(record.log_probs, record.loss_mask, strict=True) if mask]
+            if one.log_probs is not None:
+                assert one.log_probs == pytest.approx(sampled, abs=1e-4)
+                compared += 1
+    assert compared == len(trained(run_dir)) == 32 if own else compared == 2, "one in eight of the first step's"
 
 
 def test_a_resumed_run_counts_its_attempts_and_goes_on_before_a_damaged_checkpoint(
@@ -230,7 +275,7 @@ def test_a_resumed_run_counts_its_attempts_and_goes_on_before_a_damaged_checkpoi
     assert "rollout_2 is damaged (optimizer.pt has 0 bytes" in capsys.readouterr().err
     assert [step for step, _ in progress.steps] == [2]
     assert lasting(run_dir) == before and len(set(episodes(run_dir))) == len(episodes(run_dir)) >= 3 * 16
-    for name in ("metrics.jsonl", "episodes.jsonl"):
+    for name in ("metrics.jsonl", "episodes.jsonl", "trained.jsonl"):
         written = {record["rollout_id"]: record["attempt"] for record in Journal(run_dir / name).read()}
         assert written == {0: 1, 1: 1, 2: 2}
 

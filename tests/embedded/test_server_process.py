@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.embedded.scripted import NoProgress, generate, make_args
 
 from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.journal import Journal
@@ -18,6 +17,7 @@ from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.protocol import url_of
 from slime_swe.embedded.server_process import ServerError, ServerProcess, update_weights
 from slime_swe.embedded.train_data import TrainData
+from tests.embedded.scripted import NoProgress, generate, make_args
 
 
 def test_a_run_with_its_own_server_trains_on_what_was_sampled(tiny_checkpoint, tmp_path):

@@ -163,7 +163,7 @@ def test_kl_tis_and_entropy_agree_with_transformers_and_plain_autograd(tiny_chec
     theirs = dict(policy.named_parameters())
     for (name, _), grad in zip(trainer.model.named_parameters(), ours, strict=True):
         torch.testing.assert_close(grad.double(), theirs[name].grad, atol=5e-6, rtol=5e-4)
-    assert trainer.train(data)["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert trainer.train(data).metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["gspo", "cispo"])
@@ -197,7 +197,7 @@ def test_gspo_and_cispo_agree_with_transformers_and_plain_autograd(tiny_checkpoi
     theirs = dict(policy.named_parameters())
     for (name, _), grad in zip(trainer.model.named_parameters(), gradients(trainer, data), strict=True):
         torch.testing.assert_close(grad.double(), theirs[name].grad, atol=5e-6, rtol=5e-4)
-    metrics = trainer.train(data)
+    metrics = trainer.train(data).metrics
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert 0 < metrics["clip_fraction"] < 1
 
@@ -236,11 +236,11 @@ def test_masked_and_trailing_tokens_are_not_even_computed(model):
 
 def test_samples_without_advantage_are_skipped_but_counted(tiny_checkpoint, model):
     data = dataclasses.replace(make_data(model, 4), advantages=[1.0, 0.0, 0.0, -1.0])
-    kept = Trainer(make_args(tiny_checkpoint)).train(data)
-    full = Trainer(make_args(tiny_checkpoint, entropy_coef=1e-30)).train(data)
+    kept = Trainer(make_args(tiny_checkpoint)).train(data).metrics
+    full = Trainer(make_args(tiny_checkpoint, entropy_coef=1e-30)).train(data).metrics
     assert kept["trained_tokens"] < full["trained_tokens"] == sum(data.mask_sums)
     assert kept["grad_norm"] == pytest.approx(full["grad_norm"], rel=1e-5)
-    nothing = Trainer(make_args(tiny_checkpoint)).train(dataclasses.replace(data, advantages=[0.0] * 4))
+    nothing = Trainer(make_args(tiny_checkpoint)).train(dataclasses.replace(data, advantages=[0.0] * 4)).metrics
     assert (nothing["grad_norm"], nothing["trained_tokens"]) == (0.0, 0)
     assert "ratio" not in nothing and "logprob_diff_max" not in nothing
 
@@ -248,10 +248,10 @@ def test_samples_without_advantage_are_skipped_but_counted(tiny_checkpoint, mode
 def test_a_step_without_tokens_is_in_no_mean(tiny_checkpoint, model):
     data = make_data(model, 4)
     half = dataclasses.replace(data, advantages=[1.0, -1.0, 0.0, 0.0])
-    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(half)
+    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(half).metrics
     assert metrics["ratio"] == 1 and metrics["logprob_diff_max"] == 0  # in the arithmetic that sampled
     late = dataclasses.replace(data, advantages=[0.0, 0.0, 1.0, -1.0])
-    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(late)
+    metrics = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2)).train(late).metrics
     assert metrics["ratio"] > 0.5 and "logprob_diff_max" not in metrics
 
 
@@ -262,7 +262,7 @@ def test_what_older_weights_sampled_is_weighted_by_its_ratio(tiny_checkpoint, mo
     fresh = gradients(Trainer(make_args(tiny_checkpoint)), data)
     for weighted, plain in zip(gradients(Trainer(make_args(tiny_checkpoint)), stale), fresh, strict=True):
         torch.testing.assert_close(weighted, math.exp(0.1) * plain, rtol=1e-3, atol=1e-7)
-    metrics = Trainer(make_args(tiny_checkpoint)).train(stale)
+    metrics = Trainer(make_args(tiny_checkpoint)).train(stale).metrics
     assert metrics["ratio"] == pytest.approx(math.exp(0.1), rel=1e-5) and "logprob_diff_max" not in metrics
 
 
@@ -287,7 +287,7 @@ def test_masks_are_made_for_spans_with_ancestors_only():
 def test_training_moves_probability_to_what_was_rewarded(tiny_checkpoint, model):
     data = dataclasses.replace(make_data(model, 6), advantages=[1.0, -1.0] * 3)
     trainer = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2))
-    metrics = trainer.train(data)
+    metrics = trainer.train(data).metrics
     after = trainer.recompute(data, trainer.model, range(len(data)))
     gains = [sum(b) - sum(a) for a, b in zip(data.rollout_log_probs, after, strict=True)]
     assert sum(gains[0::2]) > 0 > sum(gains[1::2])
@@ -329,7 +329,7 @@ def test_a_resumed_trainer_is_carried_by_its_momentum_where_a_step_has_nothing_t
 
 def test_two_trainers_agree_bit_for_bit(tiny_checkpoint, model):
     data = make_data(model, 16)
-    metrics = [Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=4)).train(data) for _ in range(2)]
+    metrics = [Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=4)).train(data).metrics for _ in range(2)]
     assert metrics[0] == metrics[1]
 
 
@@ -373,8 +373,25 @@ def test_the_number_of_workers_changes_no_bit(tiny_checkpoint, model):
     for workers in (1, 2, 5):
         trainer = Trainer(make_args(tiny_checkpoint, num_steps_per_rollout=2, use_rollout_logprobs=False))
         trainer.workers = workers
-        results.append((trainer.train(data), [parameter.clone() for parameter in trainer.model.parameters()]))
+        results.append((trainer.train(data).metrics, [parameter.clone() for parameter in trainer.model.parameters()]))
     (metrics, weights), *others = results
     for other_metrics, other_weights in others:
         assert other_metrics == metrics
         assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
+
+
+def test_a_supervised_step_descends_on_the_mean_cross_entropy_of_trained_tokens(tiny_checkpoint, model):
+    data = make_data(model, 7)
+    data = dataclasses.replace(data, advantages=[0.0] * len(data))  # which play no part
+    trainer = Trainer(make_args(tiny_checkpoint, loss_type="sft_loss"))
+    count = sum(max(1, sum(mask)) for mask in data.loss_masks)
+    whole = copy.deepcopy(model)
+    losses = [-forward(whole, each, 1.0)[0].sum() / count for each in micro_batches(data, range(len(data)), 128)]
+    expected = torch.autograd.grad(sum(losses), list(whole.parameters()))
+    for mine, theirs in zip(gradients(trainer, data), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    trainer = Trainer(make_args(tiny_checkpoint, loss_type="sft_loss", lr=1e-2, weight_decay=0.0))
+    steps = [trainer.train(data) for _ in range(6)]
+    assert steps[0].metrics["loss"] == pytest.approx(float(sum(losses)), rel=1e-4)
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
+    assert "logprob_diff_max" not in steps[0].metrics and steps[0].log_probs == {}

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.rollout.support import make_args
 
 from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine
+from tests.rollout.support import make_args
 
 # ChatML with tools, as Qwen2.5 lays it out: results of one turn share one user message.
 CHATML = """

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from _pytest.mark import ParameterSet
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.slime_plugin import metadata_of
+from slime_swe.errors import UserError
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.sample import Sample
+from tests.data_sources.tasks import make_task
 
 END = "<|im_end|>"
+
+
+@asynccontextmanager
+async def overlay_pool(concurrency: int) -> AsyncIterator[SandboxPool]:
+    """Skips the test where overlay sandboxes do not work."""
+    async with SandboxPool("overlay", concurrency=concurrency) as made:
+        try:
+            await made._backend.start()
+        except (UserError, SandboxError) as error:
+            pytest.skip(f"overlay sandboxes do not work here: {error}")
+        yield made
 
 
 def call(tool: str, **arguments) -> str:

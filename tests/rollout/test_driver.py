@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from argparse import Namespace
 from collections import Counter
 
+import orjson
 import pytest
-from tests.data_sources.tasks import make_task
 
-from slime_swe.data_sources.slime_plugin import TaskDataSource, task_id_of
+from slime_swe.data_sources.slime_plugin import TaskDataSource, state_path, task_id_of
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.rewards.slime_plugin import keep_group
@@ -23,6 +24,7 @@ from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
+from tests.data_sources.tasks import make_task
 
 SIZE = 4
 
@@ -53,14 +55,17 @@ class Played:
             await asyncio.sleep(self.seconds * random.random())
         finally:
             self.running -= 1
-        end = self.ends.get(task, 0.5)
-        if end == "broken":
+        if self.ends.get(task) == "broken":
             write_failure(sample, "sandbox_error", "no such image")
             return sample
-        solved = sample.index % SIZE < float(end) * SIZE
+        solved = sample.index % SIZE < self.share(task) * SIZE
         sample.status = Sample.Status.COMPLETED
         write_score([sample], Score(solved, 1.0 if solved else -1.0))
         return sample
+
+    def share(self, task: str) -> float:
+        """Of a task's episodes, how many are solved; a whole number of a group's."""
+        return math.ceil(float(self.ends.get(task, 0.5)) * SIZE) / SIZE
 
 
 async def no_reward(args, sample):
@@ -105,6 +110,26 @@ async def test_a_batch_is_the_same_whatever_ends_first(tmp_path):
         runs.append([(numbers(rollout.kept), numbers(rollout.played), rollout.dropped) for rollout in rollouts])
     assert runs[0] == runs[1]
     assert [number for _, played, _ in runs[0] for number in played] == list(range(sum(len(run[1]) for run in runs[0])))
+
+
+async def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_broke(tmp_path):
+    """Groups that the filter drops count too; and the batches are the same whatever ends first."""
+    ends = {"task-3": "broken"} | {f"task-{number}": number % 4 / 3 for number in range(4, 40)}
+    bounds = {"swe_retire_above": 0.8, "swe_boost_below": 0.05, "swe_rate_episodes": SIZE}
+    runs = []
+    for slots in (4, 64):
+        played = Played(ends, seconds=0.01)
+        driver, source = make(tmp_path, played, slots=slots)
+        source = TaskDataSource(Namespace(**vars(source.args), **bounds))
+        rollouts = [await driver.collect(source, version) for version in range(12)]
+        source.save(11)
+        kept = orjson.loads(state_path(tmp_path, 11).read_bytes())["outcomes"]
+        groups = [task_id_of(flatten(group)[0]) for rollout in rollouts for group in rollout.played]
+        rates = {task: text.count("1") / SIZE for task, text in kept.items()}
+        assert rates == pytest.approx({t: Played(ends).share(t) for t in groups if ends.get(t) != "broken"})
+        assert all(groups.count(task) == 1 for task, rate in rates.items() if rate > 0.8), "it is retired"
+        runs.append(groups)
+    assert runs[0] == runs[1]
 
 
 async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 
 from slime_swe.errors import InfrastructureError
-from slime_swe.rollout.engine import Workers, abort_all
+from slime_swe.launch.args import to_args
+from slime_swe.rollout.engine import ADAPTER, Workers, abort_all, engine_client
+from slime_swe.rollout.loop_scope import close_loop_scope
+from slime_swe.rollout.settings import RolloutSettings
+from tests.recipes.changes import variant
 
 
 class Router:
@@ -93,3 +98,13 @@ async def test_abort_passes_over_an_engine_that_is_gone(gone):
         assert engine.aborted == 1
     with pytest.raises(InfrastructureError, match="can't be asked to pause"):
         await abort_all(gone)
+
+
+@pytest.mark.parametrize(("rank", "adapter"), [(0, ""), (8, ADAPTER)])
+async def test_with_lora_the_policy_is_an_adapter_of_the_engine(tmp_path, rank, adapter):
+    settings = RolloutSettings.from_args(
+        to_args(variant("tiny_cpu", serving__router_ip="127.0.0.1", serving__router_port=1), tmp_path)
+    )
+    client = await engine_client(replace(settings, lora_rank=rank))
+    assert client.adapter == adapter
+    await close_loop_scope()

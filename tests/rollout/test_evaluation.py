@@ -7,15 +7,16 @@ from argparse import Namespace
 from collections import Counter
 
 import pytest
-from tests.embedded.scripted import make_args, write_tasks
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.endpoint.replies import Refused
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import evaluation_metrics
 from slime_swe.rollout.player import Player
 from slime_swe.sample import Sample
+from tests.embedded.scripted import make_args, write_tasks
 
 
 def make_player(generate, reward=None, **changes) -> Player:
@@ -87,6 +88,58 @@ async def test_a_broken_episode_is_played_once_more_and_then_reported_apart(tmp_
     assert tries == Counter({index: 2 if index in (2, 5) else 1 for index in range(9)})
     assert (metrics["episodes"], metrics["solve_rate"], metrics["infrastructure_failures"]) == (8, 1.0, 1)
     assert metrics["outcomes"]["heldout-0"] == [1, 1, None]
+
+
+async def test_what_is_known_is_left_out_and_what_is_over_is_kept_at_once(tmp_path):
+    played, kept, shown = [], [], []
+    broken = {1: 1, 3: 2}  # index -> how often
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        played.append(sample.index)
+        fails = played.count(sample.index) <= broken.get(sample.index, 0)
+        sample.status = Sample.Status.ABORTED if fails else Sample.Status.COMPLETED
+        sample.reward = 0.0
+        return sample
+
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 2)))
+    samples = await evaluate(
+        make_player(generate, sglang_server_concurrency=1),
+        tasks,
+        lambda done, total: shown.append((done, total)),
+        known={0, 4},
+        may_begin=lambda: len(played) < 6,
+        keep=lambda samples: kept.append([sample.index for sample in samples]),
+    )
+    assert played == [1, 2, 3, 5, 1, 3]
+    assert kept == [[2], [5], [1], [3]]
+    assert [sample.index for sample in samples] == [1, 2, 3, 5]
+    assert shown == [(3, 6), (4, 6), (5, 6), (6, 6), (6, 6), (6, 6)]
+    assert await evaluate(make_player(generate), tasks, may_begin=lambda: False) == []
+
+
+async def test_a_refusal_lets_what_is_being_graded_end(tmp_path):
+    import asyncio
+
+    begun, kept, asked = [], [], asyncio.Event()
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        begun.append(sample.index)
+        if sample.index == 1:
+            asked.set()
+            raise Refused("no more credit")
+        sample.status = Sample.Status.COMPLETED
+        return sample
+
+    async def reward(args, sample):
+        await asked.wait()
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 2)))
+    player = make_player(generate, reward, sglang_server_concurrency=1)
+    with pytest.raises(Refused, match="no more credit"):
+        await evaluate(player, tasks, keep=lambda samples: kept.append(samples[0].index))
+    assert (begun, kept) == ([0, 1], [0])
 
 
 async def test_slime_s_means_are_those_of_sound_episodes(tmp_path):

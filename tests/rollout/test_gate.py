@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import pytest
 from aiohttp import web
-from tests.rollout.support import FIX, PARAMS, SUBMIT, make_args, make_sample
 
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.gate import Gate
@@ -17,6 +16,7 @@ from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.replies import EngineAborted
 from slime_swe.rollout.scripted import ScriptedEngine, serve
 from slime_swe.sample import Sample
+from tests.rollout.support import FIX, PARAMS, SUBMIT, make_args, make_sample
 
 
 async def test_calls_wait_at_a_closed_gate_and_are_refused_while_nobody_wants_them():

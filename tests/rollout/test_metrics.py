@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,8 +12,17 @@ from hypothesis import strategies as st
 
 from slime_swe.errors import UserError
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.metrics import compare, episode_metrics, evaluation_metrics, wilson_interval
-from slime_swe.rollout.records import append_records, read_records
+from slime_swe.rollout.group_outcomes import OUTCOMES, UNIFORM
+from slime_swe.rollout.journals import append_records, read_records
+from slime_swe.rollout.metrics import (
+    compare,
+    episode_metrics,
+    evaluation_metrics,
+    pass_at_k,
+    pass_hat_k,
+    wilson_interval,
+)
+from slime_swe.rollout.records import write_failure
 from slime_swe.sample import Sample
 
 
@@ -56,7 +66,56 @@ def test_outcomes_leave_broken_episodes_out_and_count_siblings_once():
     metrics = episode_metrics([*siblings, make_sample(1, -1.0), aborted(2)])
     assert (metrics["episodes"], metrics["infrastructure_failures"]) == (3, 1)
     assert (metrics["reward"], metrics["solve_rate"], metrics["segments"]) == (0.0, 0.5, 1.5)
-    assert episode_metrics([aborted(0)]) == {"episodes": 1, "infrastructure_failures": 1}
+    broken = {"infrastructure_failures/unknown": 1, "groups": 1, "groups/all_infrastructure_failures": 1}
+    none = dict.fromkeys(("informative", "all_solved", "all_unsolved", "all_truncated"), 0)
+    none = {f"groups/{outcome}": count for outcome, count in none.items()}
+    assert episode_metrics([aborted(0)]) == {"episodes": 1, "infrastructure_failures": 1, **broken, **none}
+
+
+@given(st.lists(st.sampled_from(("solved", "unsolved", "masked", "broken", "empty")), min_size=1, max_size=12))
+def test_groups_are_counted_as_the_filter_judges_them(kinds):
+    """Groups of up to four episodes; `empty` ones sampled nothing, and `masked` ones solved what they truncated."""
+    changes = {
+        "broken": {"status": Sample.Status.ABORTED},
+        "masked": {"remove_sample": True},
+        "empty": {"remove_sample": True},
+    }
+    samples = [
+        make_sample(index, -1.0 if kind == "unsolved" else 1.0, **changes.get(kind, {}))
+        for index, kind in enumerate(kinds)
+    ]
+    for sample, kind in zip(samples, kinds, strict=True):
+        sample.metadata["episode"] = {"patch": "", "masked": kind == "masked"}
+    metrics = episode_metrics(samples)
+    groups = [samples[start : start + 4] for start in range(0, len(samples), 4)]
+    verdicts = [keep_group(Namespace(reward_key=None), group) for group in groups]
+    assert metrics["groups"] == len(groups) == sum(metrics[f"groups/{outcome}"] for outcome in OUTCOMES)
+    assert metrics["groups/informative"] == sum(verdict.keep for verdict in verdicts)
+    for reason in UNIFORM:
+        assert metrics[f"groups/{reason}"] == sum(verdict.reason == reason for verdict in verdicts)
+
+
+def test_failures_by_what_failed_cached_prompts_masked_tokens_and_spread():
+    samples = [make_sample(index, value) for index, value in enumerate((1.0, 1.0, -1.0, 3.0))]
+    for number, sample in enumerate(samples):
+        sample.loss_mask, sample.response_length, sample.tokens = [1, 0, 1], 3, [1] * (4 + number)
+        counters = {"prompt_tokens": 10, "cached_tokens": 3 * number}
+        sample.metadata["episode"] = {"patch": "", "turns": 2 + number, "counters": counters}
+    samples[1].remove_sample = True
+    broken = [aborted(4), aborted(5), aborted(6)]
+    for sample, where in zip(broken, ("sandbox_error", "grader_error", "sandbox_error"), strict=True):
+        write_failure(sample, where, "gone")
+    metrics = episode_metrics([*samples, *broken])
+    assert metrics["infrastructure_failures"] == 3
+    causes = ("sandbox_error", "grader_error")
+    assert [metrics[f"infrastructure_failures/{cause}"] for cause in causes] == [2, 1]
+    assert metrics["prefix_cache_hit_rate"] == 18 / 40
+    assert (metrics["sampled_tokens"], metrics["masked_tokens"]) == (2.0, 0.5)
+    spread = {name: (metrics[f"train_spread/{name}/median"], metrics[f"train_spread/{name}/deviation"])
+              for name in ("reward", "turns", "sampled_tokens", "context_tokens")}  # fmt: skip
+    assert spread["reward"] == (1.0, pytest.approx(np.std([1, 1, -1, 3])))
+    assert spread["turns"] == (3.5, pytest.approx(np.std([2, 3, 4, 5])))
+    assert spread["sampled_tokens"] == (2.0, 0.0) and spread["context_tokens"][0] == 5.5
 
 
 def test_what_was_tried_again_is_summed_up_by_cause_over_all_episodes():
@@ -129,6 +188,31 @@ def test_evaluation_metrics_without_reports_of_plugins():
     metrics = evaluation_metrics([sample])
     assert metrics["solve_rate"] == 1 and "turns" not in metrics and "first_edit_solve_rate" not in metrics
     assert evaluation_metrics([aborted(0)])["solve_rate"] is None
+
+
+@pytest.mark.parametrize(("solved", "episodes"), [(0, 5), (1, 5), (3, 5), (5, 5), (2, 2)])
+def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_choices_of_k(solved, episodes):
+    outcomes = [1] * solved + [0] * (episodes - solved)
+    for k in range(1, episodes + 1):
+        chosen = list(combinations(outcomes, k))
+        assert pass_at_k(solved, episodes, k) == pytest.approx(sum(map(any, chosen)) / len(chosen))
+        assert pass_hat_k(solved, episodes, k) == pytest.approx(sum(map(all, chosen)) / len(chosen))
+
+
+def test_an_evaluation_has_pass_at_k_up_to_the_fewest_sound_episodes_of_a_task():
+    """Five episodes of one task and seven of another, of which infrastructure broke one; of a third nothing is left."""
+    outcomes = {0: [1, 0, 0, 1, 0], 1: [0, 0, 0, 1, 0, 0, None], 2: [None]}
+    samples = []
+    for task, row in outcomes.items():
+        for outcome in row:
+            index = len(samples)
+            samples.append(aborted(index) if outcome is None else make_sample(index, float(outcome)))
+            samples[-1].metadata["task"] = {"id": f"task-{task}"}
+    metrics = evaluation_metrics(samples)
+    assert list(metrics["pass_at_k"]) == list(metrics["pass_hat_k"]) == ["2", "4", "5"]
+    assert metrics["pass_at_k"] == pytest.approx({"2": (0.7 + 1 / 3) / 2, "4": (1 + 2 / 3) / 2, "5": (1 + 5 / 6) / 2})
+    assert metrics["pass_hat_k"] == pytest.approx({"2": 0.1 / 2, "4": 0.0, "5": 0.0})
+    assert "pass_at_k" not in evaluation_metrics([*samples, make_sample(99, 1.0)]), "one task has a single episode"
 
 
 def test_paired_comparison_is_the_exact_sign_test():

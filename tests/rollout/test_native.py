@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.data_sources.tasks import BROKEN, make_task
-from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
-from tests.rollout.test_client import body, hang
-from tests.rollout.watch import HELD, watched
 
 from slime_swe.rollout.agents.native import MAX_CUT_TURNS, NativeAgent, cut_notice, load_template
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
@@ -20,6 +16,10 @@ from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import ScriptedEngine, serve
 from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import RolloutSettings
+from tests.data_sources.tasks import BROKEN, make_task
+from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
+from tests.rollout.test_client import body, hang
+from tests.rollout.watch import HELD, watched
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def play(settings):
     async with SandboxPool("local", concurrency=4) as pool:
 
         async def run(
-            url: str, sandboxes=pool, max_new_tokens: int = 400, engine_timeout: float = 5, **changes
+            url: str, sandboxes=pool, max_new_tokens: int = 400, engine_timeout: float = 5, task=None, **changes
         ) -> Episode:
             chosen = replace(settings, **changes)
             if chosen.checkpoint not in _TEMPLATES:
@@ -61,7 +61,9 @@ async def play(settings):
             async with EngineClient(url, timeout=engine_timeout, attempts=2, pause=0.01) as client:
                 agent = NativeAgent(chosen, client, _TEMPLATES[chosen.checkpoint])
                 sampling = Sampling({"max_new_tokens": max_new_tokens, "temperature": 1.0, "stop": None}, ("k",))
-                return await run_episode(agent, make_task(), sandboxes, sampling, time_budget=chosen.time_budget)
+                return await run_episode(
+                    agent, task or make_task(), sandboxes, sampling, time_budget=chosen.time_budget
+                )
 
         yield run
 
@@ -93,6 +95,40 @@ async def test_an_agent_that_solves_the_task(scripted, play):
     assert episode.counters.first_edit_patch == episode.patch
     assert (episode.counters.edits, episode.counters.tool_calls["run_tests"]) == (1, 1)
     assert episode.timings.total > episode.timings.engine > 0 < episode.timings.sandbox
+
+
+async def test_another_try_comes_after_what_failing_tests_print(scripted, play):
+    """It is the answer to `submit`; the last try is not answered, nor one whose tests all pass."""
+    async with scripted(SUBMIT, FIX, SUBMIT) as engine:
+        episode = await play(engine.url, tries=3)
+    assert episode.stop_reason is StopReason.SUBMITTED and "+    return a + b" in episode.patch
+    assert episode.counters.tries == 2 and episode.turns == 3
+    first, fix = shown(engine, episode)
+    assert "FAILED test_calc.py::test_add" in first and first.endswith("Repair the code: this is try 2 of 3.")
+    assert fix == "Edited calc.py"
+    async with scripted(SUBMIT, SUBMIT, FIX, SUBMIT) as engine:
+        episode = await play(engine.url, tries=2)
+    assert (episode.turns, episode.counters.tries, episode.patch) == (2, 2, "")
+    async with scripted(SUBMIT) as engine:
+        assert (await play(engine.url)).counters.tries == 1
+
+
+async def test_hidden_tests_are_in_the_sandbox_only_while_a_try_is_judged(scripted, play):
+    task = make_task()
+    path = next(iter(task.oracle.protected))
+    files = {name: text for name, text in task.workspace.files.items() if name not in task.oracle.protected}
+    hidden = {name: task.workspace.files[name] for name in task.oracle.protected}
+    oracle = replace(task.oracle, protected=(), hidden=hidden)
+    look = call("bash", command=f"ls -R . ; cat {path}; rm -rf {path}; mkdir -p {path}") + END
+    async with scripted(look, TEST, SUBMIT, look, SUBMIT) as engine:
+        episode = await play(
+            engine.url, tries=2, task=replace(task, workspace=replace(task.workspace, files=files), oracle=oracle)
+        )
+    before, tests, failing, after = shown(engine, episode)
+    assert "No such file" in before and "No such file" in after
+    assert tests == "No test command is known here: use bash."
+    assert "this is try 2 of 2" in failing
+    assert episode.stop_reason is StopReason.SUBMITTED and episode.patch == ""
 
 
 async def test_the_loop_does_not_wait_for_what_a_turn_has_printed(scripted, play):

@@ -11,9 +11,6 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
-from tests.rollout.conftest import make_tokenizer
-from tests.rollout.support import call
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.native import NativeAgent
@@ -31,6 +28,10 @@ from slime_swe.rollout.scripted import scripted_engine
 from slime_swe.rollout.session import Session
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS
+from tests.data_sources.tasks import make_task
+from tests.rollout.conftest import make_tokenizer
+from tests.rollout.support import call
+from tests.rollout.test_turns import check_turns
 
 SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 CONTROL = "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> ]~!b[ ]~b] [e~[ <think> </think>".split()
@@ -238,13 +239,13 @@ def tokenised(monkeypatch) -> list[int]:
     def counting(of: str) -> None:
         real = getattr(ChatTemplate, of)
 
-        def counted(self, *args: Any) -> list[int]:
-            counts.append(len(ids := real(self, *args)))
-            return ids
+        def counted(self, *args: Any) -> Any:
+            counts.append(len(made := real(self, *args)))
+            return made
 
         monkeypatch.setattr(ChatTemplate, of, counted)
 
-    for of in ("first_prompt", "delta", "unsampled"):
+    for of in ("render_first", "render_delta", "unsampled"):
         counting(of)
     return counts
 
@@ -258,6 +259,8 @@ def check(segments: Any, engine: Any, tokenised: list[int]) -> None:
         whole = [*one.prompt, *one.tokens]
         assert segment.tokens[: len(whole)] == whole
     assert len(segment.tokens) - len(sampled) == sum(tokenised)
+    check_turns(segment.tokens, segment.loss_mask, [*segment.turns], engine.tokenizer.decode)
+    assert all(turn.reasoning for turn in segment.turns if turn.role == "assistant")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -389,7 +392,11 @@ async def test_reasoning_is_streamed_in_the_protocol_s_own_field(path):
     if key == "input":
         pieces = [one["delta"] for one in events if one["type"] == "response.reasoning_text.delta"]
         words = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
-        assert events[-1]["response"]["output"][0]["content"][0]["text"] == thought.strip()
+        response = events[-1]["response"]
+        assert response["output"][0]["content"][0]["text"] == thought.strip()
+        counted = response["usage"]["output_tokens_details"]["reasoning_tokens"]
+        ids = tokenizer_of(shipped("qwen3_5")).encode(f"{thought.strip()}\n</think>", add_special_tokens=False)
+        assert counted == len(ids) < response["usage"]["output_tokens"]
     elif path == "/v1/messages":
         deltas = [one["delta"] for one in events if one["type"] == "content_block_delta"]
         pieces = [one["thinking"] for one in deltas if one["type"] == "thinking_delta"]

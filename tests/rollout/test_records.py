@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import math
+import re
 import resource
 import subprocess
 import sys
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
-from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
 
 from slime_swe.errors import UserError
 from slime_swe.files import FileError
 from slime_swe.rollout import slime_plugin
+from slime_swe.rollout.journals import append_records, read_records, read_summaries
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.records import Failure, Record, Score, append_records, read_records, version_spans_of
+from slime_swe.rollout.records import Failure, Record, Score, version_spans_of
 from slime_swe.sample import Sample
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_sample
 
 
 async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
@@ -51,6 +56,13 @@ async def test_logging_writes_whole_trajectories_and_adds_metrics(run_with):
     assert [record.attempt for record in read_records(Path(args.swe_run_dir) / "episodes.jsonl")][7:] == [3, 3, 3]
 
 
+def test_rollouts_that_slime_reads_from_a_dump_are_logged_without_a_router(tmp_path):
+    sample = make_sample()
+    sample.status, sample.reward, sample.tokens = Sample.Status.ABORTED, 0.0, [1, 2]
+    slime_plugin.log_rollout(0, Namespace(swe_run_dir=str(tmp_path)), [sample], {}, 1.0)
+    assert [record.index for record in read_records(tmp_path / "episodes.jsonl")] == [sample.index]
+
+
 async def test_evaluations_are_logged_apart(run_with):
     async with run_with(FIX, SUBMIT) as (args, _):
         sample = await slime_plugin.generate(args, make_sample(), PARAMS, evaluation=True)
@@ -61,6 +73,16 @@ async def test_evaluations_are_logged_apart(run_with):
     (line,) = (Path(args.swe_run_dir) / "evaluations.jsonl").read_bytes().splitlines()
     assert orjson.loads(line)["dataset"] == "heldout"
     assert sample.metadata["episode"]["evaluation"]
+
+
+def test_evaluations_before_and_after_the_first_rollout(tmp_path):
+    """SLiME's `train.py` gives both as 0, its `train_async.py` has the second alone."""
+    args, sample = Namespace(swe_run_dir=str(tmp_path)), make_sample()
+    evaluate = partial(slime_plugin.log_evaluation, 0, args, {"heldout": {"samples": [sample]}})
+    evaluate()
+    slime_plugin.log_rollout(0, args, [sample], {}, 1.0)
+    evaluate()
+    assert [record.rollout_id for record in read_records(tmp_path / "evaluations.jsonl")] == [-1, 0]
 
 
 @pytest.mark.parametrize("line", [b"garbage", b'{"a": 1}', b"[]", b"\xff"])
@@ -77,11 +99,52 @@ def test_a_run_directory_that_is_no_directory(tmp_path):
 
 
 def test_a_file_s_name_that_is_no_text_is_written_escaped(tmp_path):
-    sample = Sample(index=0, metadata={"score": {"evidence": {"ignored_paths": ["tests/\udcff.py"], "log": "é"}}})
+    sample = Sample(
+        index=0, metadata={"score": {"solved": True, "evidence": {"ignored_paths": ["tests/\udcff.py"], "log": "é"}}}
+    )
     append_records(tmp_path / "episodes.jsonl", [sample, Sample(index=1)])
     first, second = map(orjson.loads, (tmp_path / "episodes.jsonl").read_bytes().splitlines())
     assert first["score"]["evidence"] == {"ignored_paths": ["tests/\\udcff.py"], "log": "é"}
     assert second["index"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"metadata": {"score": {"solved": True, "components": {"coverage": math.nan}}}}, "score.components[...]"),
+        ({"metadata": {"score": {"solved": True, "value": math.inf}}}, "score.value"),
+        ({"tokens": [1, 2], "response_length": 1, "rollout_log_probs": [-math.inf]}, "log_probs[0]"),
+    ],
+)
+def test_a_record_that_could_not_be_read_is_refused_and_the_journal_stays_as_it_was(changes, field, tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    append_records(path, [Sample(index=0)])
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=rf"sample 7.*{re.escape(field)}.*NaN"):
+        append_records(path, [Sample(index=1), Sample(index=7, **changes)])
+    assert path.read_bytes() == before
+    append_records(path, [Sample(index=2)])
+    assert [record.index for record in read_records(path)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("turns", 5),
+        ("turns", [5]),
+        ("turns", [{"role": "user", "text": ["a", "b"], "start": 0, "end": 0}]),
+        ("turns", [{"role": "user", "text": [1, 2, 3], "start": 0, "end": 0}]),
+        ("response", 5),
+    ],
+)
+def test_damaged_turns_are_named(name, found, tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    turns = [{"role": "user", "text": [0, 1], "start": 0, "end": 0}]
+    append_records(path, [Sample(index=0)])
+    values = orjson.loads(path.read_bytes()) | {"response": "x", "turns": turns} | {name: found}
+    path.write_bytes(orjson.dumps(values) + b"\n")
+    with pytest.raises(UserError, match=rf"line 1.* is no Record: Expected .* at `\$.{name}"):
+        list(read_records(path))
 
 
 FULL = """
@@ -89,7 +152,7 @@ import resource, sys
 from pathlib import Path
 from slime_swe.sample import Sample
 from slime_swe.files import FileError
-from slime_swe.rollout.records import append_records, read_records
+from slime_swe.rollout.journals import append_records, read_records
 path = Path(sys.argv[1])
 append_records(path, [Sample(index=0)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
@@ -123,6 +186,34 @@ def test_samples_of_another_rollout_function_are_counted_too():
     sample = Sample(index=0, reward=1.0, tokens=[1, 2], loss_mask=[1], response_length=1)
     metrics = episode_metrics([sample])
     assert metrics["reward"] == 1.0 and metrics["sampled_tokens"] == 1 and "turns" not in metrics
+
+
+def test_without_a_loss_mask_all_of_the_response_was_sampled(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    sample = Sample(index=0, reward=1.0, tokens=[1, 2, 3], response_length=2)
+    append_records(path, [sample])
+    assert orjson.loads(path.read_bytes())["loss_mask"] == [1, 1]
+    path.write_bytes(path.read_bytes().replace(b'"loss_mask":[1,1]', b'"loss_mask":null'))  # of earlier versions
+    (path.with_suffix(".index")).unlink()
+    (record,), ((_, summary),) = read_records(path), read_summaries(path)
+    assert record.loss_mask == [1, 1] and summary.sampled == 2
+    assert episode_metrics([sample])["sampled_tokens"] == sample.effective_response_length == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "mask", "why"),
+    [
+        ([1, 2, 3], 2, [1, 1, 1], "loss_mask has 3 values, and the response 2 tokens"),
+        ([1], 2, [1, 1], "the response has 2 tokens, and the sample 1"),
+        ([1], -1, None, "the response has -1 tokens, and the sample 1"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_named(tokens, length, mask, why, tmp_path):
+    sample = Sample(index=7, tokens=tokens, response_length=length, loss_mask=mask)
+    with pytest.raises(UserError, match=f"sample 7: {why}"):
+        episode_metrics([sample])
+    with pytest.raises(UserError, match=f"sample 7.*{why}"):
+        append_records(tmp_path / "episodes.jsonl", [sample])
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollout.support import said
 
 from slime_swe.rollout import scripted
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.scripted import Request, ScriptedEngine, scripted_engine
 from slime_swe.rollout.session import Node, Session
+from tests.rollout.support import said
 
 
 def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():

@@ -11,9 +11,6 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
-from tests.rollout.conftest import make_tokenizer
-from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, said
-from tests.rollout.test_client import body, reply
 
 from slime_swe.errors import UserError
 from slime_swe.rollout import slime_plugin
@@ -28,6 +25,9 @@ from slime_swe.rollout.scripted import serve
 from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import Truncation
 from slime_swe.sample import Sample
+from tests.rollout.conftest import make_tokenizer
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, said
+from tests.rollout.test_client import body, reply
 
 
 def test_the_signatures_are_slime_s():

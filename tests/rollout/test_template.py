@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollout.conftest import ADDED, CHATML, make_tokenizer
 
 from slime_swe.rollout.chat.template import ChatTemplate, TemplateError
 from slime_swe.rollout.tools import TOOLS
+from tests.rollout.conftest import ADDED, CHATML, make_tokenizer
 
 SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 

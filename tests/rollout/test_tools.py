@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.data_sources.tasks import BROKEN, FIXED, make_task
 
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.tools import (
@@ -17,6 +16,7 @@ from slime_swe.rollout.tools import (
     render_log,
     replace,
 )
+from tests.data_sources.tasks import BROKEN, FIXED, make_task
 
 
 @pytest.fixture

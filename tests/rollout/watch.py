@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-HELD = 0.05  # seconds: the most that anything may keep a loop
+from tests.slowness import slowness
+
+HELD = 0.05 * slowness()  # seconds: the most that anything may keep a loop
 _PAGE = 4096
 _TICK = 0.002
 _TRIES = 5

@@ -28,6 +28,7 @@ from slime_swe.patches import (
     reverse_patch,
     write_patch,
 )
+from tests.slowness import slowness
 
 Files = dict[str, bytes]
 # Few distinct lines, so that changes share context; the odd ones are what naive line splitting and parsing trip over.
@@ -275,7 +276,7 @@ def test_any_change_takes_bounded_time(name: str):
     started = time.process_time()
     patch = make_patch(before, after)
     assert apply_patch(before, patch) == after
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 10 * slowness()
     if name == "a line after each":
         assert len(list(changed_lines(patch))) == 16_000
 
@@ -296,7 +297,7 @@ def test_a_megabyte_of_headers_is_read_in_bounded_time(line: str):
     header_paths(text)
     with contextlib.suppress(PatchError):
         read_patch(text)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 10 * slowness()
 
 
 BOMB = (

@@ -3,12 +3,19 @@
     read_patch(text) -> [Change]      write_patch(changes) -> text      reverse_patch(text) -> text
     make_patch(before, after) -> text      apply_patch(files, text) -> files
 
+and what a model writes in a reply, by text and not by line numbers:
+
+    edits_of(files, patch) -> edits        apply_edits(files, edits) -> files
+    write_blocks(edits) -> text            read_blocks(text) -> edits and faults      apply_reply(files, text) -> files
+
 Malformed text, and text that does not fit the files, is a `PatchError` and never another exception. Nothing here takes
 time that grows faster than its input.
 """
 
 from slime_swe.patches.apply import apply_patch
+from slime_swe.patches.blocks import Answer, read_blocks, write_blocks
 from slime_swe.patches.diff import MAX_PATCH_BYTES, OVERSIZED, bounded_patch, make_patch
+from slime_swe.patches.edits import Edit, Move, Replace, apply_edits, edits_of
 from slime_swe.patches.model import Change, Hunk, PatchError, write_patch
 from slime_swe.patches.paths import (
     added_paths,
@@ -19,23 +26,34 @@ from slime_swe.patches.paths import (
     require_few_folders,
 )
 from slime_swe.patches.read import read_patch, reverse_patch
+from slime_swe.patches.replies import apply_reply, paths_in_reply
 
 __all__ = [
     "MAX_PATCH_BYTES",
     "OVERSIZED",
+    "Answer",
     "Change",
+    "Edit",
     "Hunk",
+    "Move",
     "PatchError",
+    "Replace",
     "added_paths",
+    "apply_edits",
     "apply_patch",
+    "apply_reply",
     "binary_paths",
     "bounded_patch",
     "changed_lines",
+    "edits_of",
     "header_paths",
     "make_patch",
+    "paths_in_reply",
     "paths_of",
+    "read_blocks",
     "read_patch",
     "require_few_folders",
     "reverse_patch",
+    "write_blocks",
     "write_patch",
 ]

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from slime_swe.patches.model import Change, PatchError
@@ -35,10 +35,15 @@ def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
         raise PatchError(f"the patch changes {len(changes)} files, more than {_MAX_CHANGES}")
     require_few_folders(change.path for change in changes)
     result = _Tree(encoded(files), changes).patched()
-    for path, following in pairwise(sorted(f"{path}/" for path in result)):  # what is in a folder follows it
+    require_no_file_in_file(result)
+    return result
+
+
+def require_no_file_in_file(paths: Iterable[str]) -> None:
+    """Raises `PatchError` where one of the paths would be a folder of another."""
+    for path, following in pairwise(sorted(f"{path}/" for path in paths)):  # what is in a folder follows it
         if following.startswith(path):
             raise PatchError(f"{path[:-1]} would be both a file and a folder, of {following[:-1]}")
-    return result
 
 
 def encoded(files: Files) -> dict[str, bytes]:

@@ -53,6 +53,22 @@ def reverse_patch(patch: str) -> str:
     return write_patch(map(reversed_change, reversed(read_patch(patch))))
 
 
+def checked_path(path: str) -> str:
+    """The path, each slash once. Raises `PatchError` where it is none of a file inside a repository."""
+    path = re.sub("/+", "/", path)
+    parts = path.split("/")
+    size = len(path.encode("utf-8", "surrogateescape"))
+    if (
+        not {"", ".", ".."}.isdisjoint(parts)
+        or any(part.lower() == ".git" for part in parts)
+        or "\0" in path
+        or size > _PATH_BYTES
+        or (size > _NAME_BYTES and any(len(part.encode("utf-8", "surrogateescape")) > _NAME_BYTES for part in parts))
+    ):
+        raise PatchError(f"{path[:_NAME_BYTES]!r} is not a path inside the repository")
+    return path
+
+
 class _Reader:
     def __init__(self, patch: str) -> None:
         self._lines = split_lines(as_text(patch))
@@ -248,20 +264,10 @@ class _Reader:
         return f"{line}\n"
 
     def _checked(self, path: str) -> str:
-        path = re.sub("/+", "/", path)
-        parts = path.split("/")
-        size = len(path.encode("utf-8", "surrogateescape"))
-        if (
-            not {"", ".", ".."}.isdisjoint(parts)
-            or any(part.lower() == ".git" for part in parts)
-            or "\0" in path
-            or size > _PATH_BYTES
-            or (
-                size > _NAME_BYTES and any(len(part.encode("utf-8", "surrogateescape")) > _NAME_BYTES for part in parts)
-            )
-        ):
-            raise self._error(f"{path[:_NAME_BYTES]!r} is not a path inside the repository")
-        return path
+        try:
+            return checked_path(path)
+        except PatchError as error:
+            raise self._error(str(error)) from error
 
     def _peek(self, ahead: int = 0) -> str:
         """Empty at the end."""

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.rollout.agents.tiny_agent import TinyAgent
-from tests.rollout.support import END, PARAMS, make_args
-from tests.rollout.watch import HELD, watched
 
 from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch
@@ -25,10 +22,12 @@ from slime_swe.rollout.agents.toy_task import tool_call, toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.runner import run_episode
-from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
+from tests.rollout.agents.tiny_agent import TinyAgent
+from tests.rollout.support import END, PARAMS, make_args, overlay_pool
+from tests.rollout.watch import HELD, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of each agent installs it
 
@@ -50,11 +49,7 @@ REAL_AND_TINY = [TINY, *(pytest.param(name, marks=MATRIX) for name in IDLE if na
 
 @pytest.fixture
 async def pool() -> AsyncIterator[SandboxPool]:
-    async with SandboxPool("overlay", concurrency=4) as made:
-        try:
-            await made._backend.start()
-        except (UserError, SandboxError) as error:
-            pytest.skip(f"overlay sandboxes do not work here: {error}")
+    async with overlay_pool(4) as made:
         yield made
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollout.chat.fuzzed_replies import SCHEMAS, TAGS, TOOLS, chunks, reply
-from tests.rollout.chat.sglang_parsers import NEEDS, installed, sglang_parsers
 
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, parse, tool_format
+from tests.rollout.chat.fuzzed_replies import SCHEMAS, TAGS, TOOLS, chunks, reply
+from tests.rollout.chat.sglang_parsers import NEEDS, installed, sglang_parsers
 
 FORMATS = [
     *[

@@ -10,10 +10,9 @@ import json
 import sys
 
 from benchmarks.proxy_servers import open_sessions
+from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from tests.rollout.support import PARAMS
 from tests.rollout.watch import watched
-
-from slime_swe.rollout.chat.tokenizer import load_tokenizer
 
 
 async def main(engine: str, checkpoint: str, max_context: int, count: int) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.rollout.proxy.wires import VIEW, make_reply
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
+from tests.rollout.proxy.wires import VIEW, make_reply
 
 WIRE = AnthropicMessages()
 USER = {"role": "user", "content": "Fix it."}

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.rollout.proxy.wires import LONG, VIEW, make_reply
 
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
+from tests.rollout.proxy.wires import LONG, VIEW, make_reply
 
 WIRE = ChatCompletions()
 USER = {"role": "user", "content": "Fix it."}

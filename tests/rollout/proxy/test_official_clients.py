@@ -11,8 +11,6 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
-from tests.rollout.support import END, PARAMS
 
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics
@@ -24,6 +22,8 @@ from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.session import Session
+from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
+from tests.rollout.support import END, PARAMS
 
 openai = pytest.importorskip("openai")  # of the `dev` extra
 anthropic = pytest.importorskip("anthropic")

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.rollout.proxy.wires import RUN, VIEW, make_reply
 
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.responses import Responses
+from tests.rollout.proxy.wires import RUN, VIEW, make_reply
 
 WIRE = Responses()
 USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it."}]}

@@ -17,7 +17,6 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from tests.rollout.support import END, PARAMS, call
 
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics
@@ -27,6 +26,7 @@ from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine, serve
 from slime_swe.rollout.session import Session
+from tests.rollout.support import END, PARAMS, call
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fix the bug."}]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.rollout.conftest import CHATML, make_tokenizer
 
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
 from slime_swe.rollout.proxy.conversation import Message, MessageCall
 from slime_swe.rollout.proxy.templates import Templates
+from tests.rollout.conftest import CHATML, make_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer"}}}
 TOOLS = ({"type": "function", "function": {"name": "view", "parameters": SCHEMA}},)

@@ -9,12 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.mutated_json import ODD_VALUES, change_bytes, change_values, places, put
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
 from slime_swe.rollout.proxy.responses import Responses
+from tests.mutated_json import ODD_VALUES, change_bytes, change_values, places, put
+from tests.slowness import slowness
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 CHAT = {
@@ -128,7 +129,7 @@ def check(wire: Wire, body: bytes) -> bool:
         "".join(message.text + message.call_id for message in request.messages).encode()
         "".join(call.id + call.name + call.arguments for one in request.messages for call in one.calls).encode()
         taken = True
-    assert process_time() - started < 1
+    assert process_time() - started < slowness()
     return taken
 
 

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from _pytest.mark import ParameterSet
-from tests.rollout.sandbox.image_support import docker_image, overlay_image, remove_docker_images
-from tests.rollout.sandbox.nobody import Nobody
-from tests.rollout.sandbox.ray.cluster import RayNodes
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
@@ -21,6 +18,9 @@ from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
 from slime_swe.rollout.sandbox.bubblewrap import children
 from slime_swe.rollout.sandbox.fork_server import ForkServerError
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.image_support import docker_image, overlay_image, remove_docker_images
+from tests.rollout.sandbox.nobody import Nobody
+from tests.rollout.sandbox.ray.cluster import RayNodes
 
 FILES = {"hello.txt": "hello\n", "pkg/mod.py": "def f():\n    return 1\n", "data.bin": b"\x00\xff"}
 LIMITS = Limits(wall_seconds=20.0, memory_bytes=256 << 20, file_bytes=4 << 20, disk_bytes=16 << 20, processes=24)

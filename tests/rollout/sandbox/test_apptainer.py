@@ -11,13 +11,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.image_support import FOLDER, overlay_image
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.image_support import FOLDER, overlay_image
 
 pytestmark = pytest.mark.matrix("sandbox backends")
 _DEFINITION = """\

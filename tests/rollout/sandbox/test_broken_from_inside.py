@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import kill_fork_server
 
 from slime_swe.rollout.sandbox import local
 from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
 from slime_swe.rollout.sandbox.bubblewrap import children
 from slime_swe.rollout.sandbox.guest.system_calls import numbers
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import kill_fork_server
 
 EAT = "x = []\nwhile True: x.append(bytes(1 << 20))\n"
 LIMITS_OF_OTHERS = """

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import POOLS, of
 
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import POOLS, of
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]

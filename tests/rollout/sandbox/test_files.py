@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.rollout.sandbox.conftest import of
-from tests.rollout.sandbox.contents import contents
 
 from slime_swe.patches import OVERSIZED, apply_patch, binary_paths
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import of
+from tests.rollout.sandbox.contents import contents
 
 FILES = {"hello.txt": "hello\n", "pkg/mod.py": "def f():\n    return 1\n", "data.bin": b"\x00\xff"}
 STARTED = {path: text.encode() if isinstance(text, str) else text for path, text in FILES.items()}

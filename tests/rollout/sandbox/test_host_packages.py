@@ -10,9 +10,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import POOLS, of
 
 from slime_swe.rollout.sandbox.shown import SHOWN, hidden_folders
+from tests.rollout.sandbox.conftest import POOLS, of
 
 REPOSITORY = Path(__file__).parents[3]
 BASE = Path(sysconfig.get_path("purelib", vars={"base": sys.base_prefix}))

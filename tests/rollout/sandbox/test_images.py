@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import require_here
-from tests.rollout.sandbox.contents import contents
-from tests.rollout.sandbox.image_support import docker_image, overlay_image
 
 from slime_swe.data_sources.task import Image
 from slime_swe.patches import apply_patch, binary_paths
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import require_here
+from tests.rollout.sandbox.contents import contents
+from tests.rollout.sandbox.image_support import docker_image, overlay_image
 
 Counter = Callable[[str], int]
 START = {

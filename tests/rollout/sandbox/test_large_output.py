@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.rollout.sandbox.conftest import LIMITS
-from tests.rollout.watch import HELD, longest_wait, watched
 
 from slime_swe.rewards.grade import image_limits
 from slime_swe.rollout.sandbox.base import Limits
 from slime_swe.rollout.sandbox.common import render
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import LIMITS
+from tests.rollout.watch import HELD, longest_wait, watched
 
 PRINTED = 600_000_000
 KEPT = image_limits(60).output_bytes  # the most that any command keeps

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import require_here
-from tests.rollout.sandbox.contents import contents
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import require_here
+from tests.rollout.sandbox.contents import contents
 
 TOOL = "/opt/agents/tool/bin/run"
 SCRIPT = "#!/bin/sh\necho the tool\n"

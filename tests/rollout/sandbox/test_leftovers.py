@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollout.sandbox.nobody import Nobody
 
 from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
 from slime_swe.rollout.sandbox.docker import client as docker_client
@@ -21,6 +20,7 @@ from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL
 from slime_swe.rollout.sandbox.overlay import cgroups
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.sandbox.process_identity import is_dead, process_identity
+from tests.rollout.sandbox.nobody import Nobody
 
 REPOSITORY = Path(__file__).parents[3]
 EPISODES = 16

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import kill_fork_server, of
 
 from slime_swe.rollout.sandbox import open_sandbox
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.fork_server import ForkServer
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
+from tests.rollout.sandbox.conftest import kill_fork_server, of
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]

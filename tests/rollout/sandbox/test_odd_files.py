@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.rollout.sandbox.conftest import FILES
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import FILES
 
 NAMES = r"""
 import os

@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
@@ -17,6 +16,7 @@ from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.honeypot import leaky_image
 from slime_swe.rollout.loop_scope import require_room_for
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.recipes.changes import variant
 
 NAME = "backend_from_outside.Outside"
 MODULE = """

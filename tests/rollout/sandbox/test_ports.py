@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.rollout.sandbox.conftest import of, require_here
-from tests.rollout.sandbox.nobody import NOBODY, REPOSITORY, Nobody
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
 from slime_swe.rollout.sandbox.docker import container as docker_container
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import of, require_here
+from tests.rollout.sandbox.nobody import NOBODY, REPOSITORY, Nobody
 
 PORT = 8080
 ASK = """

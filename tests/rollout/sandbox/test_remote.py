@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.rollout.sandbox.contents import contents
-from tests.rollout.sandbox.image_support import make_repository
-from tests.rollout.sandbox.remote_support import server_deployment
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
@@ -26,6 +23,9 @@ from slime_swe.rollout.sandbox import remote as remote_backend
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.sandbox.remote import RemoteBackend
+from tests.rollout.sandbox.contents import contents
+from tests.rollout.sandbox.image_support import make_repository
+from tests.rollout.sandbox.remote_support import server_deployment
 
 pytest.importorskip("swerex", reason="SWE-ReX is not installed: pip install 'slime-swe[remote]'")
 Counter = Callable[[str], int]

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tests.rollout.sandbox.conftest import POOLS, of
-from tests.rollout.support import make_args
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
@@ -20,6 +18,8 @@ from slime_swe.rollout.sandbox.local import BubblewrapBackend, LocalSandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.sandbox.slots import Slots, read_pressure
 from slime_swe.rollout.settings import RolloutSettings
+from tests.rollout.sandbox.conftest import POOLS, of
+from tests.rollout.support import make_args
 
 _REST = "avg60=0.00 avg300=0.00 total=0\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+
 from tests.rollout.sandbox.nobody import Nobody
 
 SCRIPT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -39,6 +40,7 @@ class RayNodes:
         self._folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
         settings = {"include_dashboard": False, "_system_config": _SETTINGS, "temp_dir": self._folder}
         head = settings | self._arguments()
+        os.makedirs("/tmp/ray", exist_ok=True)  # where Ray writes the address, whichever folder it is given
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(self._count - 1):

@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.recipes.changes import variant
-from tests.rollout.sandbox.conftest import POOLS
-from tests.rollout.sandbox.ray.cluster import RayNodes, place, until_up
 
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
@@ -19,6 +16,9 @@ from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL
 from slime_swe.rollout.sandbox.process_identity import is_dead
+from tests.recipes.changes import variant
+from tests.rollout.sandbox.conftest import POOLS
+from tests.rollout.sandbox.ray.cluster import RayNodes, place, until_up
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),

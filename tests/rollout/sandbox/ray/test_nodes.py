@@ -20,11 +20,6 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from tests.rollout.agents.tiny_agent import TinyAgent
-from tests.rollout.sandbox.conftest import POOLS
-from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes, place, until_up
-from tests.rollout.sandbox.test_slots import Machine
-from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 
 from slime_swe.errors import UserError
 from slime_swe.launch.ray.processes import running_ray
@@ -43,6 +38,11 @@ from slime_swe.rollout.sandbox.ray.backend import RayBackend
 from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
+from tests.rollout.agents.tiny_agent import TinyAgent
+from tests.rollout.sandbox.conftest import POOLS
+from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes, place, until_up
+from tests.rollout.sandbox.test_slots import Machine
+from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
 
 REPOSITORY = Path(__file__).parents[4]
 Counts = Callable[[str], int]

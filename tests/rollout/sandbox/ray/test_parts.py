@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import variant
-from tests.rollout.sandbox.test_slots import Machine
 
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.memory import holds_images
@@ -26,6 +24,8 @@ from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_mach
 from slime_swe.rollout.sandbox.ray import layers
 from slime_swe.rollout.sandbox.ray.actor import NodeSandboxes
 from slime_swe.rollout.sandbox.ray.ports import MAX_CONNECTIONS, DriverPorts, NodePorts
+from tests.recipes.changes import variant
+from tests.rollout.sandbox.test_slots import Machine
 
 
 class Unprotected(LocalBackend):

@@ -61,6 +61,9 @@ def run(
     parser.add_argument("--check", action="store_true", help="fail where a figure is much worse than its baseline")
     parser.add_argument("--save", action="store_true", help="make these figures the baseline")
     given = vars(parser.parse_args())
+    path = BASELINES / f"{name}.json"
+    if given["check"] and not path.exists():
+        parser.error(f"--check has no baseline to compare with: make one with --save ({path})")
     try:
         figures = asyncio.run(measure(**{option: given[option] for option in options}))
     except (UserError, InfrastructureError) as error:
@@ -68,7 +71,6 @@ def run(
         return 2
     figures = {figure: round(value, 3) for figure, value in figures.items()}
     print(json.dumps(figures) if given["json"] else _table(figures, ratios))
-    path = BASELINES / f"{name}.json"
     if given["save"]:
         path.write_text(json.dumps(figures, indent=2) + "\n")
     worse = _worse(figures, json.loads(path.read_text()), ratios, limits, floors) if given["check"] else []

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.command import Figures, run
-
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
-from slime_swe.rollout.agents.native import NativeAgent
+from slime_swe.rollout.agents.native import NativeAgent, opening
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient, Sampling
@@ -160,7 +159,7 @@ async def _timed(agent: NativeAgent, width: int, episodes: int) -> float:
 
 
 async def _timed_http(client: EngineClient, agent: NativeAgent, width: int, episodes: int) -> float:
-    prompt = agent.template.first_prompt(agent.opening(TASK))
+    prompt = agent.template.first_prompt(opening(TASK, agent.settings.system_prompt))
     params, places = {"max_new_tokens": 96, "stop_token_ids": agent.template.stop_token_ids}, asyncio.Semaphore(width)
 
     async def one() -> None:

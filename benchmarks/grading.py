@@ -31,16 +31,15 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from benchmarks.command import Figures, run
-from tests.real_packages.images import build, in_folder, place, task_for
-from tests.real_packages.instances import Instance, instances
-from tests.rewards.swebench_here import find_harness_python
-
 from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, try_patch
 from slime_swe.rewards.swebench.evaluation import Evaluation
 from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_of
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.docker.backend import DockerBackend
+from tests.real_packages.images import build, in_folder, place, task_for
+from tests.real_packages.instances import Instance, instances
+from tests.rewards.swebench_here import find_harness_python
 
 LIMITS = {
     "docker_ratio": 0.3,  # of the official overhead

@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from benchmarks.command import Laps, run
-
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox import Limits, Sandbox, SandboxPool
 from slime_swe.rollout.sandbox.docker import client as docker_client

@@ -21,7 +21,6 @@ import sys
 import warnings
 
 from benchmarks.command import Figures, run
-
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB, padded_vocab
 from slime_swe.launch.plan.memory import budgets

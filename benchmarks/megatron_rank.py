@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.megatron_device import meta_device
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
@@ -23,6 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.megatron_device import meta_device
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.shape import Shape
 

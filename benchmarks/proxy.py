@@ -27,6 +27,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+
 from benchmarks import qwen_vocabulary
 from benchmarks.command import Figures, run
 

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.command import Laps, run
-
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox import Sandbox, SandboxPool
 

@@ -34,7 +34,6 @@ from types import ModuleType
 
 from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.command import Figures, run
-
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.simulation import schedules as our_schedules
 from slime_swe.launch.plan.simulation.clock import simulate
@@ -42,7 +41,7 @@ from slime_swe.launch.plan.simulation.ledger import Ledger
 from slime_swe.launch.plan.simulation.machines import Cluster
 from slime_swe.launch.plan.simulation.schedules import Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Workload
-from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.upstream import SLIME
 
 GROUP = 8
 RATIO = 1.25  # episodes of a batch to slots
@@ -98,9 +97,9 @@ async def play(
 
 def _real() -> ModuleType:
     """SLiME's own loops, with what SLiME needs of a machine without GPUs."""
-    checkouts = Checkouts.find()
-    checkouts.require()
-    sys.path[:0] = [str(checkouts.slime), str(checkouts.megatron)]
+    SLIME.require()
+    checkouts = SLIME.checkouts()
+    sys.path[:0] = [str(checkouts.loop), str(checkouts.megatron)]
     try:
         from slime_swe.launch.slime_cpu.shims import install
 

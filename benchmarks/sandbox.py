@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.command import Laps, run
-
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.sandbox.bubblewrap import system_flags

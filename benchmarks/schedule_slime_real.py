@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from benchmarks import schedule_slime
-from benchmarks.schedule_slime import Hooks
 from slime.rollout import fully_async_rollout, sglang_rollout
 from slime.utils.types import Sample
 
+from benchmarks import schedule_slime
+from benchmarks.schedule_slime import Hooks
 from slime_swe.launch.plan.simulation.ledger import Ledger
 
 HERE = "benchmarks.schedule_slime_real"

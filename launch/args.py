@@ -27,6 +27,7 @@ MISMATCH = {  # algorithm.mismatch -> the function that SLiME takes in place of 
     "icepop": "slime.backends.megatron_utils.loss.icepop_function",
     "mis": "slime_swe.launch.slime.slime_plugin.masked_importance_sampling",
 }
+SUPERVISED = {"loss_type": "sft_loss", "calculate_per_token_loss": True, "compute_advantages_and_returns": False}
 PLUG_INS = {  # SLiME's argument -> the recipe's key; both hold a dotted path
     "custom_generate_function_path": "rollout.generate",
     "custom_rm_path": "reward.function",
@@ -47,6 +48,8 @@ def to_args(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Namespace
         load=str(run_dir.resolve() / "checkpoints") if resume else None,
         eval_interval=recipe.run.eval_interval or None,
         max_tokens_per_gpu=recipe.parallel.max_tokens_per_gpu,
+        swe_trackers=recipe.run.trackers,
+        swe_project=recipe.run.project,
         **{name: value for section in shared(recipe, run_dir).values() for name, value in section.items()},
         **ours(recipe, run_dir),
     )
@@ -119,6 +122,7 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
             "rewards_normalization": algorithm.normalize_rewards,
             "grpo_std_normalization": algorithm.std_normalization,
             "num_steps_per_rollout": algorithm.steps_per_rollout,
+            **(SUPERVISED if recipe.supervised else {}),
         },
         "optimizer": {
             "optimizer": "adam",
@@ -168,12 +172,19 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
     return {
         "swe_tasks": [absolute(spec) for spec in recipe.data.training_sets],
         "swe_weights": recipe.data.weights,
+        "swe_retire_above": recipe.data.retire_above,
+        "swe_boost_below": recipe.data.boost_below,
+        "swe_rate_episodes": recipe.data.rate_episodes,
         "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": recipe.model.tool_calls,
         "swe_chat_template": chat_template(recipe.model),
         "swe_system_prompt": rollout.system_prompt,
+        "swe_grammar": rollout.grammar,
+        "swe_grammar_kind": rollout.grammar_kind,
+        "swe_grammar_tolerance": rollout.grammar_tolerance,
         "swe_max_turns": rollout.max_turns,
+        "swe_tries": rollout.tries,
         "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
@@ -189,6 +200,8 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_overlong_tokens": recipe.reward.overlong_tokens,
         "swe_overlong_turns": recipe.reward.overlong_turns,
         "swe_overlong_penalty": recipe.reward.overlong_penalty,
+        "swe_reward_weights": recipe.reward.weights,
+        "swe_last_mile": recipe.reward.last_mile,
         "swe_max_attempts": rollout.max_attempts,
         "swe_mismatch_veto": recipe.algorithm.mismatch_veto,
         "swe_run_dir": str(run_dir.resolve()),

@@ -17,9 +17,29 @@ from slime_swe.dotted import search_current_folder
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.ray.processes import interrupting
 
-_MODULES = {"eval": "evaluate"}  # of a command that isn't named like its module
-_NAMES = ("train", "eval", "recipes", "tasks", "validate", "integrity", "agent", "episodes", "plan", "doctor")
-COMMANDS = {name: f"slime_swe.launch.commands.{_MODULES.get(name, name)}" for name in _NAMES}
+_NAMES = (
+    "train",
+    "watch",
+    "evaluate",
+    "recipes",
+    "tasks",
+    "validate",
+    "make-tasks",
+    "describe",
+    "integrity",
+    "agent",
+    "episodes",
+    "export",
+    "sft",
+    "report",
+    "compare",
+    "replay",
+    "plan",
+    "doctor",
+    "rehearse",
+)
+COMMANDS = {name: f"slime_swe.launch.commands.{name.replace('-', '_')}" for name in _NAMES}
+SHORT = {"eval": "evaluate"}
 USER_ERROR = 2  # as argparse has it
 FAILURE = 1
 
@@ -85,7 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         module = _module(name)
         help_text, _, details = (module.__doc__ or "").partition("\n")
-        subparser = subparsers.add_parser(name, help=help_text, description=f"{help_text}{details}",
+        aliases = [short for short, meant in SHORT.items() if meant == name]
+        subparser = subparsers.add_parser(name, aliases=aliases, help=help_text, description=f"{help_text}{details}",
                                           formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
         subparser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
         module.add_arguments(subparser)
@@ -110,7 +131,7 @@ def _discard_output() -> None:
 
 def _module(command: str) -> Any:
     """Imported only now, so that Ctrl-C during the imports ends like any other."""
-    return import_module(COMMANDS[command])
+    return import_module(COMMANDS[SHORT.get(command, command)])
 
 
 def _complain(message: str, code: int) -> int:

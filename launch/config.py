@@ -21,13 +21,14 @@ from slime_swe.launch.engines import violations
 from slime_swe.launch.model import mismatches, with_model
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.recipes.tasks import with_task
 from slime_swe.recipes.violation import refuse
 
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take
 SHORT = {"agent": "rollout.agent", "sandbox": "rollout.sandbox"}  # what is changed most often
 # Mappings whose keys are the user's, the checkpoint's or SLiME's own.
-OPEN_SECTIONS = ("data.eval", "data.filters", "model.config", "slime.flags")
+OPEN_SECTIONS = ("data.eval", "data.filters", "model.config", "reward.weights", "slime.flags")
 
 TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -37,6 +38,7 @@ TYPE_NAMES: dict[Any, str] = {
     list[str]: "a list of texts, such as [a,b]",
     list[float]: "a list of numbers, such as [3,1]",
     dict[str, str]: "a mapping of texts, such as {a:b}",
+    dict[str, float]: "a mapping of numbers, such as {a:0.1}",
     dict[str, Any]: "a mapping, such as {a:1}",
 }
 
@@ -60,8 +62,11 @@ def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
     pairs = [override.partition("=") for override in overrides]
     model, overrides = taken("model", [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in pairs])
+    task, overrides = taken("task", overrides)
     if model:
         recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
+    if task:
+        recipe = with_task(recipe, task)
     return _overridden(recipe, overrides) if overrides else recipe
 
 
@@ -190,12 +195,12 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="key=value",
         help=f"recipe=NAME (or a module, or a recipe.yaml; else {DEFAULT_RECIPE}), and changes to it; model=ORG/NAME "
-        "or a folder is another model of its family",
+        "or a folder is another model of its family, task=NAME another kind of tasks",
     )
 
 
 def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What is given as `recipe=` or `model=`, the last one if several, and the other overrides.
+    """What is given as `recipe=`, `model=` or `task=`, the last one if several, and the other overrides.
 
     Raises `UserError` where it is empty, as by a variable of the shell that is not set.
     """

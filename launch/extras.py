@@ -11,7 +11,14 @@ CLUSTER = ("ray", "aiohttp_cors")  # the second comes with ray[default], whose j
 _HOW = {
     "embedded": "pip install 'slime-swe[embedded]', or use launch/run_qwen_swe.sh, which does",
     "cluster": "pip install 'slime-swe[cluster]' (SLiME's image has it: there, run the image's own python)",
+    "inspect": "pip install 'slime-swe[inspect]'",
+    "compare": "pip install 'slime-swe[compare]', or use launch/run_qwen_swe.sh, which does",
+    "factory": "pip install 'slime-swe[factory]'",
+    "sft": "pip install 'slime-swe[sft]'",
+    "trackers": "pip install 'slime-swe[trackers]'",
     "slime_cpu": "bash launch/run_qwen_swe.sh engine=slime_cpu ... makes an environment that has SLiME's packages",
+    "rehearse": "bash launch/run_qwen_swe.sh engine=slime_cpu --help makes the environment of rehearsals, in which "
+    ".venv-slime/bin/slime-swe rehearse runs",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 WIDTH = 80  # columns of a table of figures
 BLOCKS = "▁▂▃▄▅▆▇█"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def table_console() -> Console:
@@ -27,10 +29,17 @@ def print_json(document: object) -> None:
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns, one line a row whatever the terminal's width, so that they can be searched and cut."""
-    table = [[heading.replace("_", " ") for heading in headings], *rows]
+    cells = [[visible(cell).replace("\n", r"\x0a").replace("\t", r"\x09") for cell in row] for row in rows]
+    table = [[heading.replace("_", " ") for heading in headings], *cells]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def visible(text: str) -> str:
+    """What an agent, a task or a test wrote, for a terminal: control characters but newline and tab as `\\x1b`, so that
+    none of them moves the cursor, sets a title or fills the clipboard."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

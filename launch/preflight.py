@@ -1,5 +1,5 @@
 """What is refused before a run has a folder: missing plug-ins and tasks, a sandbox that can't hold these, overlapping
-sets, graders that a cheat passes.
+sets, graders that a cheat passes, GPUs on which a rehearsal fails.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import orjson
 
 from slime_swe.data_sources.contamination import Overlap, find_overlaps, require_clean
 from slime_swe.data_sources.corpora.corpus import NotFetched, fetch_command
-from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import counted, load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.launch.args import PLUG_INS
 from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.engines import engine_of
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.recipes.base import Data, Recipe, Reward
 from slime_swe.recipes.checks import lookup
@@ -68,6 +69,13 @@ def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
         except NotFetched as error:
             missing[error.set] = None
     return tasks, list(missing)
+
+
+def left_out(recipe: Recipe) -> str:
+    """How many tasks the options of the training sets leave out; empty where none."""
+    sizes = {spec: counted(spec) for spec, key in task_sets(recipe).items() if key == "data.train" and "?" in spec}
+    fewer = [f"{len(tasks)} of {of} tasks of {spec}" for spec, (tasks, of) in sizes.items() if len(tasks) < of]
+    return f"data.train has {', '.join(fewer)}" if fewer else ""
 
 
 def not_here(sets: Sequence[str]) -> str:
@@ -131,3 +139,23 @@ def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
     settings = GradingSettings(recipe.reward.mode, recipe.reward.harness, recipe.reward.harness_python)
     for grader in sorted({target_of(task) for spec in recipe.data.training_sets for task in load_tasks(spec)} - {""}):
         require_integrity(on_one_machine(recipe.rollout.sandbox), grader, settings)
+
+
+def check_rehearsal(recipe: Recipe, *, skip: bool = False) -> None:
+    """Raises where the recipe's rehearsal on this machine's GPUs fails, which is made once for each version of all that
+    it depends on. Where this machine has no GPU, as one that only submits, there is none to make."""
+    if not engine_of(recipe).rehearsed:
+        return
+    if skip:
+        print("the recipe is not rehearsed on this machine's GPUs: a fault may show after hours", file=sys.stderr)
+        return
+    if not Machine().has("nvidia-smi"):
+        print(
+            "note: this machine has no GPU to rehearse the recipe on; on a node of the cluster: "
+            f"slime-swe rehearse recipe={recipe.name} on=gpu",
+            file=sys.stderr,
+        )
+        return
+    from slime_swe.launch.rehearse.proof import require_rehearsal  # torch and Transformers take seconds to import
+
+    require_rehearsal(recipe)

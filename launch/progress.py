@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slime_swe.launch.output import duration, sparkline
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.metrics import why_untrained
+from slime_swe.rollout.group_outcomes import Untrained, why_untrained
+from slime_swe.status import StatusFile
 
 # metric -> how a person reads it; a metric that a step does not have is left out
 SHOWN = {
@@ -22,7 +23,6 @@ SHOWN = {
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "seconds": ("s/step", "{:.1f}"),
 }
-UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
 class _StandardError(Console):
@@ -73,35 +73,59 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """Of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what goes on."""
+    """Of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what goes on.
 
-    def __init__(self, recipe: Recipe, folder: Path, console: Console | None = None) -> None:
+    status: where the phase is written, for others. clock: seconds, by which the run's pace is taken.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        console: Console | None = None,
+        *,
+        status: StatusFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__("starting", recipe.run.num_rollouts, console)
-        self._first: tuple[int, float] | None = None  # rollout of this process, and when it was done
+        self._status, self._clock = status, clock
         self._rewards: list[float] = []
-        self._untrained: list[Mapping[str, Any]] = []  # metrics of the last rollouts, if none trained
+        self.on_attempt()
         self.say(f"{recipe.name} · {folder}")
 
+    def on_attempt(self) -> None:
+        """The next rollout is the first of its process: pace and rollouts in a row are taken anew."""
+        self._first: tuple[int, float] | None = None  # rollout of this process, and when it was done
+        self._untrained = Untrained()
+
     def on_phase(self, name: str) -> None:
+        if self._status is not None:
+            self._status.on_phase(name)
+        self.show_phase(name)
+
+    def show_phase(self, name: str) -> None:
+        """Beside the bar."""
         self._bar.update(self._task, description=f"{name} {sparkline(self._rewards, 20)}")
 
     def on_episode(self, evaluation: str, done: int, total: int) -> None:
-        self.on_phase(f"evaluating {evaluation} {done}/{total}")
+        if self._status is not None:
+            self._status.on_detail(f"{evaluation} {done}/{total}")
+        self.show_phase(f"evaluating {evaluation} {done}/{total}")
         if not self._console.is_terminal and quarter(done, total):
             self.say(f"evaluating {evaluation} {done}/{total}")
 
     def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
-        done, now = rollout_id + 1, time.monotonic()
+        done, now = rollout_id + 1, self._clock()
         self._bar.update(self._task, completed=done)
         left = remaining(self._first, (done, now), self.total)
         self._first = self._first or (done, now)
         if isinstance(metrics.get("reward"), int | float):
             self._rewards.append(float(metrics["reward"]))
         ending = "" if left is None else f" · {duration(left)} left"
-        self.say(f"rollout {done}/{self.total} · {describe(metrics)}{ending}")
-        self._untrained = [*self._untrained, metrics] if why_untrained([metrics]) else []
-        if len(self._untrained) == UNTRAINED:
-            self.say(f"{UNTRAINED} rollouts in a row trained nothing: {why_untrained(self._untrained)}")
+        nothing = " · trained nothing" if why_untrained([metrics]) else ""
+        self.say(f"rollout {done}/{self.total} · {describe(metrics)}{nothing}{ending}")
+        if said := self._untrained.add(metrics):
+            self.say(said)
 
     def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None:
         self.say(f"evaluated {name} {describe(metrics)}")
@@ -123,6 +147,8 @@ def quarter(done: int, total: int) -> bool:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The metrics that people follow, in one line."""
-    shown = [f"{label} {form.format(metrics[name])}" for name, (label, form) in SHOWN.items() if name in metrics]
-    return " · ".join(shown)
+    """The metrics that people follow, in one line; a solve rate with its interval where it has one."""
+    found = {name: form.format(metrics[name]) for name, (_, form) in SHOWN.items() if metrics.get(name) is not None}
+    if "solve_rate" in found and (interval := metrics.get("interval")):
+        found["solve_rate"] += f" ({100 * interval[0]:.0f}–{100 * interval[1]:.0f})"
+    return " · ".join(f"{SHOWN[name][0]} {value}" for name, value in found.items())

@@ -66,7 +66,7 @@ elif slime_python=$(find_slime_python); then
   export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
   slime_swe=("$slime_python" -m slime_swe.launch.cli)
 else
-  make_environment "$root" "$root/.venv" embedded
+  make_environment "$root" "$root/.venv" embedded,compare
   slime_swe=("$root/.venv/bin/slime-swe")
 fi
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import errno
+import os
+import shlex
 import stat
 import time
 from pathlib import Path
@@ -14,12 +16,13 @@ from slime_swe.errors import UserError
 from slime_swe.files import replace_file
 from slime_swe.launch.config import dump_recipe, flatten, read_recipe, with_value
 from slime_swe.recipes.base import Recipe
+from slime_swe.status import STATUS
 
 RECIPE_FILE = "recipe.yaml"
 LENGTH, KEPT = "run.num_rollouts", ("run.keep_checkpoints", "run.keep_exports")
 _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
 # What a start leaves that was killed before it had written its recipe.
-_LEFT = frozenset({ATTEMPTS, f".{RECIPE_FILE}.tmp"})
+_LEFT = frozenset({ATTEMPTS, STATUS, f".{RECIPE_FILE}.tmp"})
 
 
 def with_name(recipe: Recipe) -> Recipe:
@@ -61,7 +64,8 @@ def create_run(recipe: Recipe) -> Path:
 
 
 def require_usable(folder: Path, option: str = "run.dir") -> None:
-    """Raise `UserError` that names what stands where the folder or one above it should be."""
+    """Raise `UserError` that names what stands where the folder or one above it should be, or may not be written."""
+    there = folder
     for path in reversed((folder, *folder.parents)):
         try:
             found = path.stat()
@@ -71,12 +75,17 @@ def require_usable(folder: Path, option: str = "run.dir") -> None:
                     f"can't make the run folder {folder}: {path} is a symbolic link to {path.readlink()}, which does "
                     f"not exist. Make that folder, remove the link, or give another {option}"
                 ) from None
-            return
+            there = path.parent
+            break
         except OSError as error:
             what = "a symbolic link that leads to itself" if error.errno == errno.ELOOP else error.strerror
             raise UserError(f"can't make the run folder {folder}: {path}: {what}; give another {option}") from error
         if not stat.S_ISDIR(found.st_mode):
             raise UserError(f"can't make the run folder {folder}: {path} is a file; give another {option}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        why = os.strerror(errno.EROFS) if read_only else f"{there} may not be written"
+        raise UserError(f"can't make the run folder {folder}: {why}; give another {option}")
 
 
 def find_run(name: str, directory: str = "runs") -> Path:
@@ -87,7 +96,14 @@ def find_run(name: str, directory: str = "runs") -> Path:
     there = sorted(path.parent.name for path in Path(directory).glob(f"*/{RECIPE_FILE}"))
     nearest = difflib.get_close_matches(name, there, n=3, cutoff=0.3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are: {', '.join(there) or 'none'}"
-    raise UserError(f"there is no run {name!r} in {directory}: {hint}")
+    what = f"there is no run {name!r} in {directory}" if name else f"no run of {directory} is named by run.name=NAME"
+    raise UserError(f"{what}: {hint}")
+
+
+def to_go_on(recipe: Recipe) -> str:
+    """The command that resumes its run."""
+    where = "" if recipe.run.dir == "runs" else f" {shlex.quote(f'run.dir={recipe.run.dir}')}"
+    return f"slime-swe train {shlex.quote(f'run.name={recipe.run.name}')}{where} --resume"
 
 
 def require_same(recipe: Recipe, folder: Path) -> None:

@@ -18,6 +18,7 @@ TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never tr
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
     "episodes": ("  episodes", "{:,}".format),
     "first_edit_solve_rate": ("  solved by the first edit", rate),
+    "first_try_solve_rate": ("  solved in the first try", rate),
     "edits_per_episode": ("  edits per episode", "{:.2f}".format),
     "turns_per_episode": ("  turns per episode", "{:.2f}".format),
 }
@@ -29,7 +30,12 @@ def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> Non
         print_json(summary)
     else:
         print_summary(summary, folder)
-    if why := summary.get("nothing_trained_because"):
+    say_untrained(summary.get("nothing_trained_because") or "")
+
+
+def say_untrained(why: str) -> None:
+    """On standard error, where a run has trained nothing; why: it is so, or empty."""
+    if why:
         print(f"Nothing was trained: {why}.", file=sys.stderr)
 
 
@@ -62,7 +68,7 @@ def _evaluation_table(summary: Mapping[str, Any], names: Sequence[str]) -> Table
 
 def evaluation_sets(summary: Mapping[str, Any]) -> list[str]:
     """The prefixes of the evaluated sets' keys, in the summary's order."""
-    found = (re.fullmatch(r"(\w+?)(?<!_first_edit)_solve_rate_(?:before|after)", key) for key in summary)
+    found = (re.fullmatch(r"(.+?)(?<!_first_edit)(?<!_first_try)_solve_rate_(?:before|after)", key) for key in summary)
     names = [match[1] for match in found if match]
     return list(dict.fromkeys(names))
 
@@ -71,13 +77,15 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     rewards = [reward for reward in summary.get("reward_per_step", ()) if reward is not None]
     phases = [
         (name, seconds)
-        for name, seconds in summary.get("seconds_by_phase", {}).items()
+        for name, seconds in sorted(summary.get("seconds_by_phase", {}).items(), key=lambda phase: -phase[1])
         if name != "total" and seconds >= 0.05
     ]
     lines = []
     if rewards:
         lines.append(f"reward per rollout  {sparkline(rewards, 40)}  {rewards[0]:.2f} → {rewards[-1]:.2f}")
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))
+    for name, why in (summary.get("trackers_lost") or {}).items():
+        lines.append(f"{name} was lost and lacks figures, which metrics.jsonl has  {why}")
     if summary.get("infrastructure_failures"):
         lines.append(f"episodes that infrastructure broke, not trained on  {summary['infrastructure_failures']}")
     return [*lines, f"run  {folder}"]

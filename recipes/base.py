@@ -20,6 +20,7 @@ from slime_swe.recipes.fields import (
     Hook,
     OptionalHook,
     Positive,
+    Rate,
     Server,
     Share,
     Size,
@@ -31,9 +32,14 @@ from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.shape import Shape
 from slime_swe.rewards.grade import HARNESSES, MODES
 from slime_swe.rollout.episode import TRUNCATED, StopReason
+from slime_swe.rollout.grammar import KINDS
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.warm_start import SOURCE as RECORDED
 
 MASKED = (StopReason.TIME_BUDGET.value, StopReason.MAX_TURNS.value, StopReason.CONTEXT_FULL.value)
+TRACKERS = ("wandb", "trackio", "tensorboard")
+TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")  # Megatron's names of what may have an adapter
+EMBEDDED, SGLANG = "embedded", "sglang"  # servers
 _WHOLE = "a trained token's log-probability is that of the whole distribution"
 
 
@@ -146,6 +152,7 @@ class Parallel:
 class Serving:
     """The server that samples from the policy.
 
+    server: `embedded` or `sglang`; empty for the engine's own: SGLang on GPUs, the embedded server without.
     router_ip: host of a running SGLang router or server; empty starts one for this run.
     router_port: port of that router or server; 0 if one is started.
     external_engines: `host:port` of running SGLang servers, which SLiME uses in place of its own.
@@ -157,6 +164,7 @@ class Serving:
     mem_fraction: share of a GPU's memory for weights and KV cache.
     """
 
+    server: Annotated[str, one_of("", EMBEDDED, SGLANG)] = ""
     router_ip: str = ""
     router_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     external_engines: Annotated[list[Server], Meta(description="a list of host:port")] = field(default_factory=list)
@@ -177,6 +185,7 @@ class Rollout:
     max_over_sampling: groups sampled at once for one that a batch lacks, at most. As many are sampled as it takes at
         the rate at which groups passed the filter so far. What is not needed then is sampled anew in the next rollout.
     max_turns: model calls of one episode.
+    tries: how often the native agent may submit: while tests fail, it is shown what they print and goes on.
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
@@ -191,6 +200,10 @@ class Rollout:
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
     top_k: always -1 (no limit), for the same reason.
+    grammar: what every reply has to follow, its reasoning included, where the server samples by a grammar; empty for
+        none. Its form is `grammar_kind`. Tokens that it decides are not trained (see docs/native_agent.md).
+    grammar_kind: `regex`, or `ebnf` in the dialect of the server's grammar backend.
+    grammar_tolerance: a token is trained where the grammar left all of the policy's probability but this share.
     agent: who acts: `native`, a real agent (`mini_swe_agent`, `qwen_code`, `aider`, `claude_code`, `codex`, `opencode`,
         `openhands`), or the dotted path of an `Agent` class.
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`; `ray:BACKEND` on all nodes).
@@ -215,9 +228,13 @@ class Rollout:
         list[Annotated[str, one_of(*TRUNCATED)]], Meta(description=f"a list of {', '.join(TRUNCATED)}")
     ] = field(default_factory=lambda: [*MASKED])
     max_attempts: Size = 3
+    tries: Size = 1
     temperature: Positive = 1.0
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
     top_k: Annotated[int, constant(-1, _WHOLE)] = -1
+    grammar: str = ""
+    grammar_kind: Annotated[str, one_of(*KINDS)] = "regex"
+    grammar_tolerance: Share = 0.05
     agent: Annotated[
         str, Meta(min_length=1, description="native, another agent's name, or the dotted path of an Agent class")
     ] = "native"
@@ -244,6 +261,11 @@ class Reward:
         (DAPO's soft overlong punishment); 0 for none.
     overlong_turns: the same for the last turns of `rollout.max_turns`.
     overlong_penalty: what each of the two takes off the reward at its limit.
+    weights: further components, e.g. `{tests: 0.3, repetition: 0.1}`. Added: `tests` (the share of tests that pass),
+        `diff` (the likeness to the gold patch), `format` (the share of turns without a malformed call). Taken off:
+        `repetition`, and where the task is not solved `syntax`, `type`, `name`, `attribute` and `import` for errors in
+        the grading's log.
+    last_mile: exponent of the share of tests that pass, in `fraction` and `tests`: above 1 the last tests count most.
     """
 
     mode: Annotated[str, one_of(*MODES)] = "plus_minus"
@@ -254,6 +276,8 @@ class Reward:
     overlong_tokens: Count = 0
     overlong_turns: Count = 0
     overlong_penalty: Weight = 1.0
+    weights: dict[str, float] = field(default_factory=dict)
+    last_mile: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -268,6 +292,9 @@ class Data:
     allow_overlap: evaluation tasks that training may show, by id or by a pattern with `*`; any other is refused.
     eval_samples_per_task: episodes of each evaluation task.
     shuffle: reorder the training tasks in each epoch, from the run's seed.
+    retire_above: a training task whose solve rate is higher is handed out no more; 1 retires none.
+    boost_below: a training task whose solve rate is lower comes twice as often; 0 boosts none.
+    rate_episodes: a task's solve rate is that of its latest so many episodes; with fewer it has none.
     source: dotted path of the data-source class.
     """
 
@@ -280,6 +307,9 @@ class Data:
     allow_overlap: list[str] = field(default_factory=list)
     eval_samples_per_task: Size = 1
     shuffle: bool = True
+    retire_above: Rate = 1.0
+    boost_below: Rate = 0.0
+    rate_episodes: Size = 16
     source: Hook = "slime_swe.data_sources.slime_plugin.TaskDataSource"
 
     @property
@@ -323,6 +353,11 @@ class Algorithm:
     normalize_rewards: subtract the group's mean.
     std_normalization: divide by the group's standard deviation too.
     steps_per_rollout: optimizer steps on each rollout.
+    lora_rank: train an adapter of this rank beside the layers `lora_targets`, and leave the weights as they are (LoRA);
+        0 trains the weights. `engine=miles` alone.
+    lora_alpha: what the adapter's output counts is this over its rank; 0 is the rank, so 1.
+    lora_targets: linear layers that get an adapter, by Megatron's names: `linear_qkv`, `linear_proj`, `linear_fc1`,
+        `linear_fc2`; empty for all four. Experts have those of a feed-forward layer, each its own.
     post_process: dotted path of the plug-in that turns rewards into advantages.
     group_filter: dotted path of the plug-in that drops groups; empty keeps all.
     """
@@ -348,6 +383,11 @@ class Algorithm:
     normalize_rewards: bool = True
     std_normalization: bool = True
     steps_per_rollout: Size = 1
+    lora_rank: Count = 0
+    lora_alpha: Count = 0
+    lora_targets: Annotated[
+        list[Annotated[str, one_of(*TARGETS)]], Meta(description=f"a list of {', '.join(TARGETS)}")
+    ] = field(default_factory=list)
     post_process: Hook = "slime_swe.rewards.slime_plugin.post_process"
     group_filter: OptionalHook = "slime_swe.rewards.slime_plugin.keep_group"
 
@@ -391,8 +431,9 @@ class Run:
     keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. Under SLiME the one before them stays until
         the next rollout begins.
     keep_exports: the same of the policy in Hugging Face format, which SLiME writes with each checkpoint.
-    wandb_project: project in Weights & Biases; empty does not log there.
-    tensorboard: write TensorBoard files into the run's folder.
+    trackers: where figures are shown beside the run's own files: `wandb`, `trackio` (not under SLiME, which has none),
+        `tensorboard` (files in the run's folder).
+    project: project in Weights & Biases and trackio.
     """
 
     num_rollouts: Count
@@ -403,8 +444,26 @@ class Run:
     save_interval: Size = 1
     keep_checkpoints: Count = 2
     keep_exports: Count = 0
-    wandb_project: str = ""
-    tensorboard: bool = False
+    trackers: Annotated[
+        list[Annotated[str, one_of(*TRACKERS)]], Meta(description=f"a list of {', '.join(TRACKERS)}")
+    ] = field(default_factory=list)
+    project: Annotated[str, Meta(min_length=1, description="a project's name")] = "slime-swe"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Supervised training on recorded episodes, before the first rollout.
+
+    data: a file that `slime-swe sft` has written; empty for none.
+    epochs: how often each episode is trained, at least: the last batch is filled up from the next epoch.
+    batch_size: episodes of one optimizer step.
+    lr: learning rate, which falls linearly to zero.
+    """
+
+    data: str = ""
+    epochs: Size = 3
+    batch_size: Size = 64
+    lr: Positive = 1e-5
 
 
 @dataclass(frozen=True)
@@ -425,8 +484,9 @@ class Recipe:
     name: the recipe's name, and the start of its runs' names.
     description: what the recipe is, for people.
     hardware: what it needs, for people.
-    engine: what turns samples into gradients: `slime` (a Ray job on GPUs), `embedded` (in process, no GPU needed) or
-        `slime_cpu` (real SLiME and Megatron on a CPU, with the embedded server as its rollout engine).
+    engine: what turns samples into gradients: `slime` (a Ray job on GPUs), `miles` (the same with SLiME's fork),
+        `embedded` (in process, no GPU needed) or `slime_cpu` (real SLiME and Megatron on a CPU, with the embedded
+        server as its rollout engine).
     """
 
     name: str
@@ -443,7 +503,13 @@ class Recipe:
     serving: Serving = field(default_factory=Serving)
     reward: Reward = field(default_factory=Reward)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    warm_start: WarmStart = field(default_factory=WarmStart)
     slime: Slime = field(default_factory=Slime)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether it trains recorded episodes by their tokens' cross entropy, as the stage of `warm_start` does."""
+        return self.data.source == RECORDED
 
     @property
     def data_parallel(self) -> int:
@@ -452,8 +518,10 @@ class Recipe:
 
     @property
     def most_checkpoints(self) -> int:
-        """That lie in the run's folder at once. SLiME ends one of `async-save` when it begins the next."""
-        return self._most(self.run.keep_checkpoints, bool(self.slime.flags.get("async-save")))
+        """That lie in the run's folder at once. SLiME ends one of `async-save` when it begins the next. miles marks no
+        adapter's as whole, so that all of them stay."""
+        keep = 0 if self.algorithm.lora_rank else self.run.keep_checkpoints
+        return self._most(keep, bool(self.slime.flags.get("async-save")))
 
     @property
     def most_exports(self) -> int:

@@ -17,10 +17,13 @@ import msgspec
 
 from slime_swe.data_sources.selection import FILTERS
 from slime_swe.errors import UserError
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.recipes.families import FAMILIES, Family, read_config
 from slime_swe.recipes.violation import Violation, listed
+from slime_swe.rewards.compose import OVERLONG, weights_in_use, wrong_weights
+from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 Rule = Callable[[Recipe], Iterable[Violation]]
 Fixed = tuple[str, Any, str]  # dotted key, the one value that it may have, why
@@ -145,7 +148,7 @@ def not_fixed(recipe: Recipe, rules: Iterable[Fixed]) -> Iterator[Violation]:
 
 
 def lengths(recipe: Recipe) -> Iterator[Violation]:
-    """The trainer packs whole episodes, and the model has positions for so many tokens."""
+    """The trainer packs whole episodes, the model has positions for so many tokens, and penalties begin in between."""
     no, rollout, parallel = against(recipe), recipe.rollout, recipe.parallel
     context, most = rollout.max_context, recipe.model.shape.max_context
     if rollout.max_response >= context:
@@ -158,6 +161,9 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
     if context > most:
         why = f"is more than the model was made for, {most} tokens"
         yield no("rollout.max_context", why, "make it smaller")
+    for key, limit in (("overlong_tokens", "max_context"), ("overlong_turns", "max_turns")):
+        if getattr(recipe.reward, key) > (bound := getattr(rollout, limit)):
+            yield no(f"reward.{key}", f"is more than rollout.{limit}={bound}, whose last part it is", "make it smaller")
 
 
 def amounts(recipe: Recipe) -> Iterator[Violation]:
@@ -209,15 +215,72 @@ def acting_on_ratio(recipe: Recipe) -> list[str]:
 
 
 def mixing(recipe: Recipe) -> Iterator[Violation]:
-    """A weight for each training set, and filters that there are."""
+    """A weight for each training set, filters that there are, and tasks that are boosted or retired but not both."""
     no, data = against(recipe), recipe.data
     if data.weights and len(data.weights) != len(data.train):
         why = f"holds {len(data.weights)} numbers, and data.train {len(data.train)} task sets"
         yield no("data.weights", why, "give one for each set, in the same order, or none")
     if not all(map(math.isfinite, data.weights)):
         yield no("data.weights", "holds a number that is not finite", "give finite numbers")
+    if data.boost_below > data.retire_above:
+        why = f"boosts tasks that data.retire_above={data.retire_above} retires"
+        yield no("data.boost_below", why, "give at most that")
     for name in sorted(data.filters.keys() - set(FILTERS)):
         yield no("data.filters", f"holds {name}, which is no filter", f"use {listed(FILTERS)}")
 
 
-RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing)
+def tries(recipe: Recipe) -> Iterator[Violation]:
+    """Another try is the native agent's."""
+    rollout = recipe.rollout
+    if rollout.tries > 1 and rollout.agent != "native":
+        why = f"is for the native agent, and rollout.agent={rollout.agent} runs tests for itself"
+        yield against(recipe)("rollout.tries", why, "use 1")
+
+
+def adapters(recipe: Recipe) -> Iterator[Violation]:
+    """What only says how an adapter is made, where there is none."""
+    no, algorithm = against(recipe), recipe.algorithm
+    for key in ("lora_alpha", "lora_targets"):
+        if getattr(algorithm, key) and not algorithm.lora_rank:
+            why = "describes an adapter, and algorithm.lora_rank=0 trains the whole weights"
+            yield no(f"algorithm.{key}", why, "give a lora_rank, or leave it out")
+
+
+def components(recipe: Recipe) -> Iterator[Violation]:
+    """Components of the reward that there are, and that can't make up for the outcome."""
+    reward = recipe.reward
+    windows = {name: getattr(reward, name) for name in OVERLONG}
+    for wrong in wrong_weights(reward.mode, weights_in_use(reward.weights, windows, reward.overlong_penalty)):
+        key = "reward.weights" if reward.weights else "reward.overlong_penalty"
+        yield against(recipe)(key, f"is refused: {wrong}", "use less, or other names")
+
+
+def grammars(recipe: Recipe) -> Iterator[Violation]:
+    """What can't be combined with a grammar, so that each token's distribution is known and a turn has one grammar."""
+    no, rollout = against(recipe), recipe.rollout
+    if not rollout.grammar:
+        return
+    if rollout.generate != Rollout.generate:
+        yield no("rollout.generate", "is not known to ask for rollout.grammar", "leave one of them out")
+    elif not _takes_grammar(rollout.agent):
+        why = "makes model calls of its own, such as for a title, whose replies no single rollout.grammar fits"
+        yield no("rollout.agent", why, "use native, or leave the grammar out")
+    if SCHEDULES[rollout.schedule].carries:
+        why = "has the server drop what it samples before weights change, and a turn's rollout.grammar would begin anew"
+        yield no("rollout.schedule", why, f"use {listed(name for name, each in SCHEDULES.items() if not each.carries)}")
+    if rollout.temperature != 1:
+        why = (
+            "is not 1: SGLang says what the policy would do without rollout.grammar at temperature 1 alone, so that "
+            "which tokens may be trained can't be told"
+        )
+        yield no("rollout.temperature", why, "use 1, or leave the grammar out")
+
+
+def _takes_grammar(agent: str) -> bool:
+    try:
+        return agent_class(agent).takes_grammar
+    except UserError:
+        return True  # which is said where the agent is opened
+
+
+RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, tries, adapters, components, grammars)

@@ -14,6 +14,7 @@ Size = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Folder = Annotated[str, Meta(min_length=1, description="a folder")]
 

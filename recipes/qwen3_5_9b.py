@@ -3,7 +3,8 @@
     slime-swe train recipe=qwen3_5_9b
 
 What is not stated here is in `gpu_defaults.py`. Two nodes train and two serve, all at once (`rollout.schedule`). The
-chat template is ours, since the model's own drops the reasoning of earlier turns.
+chat template is ours, since the model's own drops the reasoning of earlier turns. SLiME's linear attention has wrong
+gradients under context parallelism, which a function of ours mends (`launch/slime/linear_attention.py`).
 
 Follows: uni-agent's training of this model on SWE-rebench: GRPO, fully asynchronous, 100 turns, 128k context.
 

@@ -4,7 +4,8 @@ nodes.
     slime-swe train recipe=qwen3_6_35b_a3b
 
 What is not stated here is in `gpu_defaults.py`. The chat template is ours, since the model's own drops the reasoning of
-earlier turns.
+earlier turns. SLiME's linear attention has wrong gradients under context parallelism, which a function of ours mends
+(`launch/slime/linear_attention.py`).
 
 Follows: SLiME's own example of training a coding agent, for this model: eight nodes, tp 2, ep 8, whole layers
 recomputed, the optimizer's states in the machines' memory, engines of eight GPUs with data-parallel attention, 96k

@@ -4,7 +4,8 @@ nodes.
     slime-swe train recipe=qwen3_coder_next
 
 What is not stated here is in `gpu_defaults.py`. SLiME computes linear attention on every rank of a tensor- and
-context-parallel group, so both sizes are small, and the layers are spread by pipeline.
+context-parallel group, so both sizes are small, and the layers are spread by pipeline. Its gradients under
+context parallelism are wrong, which a function of ours mends (`launch/slime/linear_attention.py`).
 
 Follows: uni-agent's settings for Qwen3-Coder-30B-A3B (R2E-Gym, 128k tokens, 100 turns). No training of this model is
 published.

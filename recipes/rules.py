@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import EMBEDDED, Recipe
 from slime_swe.recipes.checks import against, lookup
 from slime_swe.recipes.layout import ONE_SERVER, Cut, SglangEngine, legal_sizes
 from slime_swe.recipes.violation import Violation, divisors, listed
@@ -40,6 +40,12 @@ def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
     for key in ("parallel.ep", "parallel.etp", "serving.ep"):
         if not shape.experts and lookup(recipe, key) > 1:
             yield no(key, "splits experts, and the model has no experts", "use 1")
+    if shape.experts and parallel.ep == 1 and parallel.etp != parallel.tp:
+        why = (
+            f"is not parallel.tp={parallel.tp}: without expert parallelism Megatron sums the gradients of experts as "
+            "those of other weights, which it leaves unsummed over tensor-parallel ranks"
+        )
+        yield no("parallel.etp", why, f"use {parallel.tp}, or give a parallel.ep")
     if parallel.cp > 1 and MEGATRON_LENGTH % (2 * parallel.cp):
         why = f"is not a power of 2: Megatron wants 2 x cp to divide its --seq-length {MEGATRON_LENGTH}"
         yield no("parallel.cp", why, "use 1, 2, 4, 8 or 16")
@@ -75,6 +81,8 @@ def placement(recipe: Recipe) -> Iterator[Violation]:
     """Either the trainer's GPUs serve too, or others do, or servers that run already, which take the place of all of
     SLiME's own; co-located ones are reached by memory handles. `train_async.py` works on both halves at once."""
     no, cluster, external = against(recipe), recipe.cluster, recipe.serving.external_engines
+    if recipe.serving.server == EMBEDDED:
+        yield no("serving.server", "serves without a GPU: engine=slime has SGLang", "use sglang, or leave it out")
     if not cluster.gpus_per_node:
         yield no("cluster.gpus_per_node", "leaves nothing to train on: engine=slime wants GPUs", "give at least 1")
     if not cluster.gpu:
@@ -145,6 +153,8 @@ def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
     """What SLiME can't combine wherever it runs."""
     yield from _losses(recipe)
     yield from schedules(recipe)
+    if "trackio" in recipe.run.trackers:
+        yield against(recipe)("run.trackers", "names trackio, which SLiME does not log to", "use wandb or tensorboard")
 
 
 def _losses(recipe: Recipe) -> Iterator[Violation]:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 from hypothesis import settings
+
 from tests import selection
 
 

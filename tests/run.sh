@@ -2,13 +2,16 @@
 # Lint, type-check and test, in an environment of their own (.venv-test). Arguments go to pytest.
 #   bash tests/run.sh [--all | --share K/8] [-k NAME] [-m 'not slow'] ...   (--install: the environment alone)
 # Tests marked matrix are left out and reported, unless --all or --share (tests/selection.py) takes them.
+# Where SLIME_HOME and MEGATRON_HOME name checkouts, tests/contract follows in .venv-slime (docs/slime_on_a_cpu.md) with
+# one rehearsal, and with --all also its whole runs, each recipe's rehearsal and two fault drills. docs/miles.md says how
+# tests/contract_miles run, which skip here.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-make_environment "$root" "$root/.venv-test" embedded,cluster,corpora,docker,remote,dev
+make_environment "$root" "$root/.venv-test" cluster,embedded,arc,compare,corpora,diff,docker,factory,humaneval,inspect,remote,sft,trackers,vulnerability,dev
 cd "$root"
 bin=$root/.venv-test/bin
 # Its dependencies would bring CUDA along, and what the tests use needs none of them.
@@ -22,5 +25,29 @@ bin=$root/.venv-test/bin
 "$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/*.sh rollout/sandbox/image/*.sh rewards/swebench/*.sh tests/run.sh tests/rollout/sandbox/*.sh .ci/run
 "$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
+
+# Tests of SLiME's own code; its shims are for processes of their own.
+contract_tests() { # WORDS...
+  local chosen=(-m "not slow")
+  if [ -z "${SLIME_HOME:-}" ] || [ -z "${MEGATRON_HOME:-}" ]; then
+    say "tests/contract skipped: SLIME_HOME and MEGATRON_HOME are not both set (docs/slime_on_a_cpu.md)"
+    return
+  fi
+  case "$*" in
+    "" | --share\ *) ;;
+    --all) chosen=(--all) ;;
+    *)
+      say "tests/contract skipped: only a run without arguments, or with --all or --share alone, has them"
+      return
+      ;;
+  esac
+  # shellcheck source=launch/slime_cpu/environment.sh
+  source "$root/launch/slime_cpu/environment.sh"
+  make_engine_environment "$root" "$root/$ENGINE_VENV"
+  "$root/$ENGINE_VENV/bin/python" -m pytest -q -rs "${chosen[@]}" tests/contract
+}
+
 # A file's tests stay on one worker, in the order of the files, which has the longest in the middle.
-exec "$bin/python" -m pytest -q -rs --numprocesses=logical --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder "$@"
+env -u SLIME_HOME -u MEGATRON_HOME \
+  "$bin/python" -m pytest -q -rs --numprocesses=logical --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder "$@"
+contract_tests "$@"

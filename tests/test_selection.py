@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.selection import SHARES, asked_share, share_of
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +61,18 @@ def test_the_rows_left_out_are_reported_by_table(run, words):
     assert "left out: 40 of 40 tests marked matrix (numbers)\n" in report
     assert "left out: 1 of 1 tests marked matrix (letters)\n" in report
     assert "--all runs them" in report
+
+
+def test_a_group_and_a_file_stay_on_one_worker(run, pytester):
+    """Such as the tests that start a Ray: two at a time would take each other's for a stranger's."""
+    rows = "import pytest\n@pytest.mark.parametrize('row', range(9))\ndef test_row(row): pass\n"
+    grouped = rows + "pytestmark = pytest.mark.xdist_group('one')\n"
+    pytester.makepyfile(test_a=grouped, test_b=rows, test_c=grouped)
+    report = run("-v", "-n", "2", "--dist", "loadgroup", "test_a.py", "test_b.py", "test_c.py")[1]
+    placed = set(re.findall(r"\[(gw\d)\] .* PASSED test_([abc])\.py", report))
+    assert len(placed) == 3, report
+    workers = {file: worker for worker, file in placed}
+    assert workers["a"] == workers["c"] != workers["b"]
 
 
 @pytest.mark.parametrize("words", [["--all"], ["-m", "matrix or not matrix"]])

@@ -21,10 +21,12 @@ from slime_swe.recipes.violation import Violation, refuse
 
 if TYPE_CHECKING:
     from slime_swe.launch.slime.job import Job
+    from slime_swe.launch.slime.upstream import Upstream
 
 ENGINES: Mapping[str, str] = {
     "embedded": "slime_swe.launch.engines.embedded.Embedded",
     "slime": "slime_swe.launch.engines.slime.Slime",
+    "miles": "slime_swe.launch.engines.miles.Miles",
     "slime_cpu": "slime_swe.launch.engines.slime_cpu.SlimeCpu",
 }
 
@@ -50,17 +52,23 @@ class Engine:
 
     on_gpus: it trains on GPUs, so that the planner counts and times them; else on one machine's CPU.
     on_cluster: its job goes to the Ray cluster at `cluster.ray_address` where there is one.
+    upstream: the train loop whose script it runs; None where it runs none.
     doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.runner.CHECKS`, or dotted
         paths of one's own.
     open_files: of this process: doctor's check fails below the first number and warns below the second.
     raises_open_files: it raises the soft limit to the hard one by itself, as Ray does.
+    records_dropped: `episodes.jsonl` has the groups that the run's filter dropped too.
+    rehearsed: `slime-swe rehearse` plays its recipes, and `train` does on this machine's GPUs before a run.
     """
 
     on_gpus: ClassVar[bool] = False
     on_cluster: ClassVar[bool] = False
+    upstream: ClassVar[Upstream | None] = None
     doctor: ClassVar[tuple[str, ...]] = ()
     open_files: ClassVar[tuple[int, int]] = (512, 1024)
     raises_open_files: ClassVar[bool] = False
+    records_dropped: ClassVar[bool] = False
+    rehearsed: ClassVar[bool] = False
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         """What this engine does not take of a recipe whose fields are valid one by one."""
@@ -72,6 +80,11 @@ class Engine:
     def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
         """Train in `folder`, which holds the recipe; the exit code."""
         raise NotImplementedError
+
+    def trained(self, recipe: Recipe, folder: Path) -> str:
+        """The model, in Hugging Face format, of the run's last step; empty where `folder` does not have it yet. Raises
+        `UserError` where the engine has no supervised stage."""
+        raise UserError(f"engine={recipe.engine} has no supervised stage: leave warm_start.data empty")
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
         """The command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
@@ -97,19 +110,34 @@ def require_legal(recipe: Recipe) -> None:
 
 
 _ONE_PROCESS = "this engine trains in one process on one machine"
+_ONE_MACHINE = "this engine runs on one machine"
 _NO_GPUS = "this engine asks for no GPUs"
-_DENSE = "this engine runs dense Qwen2 models"
+_DENSE = "the embedded server runs dense Qwen2 models"
+_NO_GRAMMAR = "the embedded server samples by none; SGLang does (engine=slime, or slime_cpu serving.server=sglang)"
 _SMALL = "this engine keeps everything in one machine's memory"
 
 _SIZES = tuple(f"parallel.{way}" for way in ("tp", "pp", "cp", "ep", "etp"))
 
-WITHOUT_GPUS: tuple[Fixed, ...] = (  # what the engines leave out that serve by `embedded/`: one value a field, and why
-    *only(1, _ONE_PROCESS, "cluster.nodes", *_SIZES, "serving.ep"),
+WHOLE_WEIGHTS = only(
+    0,
+    "this engine trains whole weights, and miles, SLiME's fork for GPUs, adapters too (engine=miles)",
+    "algorithm.lora_rank",
+)
+
+BY_EMBEDDED: tuple[Fixed, ...] = (  # what the embedded server leaves out
+    *only("qwen2", _DENSE, "model.config.model_type"),
+    *only("none", _DENSE, "algorithm.routing_replay"),
+    *only("", _NO_GRAMMAR, "rollout.grammar"),
+)
+IN_ONE_PROCESS: tuple[Fixed, ...] = (
+    *only(1, _ONE_PROCESS, *_SIZES),
+    *only("none", _SMALL, "parallel.recompute"),
+)
+WITHOUT_GPUS: tuple[Fixed, ...] = (  # what an engine without GPUs leaves out: one value a field, and why
+    *only(1, _ONE_MACHINE, "cluster.nodes", "serving.ep"),
     *only(0, _NO_GPUS, "cluster.gpus_per_node", "cluster.rollout_gpus", "serving.gpus_per_engine"),
     *only("", _NO_GPUS, "cluster.gpu"),
     *only(False, _NO_GPUS, "serving.dp_attention"),
-    *only("qwen2", _DENSE, "model.config.model_type"),
-    *only("none", _DENSE, "algorithm.routing_replay"),
-    *only("none", _SMALL, "parallel.recompute"),
     *only(False, _SMALL, "optimizer.cpu_offload"),
+    *WHOLE_WEIGHTS,
 )

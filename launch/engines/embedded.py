@@ -8,24 +8,26 @@ from pathlib import Path
 
 from slime_swe.fields import read_arguments
 from slime_swe.launch.args import to_args
-from slime_swe.launch.engines import WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.engines import BY_EMBEDDED, IN_ONE_PROCESS, WITHOUT_GPUS, Engine, Start
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.recipes.checks import Fixed, acting_on_ratio, against, not_fixed, only
 from slime_swe.recipes.rules import schedules, staleness
 from slime_swe.recipes.violation import Violation, listed
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.status import StatusFile
 
 _LOSS = "the embedded engine has no other"
-_METRICS = "the embedded engine logs to metrics.jsonl"
 _NO_SERVER_YET = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 1}
 
 PLAYED = [name for name, schedule in SCHEDULES.items() if schedule.carries or not schedule.overlaps]
 
 RULES: tuple[Fixed, ...] = (
     *WITHOUT_GPUS,
+    *BY_EMBEDDED,
+    *IN_ONE_PROCESS,
     *only(True, "the embedded engine trains and serves on the same machine", "cluster.colocate"),
     *only("", "the embedded engine uses no Ray", "cluster.ray_address"),
     *only([], "a running server is named by serving.router_ip and serving.router_port", "serving.external_engines"),
@@ -40,8 +42,6 @@ RULES: tuple[Fixed, ...] = (
         "run.save_interval",
     ),
     *only(0, "each checkpoint of the embedded engine holds the policy in Hugging Face format", "run.keep_exports"),
-    *only("", _METRICS, "run.wandb_project"),
-    *only(False, _METRICS, "run.tensorboard"),
     *only({}, "the embedded engine is not SLiME, and has none of its flags", "slime.flags"),
 )
 
@@ -49,13 +49,16 @@ RULES: tuple[Fixed, ...] = (
 class Embedded(Engine):
     """Trainer and server of `embedded/`, on this machine's CPU."""
 
+    records_dropped = True
     doctor = (
-        *("recipe", "machine", "limits", "run folder", "packages", "ports", "checkpoint", "chat template"),
-        *("tasks", "overlap", "plug-ins", "engine", "sandbox"),
+        *("recipe", "machine", "limits", "run folder", "packages", "ports", "fields", "checkpoint"),
+        *("chat template", "tasks", "overlap", "plug-ins", "engine", "sandbox"),
     )
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         yield from not_fixed(recipe, RULES)
+        if recipe.serving.server == SGLANG:
+            yield against(recipe)("serving.server", "is what SLiME starts", "use engine=slime_cpu, or embedded")
         yield from schedules(recipe)
         if recipe.rollout.schedule not in PLAYED:
             why = "samples a rollout while SLiME trains on another"
@@ -64,6 +67,11 @@ class Embedded(Engine):
 
     def check(self, recipe: Recipe, start: Start) -> None:
         require(*EMBEDDED)
+        require(*recipe.run.trackers, extra="trackers")
+        if "wandb" in recipe.run.trackers:
+            from slime_swe.embedded.trackers import require_account
+
+            require_account()
         if not start.resume:  # a resumed run has started once, and the loop compares what it resumes
             check_args(to_args(recipe, Path(recipe.run.dir)))
 
@@ -71,10 +79,18 @@ class Embedded(Engine):
         from slime_swe.embedded.loop import train  # torch takes seconds to import; other commands don't need it
 
         args = to_args(recipe, folder, resume=start.resume)
-        with RunProgress(recipe, folder) as progress:
+        status = StatusFile(folder, start.attempt.number) if start.attempt else None
+        with RunProgress(recipe, folder, status=status) as progress:
             summary = train(args, progress, start.attempt)
         show_summary(summary, folder, as_json=start.as_json)
         return 0
+
+    def trained(self, recipe: Recipe, folder: Path) -> str:
+        from slime_swe.embedded import checkpoint
+
+        found = checkpoint.latest(folder.resolve() / "checkpoints")
+        last = found is not None and found.state.rollout_id + 1 >= recipe.run.num_rollouts
+        return str(found.model_dir) if found is not None and last else ""
 
 
 def losses(recipe: Recipe) -> Iterator[Violation]:

@@ -5,38 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
+from slime_swe.embedded.journal import Journal
 from slime_swe.errors import UserError
 from slime_swe.launch.args import checkpoint_folder, converted_folder
 from slime_swe.launch.doctor.checkpoint import unfinished
-from slime_swe.launch.engines import Engine, Start
+from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.slime import flags
-from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
-from slime_swe.launch.slime.paths import cut_back
+from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
 from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.upstream import SLIME, Upstream
+from slime_swe.launch.summary import say_untrained
 from slime_swe.recipes import rules
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Data, Recipe
+from slime_swe.recipes.checks import not_fixed
 from slime_swe.recipes.violation import Violation
+from slime_swe.rollout.group_outcomes import why_untrained
+from slime_swe.rollout.records import METRICS
+from slime_swe.rollout.retention import INDEX, last_saved
 
 
 class Slime(Engine):
     """SLiME, Megatron-core and SGLang on the GPUs of a Ray cluster, which is started here where there is none."""
 
+    upstream: ClassVar[Upstream] = SLIME
     on_gpus = True
     on_cluster = True
     doctor = (
         *("recipe", "plan", "gpus", "nvlink", "machine", "limits", "run folder", "model folder", "sources"),
-        *("versions", "ports", "ray", "checkpoint", "converted", "chat template", "tasks", "overlap", "plug-ins"),
+        *(
+            "versions",
+            "ports",
+            "fields",
+            "ray",
+            "checkpoint",
+            "converted",
+            "chat template",
+            "tasks",
+            "overlap",
+            "plug-ins",
+        ),
         "sandbox",
     )
     open_files = (8192, 65536)
     raises_open_files = True
+    rehearsed = True
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        return chain(rules.violations(recipe), flags.violations(recipe))
+        return chain(
+            not_fixed(recipe, WHOLE_WEIGHTS), rules.violations(recipe), flags.violations(recipe, self.upstream)
+        )
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raises before Ray or a GPU is touched."""
@@ -46,25 +68,51 @@ class Slime(Engine):
                 f"the plan of {recipe.name} does not fit its cluster:\n{problems}\n`slime-swe plan` shows the figures "
                 "and proposes a change; --ignore-plan starts it all the same"
             )
-        Checkouts.find().require()
-        folder, converted = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder), converted_folder(recipe)
-        if missing := unfinished(converted):
-            raise UserError(
-                f"{converted} holds no Megatron checkpoint ({missing}): `slime-swe doctor recipe={recipe.name}` prints "
-                f"the command that converts {folder}"
-            )
-        render(recipe, Path(recipe.run.dir))
+        self.upstream.require()
+        _require_weights(recipe)
+        self.job(recipe, Path(recipe.run.dir), resume=start.resume)
 
     def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
         from slime_swe.launch.ray.run import run_job  # Ray takes seconds to import
 
         folder = folder.resolve()
         if start.resume:
-            cut_back(folder)
+            cut_back(folder, own_state=recipe.data.source == Data.source)
         code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
+        why = why_untrained([line for line in Journal(folder / METRICS).read() if line["kind"] == "train"])
         if start.as_json:
-            print_json({"run": str(folder), "exit_code": code})
+            print_json({"run": str(folder), "exit_code": code, "nothing_trained_because": why or None})
+        say_untrained(why)
         return code
 
+    def trained(self, recipe: Recipe, folder: Path) -> str:
+        """In Megatron's format too, beside it, where the trainer looks for it."""
+        found = exported(recipe, folder)
+        if found is None:
+            return ""
+        converted = Path(f"{found}_torch_dist")
+        if not converted.is_symlink():
+            converted.symlink_to(folder.resolve() / CHECKPOINTS)
+        return str(found)
+
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-        return render(recipe, folder, resume=resume)
+        return render(recipe, folder, upstream=self.upstream, resume=resume)
+
+
+def exported(recipe: Recipe, folder: Path) -> Path | None:
+    """The model of the run's last step in Hugging Face format; None where the folder does not have it yet."""
+    last = recipe.run.num_rollouts - 1
+    path = folder.resolve() / EXPORTS / str(last)
+    there = last_saved(folder / CHECKPOINTS, unreadable=-1) >= last and (path / INDEX).is_file()
+    return path if there else None
+
+
+def _require_weights(recipe: Recipe) -> None:
+    """Raise `UserError` where the policy is missing, in Hugging Face format or, unless an adapter is trained beside it,
+    in Megatron's."""
+    folder, converted = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder), converted_folder(recipe)
+    if not recipe.algorithm.lora_rank and (missing := unfinished(converted)):
+        raise UserError(
+            f"{converted} holds no Megatron checkpoint ({missing}): `slime-swe doctor recipe={recipe.name}` prints "
+            f"the command that converts {folder}"
+        )

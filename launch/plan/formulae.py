@@ -28,11 +28,12 @@ add up to 2 ln 2 = 1.39 times what was asked for."""
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
-    """Rows of the embedding table in the trainer: a multiple of 128 x tp.
+    """Rows of the embedding table in the trainer, which tp has to divide.
 
-    Source: Megatron-LM `training/tokenizer`, `_vocab_size_with_padding` with its default divisor.
+    Source: Megatron-LM `training/tokenizer`, `_vocab_size_with_padding` with the divisor that is rendered
+    (`launch.slime.sections.vocabulary_unit`).
     """
-    return ceil(vocab / (128 * tp)) * 128 * tp
+    return ceil(vocab / tp) * tp
 
 
 def shard(shape: Shape, layout: Layout, stage: int) -> Shard:

@@ -8,6 +8,16 @@ from slime_swe.launch.plan import activations, formulae, serving
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.result import Budget, Component
+from slime_swe.launch.plan.trained import (
+    adapter_bytes,
+    checkpoint_bytes,
+    resident_bytes,
+    served_bytes,
+    trained,
+    whole,
+)
+from slime_swe.launch.plan.warm_start import supervised
+from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import WEIGHT_BYTES
@@ -16,6 +26,9 @@ from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.pool import make_backend
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
+
+
+FORMATS = {1: "Hugging Face format", 2: "Hugging Face and Megatron format"}
 
 
 def layout_of(recipe: Recipe) -> Layout:
@@ -34,12 +47,13 @@ def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:
 
 
 def cache_pool(recipe: Recipe) -> float:
-    """Bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less the weights.
+    """Bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less weights and an adapter.
 
     Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
     """
     static = recipe.serving.mem_fraction * _gpu_bytes(recipe)
-    return static - serving.weight_bytes(recipe.model.shape, sglang_engine(recipe))
+    engine = sglang_engine(recipe)
+    return static - serving.weight_bytes(recipe.model.shape, engine) - served_bytes(recipe)
 
 
 def cache_tokens(recipe: Recipe) -> int:
@@ -72,14 +86,15 @@ def _stage(recipe: Recipe, assumed: Assumptions, stage: int) -> Budget:
 
 def _lasting(recipe: Recipe, stage: int) -> list[Component]:
     layout, offload = layout_of(recipe), recipe.optimizer.cpu_offload
-    held = formulae.shard(recipe.model.shape, layout, stage)
+    held, updated = whole(recipe, layout, stage), trained(recipe, layout, stage)
     states = "in the machine's memory" if offload else f"fp32, shared by {gpus(layout.dp * layout.cp)}"
     if held.expert and not offload:
         states += f", experts by {layout.edp}"
     return [
         Component("weights", formulae.weight_bytes(held), f"bf16, {held.parameters / 1e9:.2f} B parameters"),
-        Component("gradients", formulae.gradient_bytes(held), "fp32"),
-        Component("optimizer states", formulae.optimizer_bytes(held, layout, offload=offload), states),
+        Component("adapters", adapter_bytes(recipe, layout, stage), f"bf16, rank {recipe.algorithm.lora_rank}"),
+        Component("gradients", formulae.gradient_bytes(updated), "fp32"),
+        Component("optimizer states", formulae.optimizer_bytes(updated, layout, offload=offload), states),
     ]
 
 
@@ -112,16 +127,28 @@ def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
     if math.isfinite(states := running_requests(recipe)):
         detail += f"; states of {states:.0f} requests"
     cache = Component("KV cache", max(cache_pool(recipe), 0.0), detail)
-    parts = [_served_weights(recipe), cache, _runtime(recipe, assumed)]
-    if recipe.cluster.colocate:
-        parts.append(Component("paused trainer", assumed.trainer_rest * GIB, "co-located"))
+    parts = [*_served_weights(recipe), cache, _runtime(recipe, assumed), *_paused_trainer(recipe, assumed)]
     return Budget("serving", _gpu_bytes(recipe), tuple(parts), assumed.margin)
 
 
-def _served_weights(recipe: Recipe) -> Component:
+def _served_weights(recipe: Recipe) -> tuple[Component, Component]:
     engine = sglang_engine(recipe)
     held = serving.weight_bytes(recipe.model.shape, engine)
-    return Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine")
+    return (
+        Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine"),
+        Component("adapters", served_bytes(recipe), f"bf16, rank {recipe.algorithm.lora_rank}"),
+    )
+
+
+def _paused_trainer(recipe: Recipe, assumed: Assumptions) -> tuple[Component, ...]:
+    """What a co-located one leaves on a GPU that serves."""
+    if not recipe.cluster.colocate:
+        return ()
+    kept = resident_bytes(recipe, layout_of(recipe))
+    return (
+        Component("paused trainer", assumed.trainer_rest * GIB, "co-located"),
+        Component("adapters to train", kept, "they and their gradients stay there"),
+    )
 
 
 def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
@@ -132,10 +159,12 @@ def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
 def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Co-located, the server has its weights but no cache yet; else the trainer has all that lasts."""
     buffers = formulae.sync_buffer_bytes(recipe.model.shape, SYNC_BUFFER)
-    parts = [Component("buffers", buffers, "three times the largest tensor or 512 MiB")]
+    parts = [
+        Component("buffers", buffers, "three times the largest tensor or 512 MiB"),
+        Component("adapter", WEIGHT_BYTES * adapters.exported(recipe).parameters, "whole, as it is sent"),
+    ]
     if recipe.cluster.colocate:
-        parts += [_served_weights(recipe), _runtime(recipe, assumed)]
-        parts.append(Component("paused trainer", assumed.trainer_rest * GIB, "co-located"))
+        parts += [*_served_weights(recipe), _runtime(recipe, assumed), *_paused_trainer(recipe, assumed)]
         return Budget("weight synchronisation", _gpu_bytes(recipe), tuple(parts), assumed.margin)
     stages = [_lasting(recipe, stage) for stage in range(recipe.parallel.pp)]
     parts += max(stages, key=lambda found: sum(part.bytes for part in found))
@@ -146,10 +175,12 @@ def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
 def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Memory of the machine that the rollout manager runs on: sandboxes of the backend `local` and of containers do so
     too, of `ray:BACKEND` its share of them. Each of its GPUs is charged as the fullest stage is."""
-    model, layout, count = recipe.model.shape, layout_of(recipe), recipe.cluster.gpus_per_node
+    layout, count = layout_of(recipe), recipe.cluster.gpus_per_node
     offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
-    held = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
-    states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in held)
+    stages = range(layout.pp)
+    held = [whole(recipe, layout, stage) for stage in stages]
+    updated = [trained(recipe, layout, stage) for stage in stages]
+    states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in updated)
     older = recipe.algorithm.keep_old_actor
     copies = max(formulae.host_weight_bytes(part, reference=reference, old_actor=older) for part in held)
     runs_here = make_backend(recipe.rollout.sandbox).runs_here
@@ -171,9 +202,10 @@ def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
     """One node's disk, if all lies there: images of one rollout's tasks, the model twice, and what a run keeps."""
     model = recipe.model.shape
     tasks = recipe.rollout.batch_size if holds_images(recipe) else 0
+    formats = 1 if recipe.algorithm.lora_rank else 2  # LoRA starts from Hugging Face's
     parts = (
         Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
-        Component("model", 2 * WEIGHT_BYTES * model.parameters, "Hugging Face and Megatron format"),
+        Component("model", formats * WEIGHT_BYTES * model.parameters, FORMATS[formats]),
         *_kept(recipe),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
@@ -181,12 +213,20 @@ def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _kept(recipe: Recipe) -> tuple[Component, Component]:
     """What lies in the run's folder when it holds the most."""
-    model, counts = recipe.model.shape, (recipe.most_checkpoints, recipe.most_exports)
-    one = (formulae.checkpoint_bytes(model), WEIGHT_BYTES * model.parameters)
+    (checkpoints, exports), stage = most_kept(recipe), supervised(recipe)
+    of_stage = [f", {count} of the warm start" for count in most_kept(stage)] if stage else ["", ""]
+    one = (checkpoint_bytes(recipe), WEIGHT_BYTES * recipe.model.shape.parameters)
     return (
-        Component("checkpoints", counts[0] * one[0], f"{counts[0]} of weights and optimizer states"),
-        Component("exports", counts[1] * one[1], f"{counts[1]} of weights in Hugging Face format"),
+        Component("checkpoints", checkpoints * one[0], f"{checkpoints} of weights and optimizer states{of_stage[0]}"),
+        Component("exports", exports * one[1], f"{exports} of weights in Hugging Face format{of_stage[1]}"),
     )
+
+
+def most_kept(recipe: Recipe) -> tuple[int, int]:
+    """Checkpoints and exports that lie in the run's folder at once. Those of a warm start stay while its rollouts run,
+    one more than `run.keep_checkpoints`, as the oldest goes when another rollout begins."""
+    stages = [stage for stage in (recipe, supervised(recipe)) if stage]
+    return sum(stage.most_checkpoints for stage in stages), sum(stage.most_exports for stage in stages)
 
 
 def holds_images(recipe: Recipe) -> bool:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import mismatches
-from slime_swe.launch.plan import formulae
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images
+from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
-from slime_swe.launch.plan.result import Budget, Component, Plan, Timing
+from slime_swe.launch.plan.result import Budget, Component, Plan, Supervised, Timing
 from slime_swe.launch.plan.rollout import episodes_of
-from slime_swe.launch.plan.timing import time_step
+from slime_swe.launch.plan.timing import time_stage, time_step
+from slime_swe.launch.plan.trained import checkpoint_bytes
+from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
 
@@ -45,13 +46,14 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
     found = budgets(recipe, assumed)
     if problems:
         return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
-    timing = time_step(recipe, assumed)
+    timing, stage = time_step(recipe, assumed), time_stage(recipe, assumed)
     return replace(
         plan,
         budgets=found,
         timing=timing,
+        warm_start=stage,
         bottlenecks=(_fullest(found), _longest(timing)),
-        notes=tuple(_notes(recipe, timing, assumed)),
+        notes=(*_of_stage(recipe, stage), *_notes(recipe, timing, stage, assumed)),
     )
 
 
@@ -85,7 +87,11 @@ def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
         f"{recipe.rollout.batch_size * recipe.rollout.samples_per_task} episodes a step: the planner times GPUs only"
     )
     found = tuple(problem for _, problem in overruns(recipe, (machine,)).values())
-    return replace(plan, problems=(*plan.problems, *found), budgets=(machine,), notes=(note,))
+    plan = replace(plan, problems=(*plan.problems, *found), budgets=(machine,), notes=(note,))
+    if plan.problems:
+        return plan
+    stage = time_stage(recipe, plan.assumptions)
+    return replace(plan, warm_start=stage, notes=(note, *_of_stage(recipe, stage)))
 
 
 def _fullest(found: tuple[Budget, ...]) -> str:
@@ -103,7 +109,20 @@ def _longest(timing: Timing) -> str:
     return f"time: {longest.name}, {longest.seconds / timing.seconds:.0%} of a step{detail}"
 
 
-def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str]:
+def _of_stage(recipe: Recipe, stage: Supervised | None) -> Iterator[str]:
+    if stage is None:
+        if data := recipe.warm_start.data:
+            yield f"warm_start.data={data}: no such file is on this machine, so nothing of the stage is counted"
+        return
+    time = f": {stage.seconds / 3600:.1f} hours, {stage.gpu_hours:.0f} GPU hours" if stage.seconds else ""
+    yield (
+        f"warm start: {stage.steps} steps of {stage.episodes} episodes and {stage.tokens / 1e6:.2f} M tokens{time}. It "
+        f"needs no more memory than the rollouts' training: its longest sample has {stage.longest} tokens, of "
+        f"rollout.max_context={recipe.rollout.max_context}, and it has no server beside it"
+    )
+
+
+def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: Assumptions) -> Iterator[str]:
     work, run = episodes_of(recipe, assumed), recipe.run
     passes = (
         f", and {assumed.informative:.0%} of the groups to pass the filter" if recipe.algorithm.group_filter else ""
@@ -113,11 +132,15 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
         f"samples {work.sampled:.0f}{passes}: put in what a first run measures with --assume"
     )
     wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
-    cost = f"cost {run.num_rollouts * timing.cost:.0f}" if timing.cost else "for their cost give cluster.gpu_hour_price"
-    size = formulae.checkpoint_bytes(recipe.model.shape) / GIB
+    if stage:
+        wall, hours = wall + stage.seconds / 3600, hours + stage.gpu_hours
+    price = recipe.cluster.gpu_hour_price
+    cost = f"cost {hours * price:.0f}" if price else "for their cost give cluster.gpu_hour_price"
+    (checkpoints, exports), size = most_kept(recipe), checkpoint_bytes(recipe) / GIB
+    before = "the warm start and " if stage else ""
     yield (
-        f"the whole run: {run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
-        f"at most {recipe.most_checkpoints} checkpoints of {size:.0f} GiB and {recipe.most_exports} exports of "
+        f"the whole run: {before}{run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
+        f"at most {checkpoints} checkpoints of {size:.0f} GiB and {exports} exports of "
         f"{WEIGHT_BYTES * recipe.model.shape.parameters / GIB:.0f} GiB at once where run.dir lies"
     )
     if holds_images(recipe):
@@ -125,6 +148,12 @@ def _notes(recipe: Recipe, timing: Timing, assumed: Assumptions) -> Iterator[str
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
     if not recipe.serving.external_engines:
         yield from _queue(recipe, work.length)
+    if rank := recipe.algorithm.lora_rank:
+        trained = adapters.parameters(recipe)
+        yield (
+            f"algorithm.lora_rank={rank} trains adapters of {trained / 1e6:.0f} M parameters, "
+            f"{trained / recipe.model.shape.parameters:.1%} of the model's; activations are counted as without them"
+        )
     if recipe.slime.flags:
         yield f"slime.flags ({', '.join(recipe.slime.flags)}) are passed on: what they change is not counted"
     if recipe.algorithm.routing_replay == "rollout":

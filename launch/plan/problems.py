@@ -20,6 +20,8 @@ from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.memory import budgets, cache_tokens, layout_of, sglang_engine
 from slime_swe.launch.plan.result import Budget
+from slime_swe.launch.plan.warm_start import recorded
+from slime_swe.launch.warm_start import unfit
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import broken_rules, lookup, wrong_fields
 from slime_swe.recipes.gpus import GPUS
@@ -54,7 +56,10 @@ Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and 
 def problems_of(recipe: Recipe, assumed: Assumptions, wrong: Sequence[Violation] = ()) -> Problems:
     """Everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone."""
     engine = engine_of(recipe)
-    found = {each.message: (ILLEGAL, each) for each in wrong or broken_rules(recipe, engine.violations)}
+    broken = [*(wrong or broken_rules(recipe, engine.violations))]
+    if not wrong and (episodes := recorded(recipe)):
+        broken += unfit(engine, recipe, episodes, broken)
+    found = {each.message: (ILLEGAL, each) for each in broken}
     counts = engine.on_gpus and not wrong and _divides(recipe)
     return found | overruns(recipe, budgets(recipe, assumed)) if counts else found
 

@@ -108,10 +108,32 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Supervised:
+    """The stage of a warm start. steps: of the optimizer. episodes, tokens: of one of them. longest: of the samples, in
+    tokens. step: its seconds; 0 where there is no GPU."""
+
+    steps: int
+    episodes: int
+    tokens: float
+    longest: int
+    step: float
+    gpus: int
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.step
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.seconds / 3600
+
+
+@dataclass(frozen=True)
 class Plan:
     """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
-    budgets: empty where the layout makes no sense. timing: None where there is a problem, or no GPU.
+    budgets: empty where the layout makes no sense. timing: None where there is a problem, or no GPU. warm_start: None
+    where there is none or a problem, and where its data are not on this machine.
     """
 
     recipe: str
@@ -119,6 +141,7 @@ class Plan:
     problems: tuple[Violation, ...]
     budgets: tuple[Budget, ...] = ()
     timing: Timing | None = None
+    warm_start: Supervised | None = None
     bottlenecks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumptions: Assumptions = field(default_factory=Assumptions)

@@ -23,9 +23,16 @@ def forward_flops(shape: Shape, length: float, layout: Layout = ONE_GPU) -> floa
     return layers + 2 * (shape.table + shape.hidden)
 
 
-def train_flops(shape: Shape, length: float, recompute: str = "none", layout: Layout = ONE_GPU) -> float:
-    """Forward and backward of one token; with full recomputation, the forward pass twice: x 4/3."""
-    passes = FORWARD + BACKWARD + (FORWARD if recompute == "full" else 0)
+def train_flops(
+    shape: Shape, length: float, recompute: str = "none", layout: Layout = ONE_GPU, *, frozen: bool = False
+) -> float:
+    """Forward and backward of one token; with full recomputation, the forward pass twice: x 4/3.
+
+    frozen: only the gradients of inputs are computed, half of a backward pass, for adapters, whose own are left out:
+    they are a rank over a width of it.
+    """
+    backward = BACKWARD / 2 if frozen else BACKWARD
+    passes = FORWARD + backward + (FORWARD if recompute == "full" else 0)
     return passes * forward_flops(shape, length, layout)
 
 

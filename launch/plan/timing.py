@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from slime_swe.launch.engines import engine_of
 from slime_swe.launch.plan import formulae, roofline
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.memory import layout_of, sglang_engine
-from slime_swe.launch.plan.result import Phase, Timing
+from slime_swe.launch.plan.result import Phase, Supervised, Timing
 from slime_swe.launch.plan.rollout import engines, episodes_of, sample_step
+from slime_swe.launch.plan.trained import sent_bytes, trained
+from slime_swe.launch.plan.warm_start import recorded, supervised
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.recipes.rules import at_once
 
 
@@ -35,7 +39,32 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
     )
 
 
-def _training(recipe: Recipe, episodes: int, length: float, assumed: Assumptions) -> tuple[Phase, ...]:
+def time_stage(recipe: Recipe, assumed: Assumptions) -> Supervised | None:
+    """The stage of its `warm_start`, whose samples are as long as they are recorded; None without one."""
+    stage = supervised(recipe)
+    if stage is None:
+        return None
+    lengths = [about.tokens for episode in recorded(recipe) for about in episode.abouts]
+    share = stage.rollout.batch_size / len(recorded(recipe))  # of the file, in one step
+    return Supervised(
+        steps=stage.run.num_rollouts,
+        episodes=stage.rollout.batch_size,
+        tokens=share * sum(lengths),
+        longest=max(lengths),
+        step=_stage_step(stage, share * len(lengths), sum(lengths) / len(lengths), assumed),
+        gpus=layout_of(recipe).gpus + recipe.cluster.rollout_gpus,
+    )
+
+
+def _stage_step(stage: Recipe, samples: float, length: float, assumed: Assumptions) -> float:
+    """Seconds. Nothing is synchronised, and the trainer keeps its GPUs (`launch/slime/sections.py`, `_supervised`)."""
+    if not engine_of(stage).on_gpus:
+        return 0.0
+    alone = replace(stage, cluster=replace(stage.cluster, colocate=False))
+    return sum(phase.seconds for phase in _training(alone, samples, length, assumed)[:-1])
+
+
+def _training(recipe: Recipe, episodes: float, length: float, assumed: Assumptions) -> tuple[Phase, ...]:
     """The order is kept: training itself first, the engines' new weights last."""
     model, layout, steps = recipe.model.shape, layout_of(recipe), recipe.algorithm.steps_per_rollout
     tokens = episodes * length
@@ -44,14 +73,16 @@ def _training(recipe: Recipe, episodes: int, length: float, assumed: Assumptions
     rate = layout.gpus * gpu.flops * 1e12 * mfu
     packed = tokens / steps / layout.dp / (layout.cp * recipe.parallel.max_tokens_per_gpu)
     longer = roofline.bubble(layout.pp, packed)
-    trained = longer * tokens * roofline.train_flops(model, length, recipe.parallel.recompute, layout) / rate
+    flops = roofline.train_flops(
+        model, length, recipe.parallel.recompute, layout, frozen=recipe.algorithm.lora_rank > 0
+    )
     forwards = _forward_passes(recipe)
     stepped = "in the machine's memory" if recipe.optimizer.cpu_offload else "on the GPU"
     changed = "states to the machine's memory and back" if recipe.cluster.colocate else ""
-    synchronised = WEIGHT_BYTES * model.parameters / (assumed.sync_rate * 1e9)
+    synchronised = sent_bytes(recipe) / (assumed.sync_rate * 1e9)
     evaluated = longer * tokens * forwards * roofline.forward_flops(model, length, layout) / rate
     return (
-        Phase("train", trained, f"{tokens / 1e6:.1f} M tokens, MFU {mfu:.0%} assumed"),
+        Phase("train", longer * tokens * flops / rate, f"{tokens / 1e6:.1f} M tokens, MFU {mfu:.0%} assumed"),
         Phase("log-probabilities", evaluated, f"{forwards} forward passes"),
         Phase("optimizer", steps * _optimizer_step(recipe, assumed), stepped),
         Phase("change over", _change_over(recipe, assumed), changed),
@@ -62,6 +93,8 @@ def _training(recipe: Recipe, episodes: int, length: float, assumed: Assumptions
 def _forward_passes(recipe: Recipe) -> int:
     """Of the policy, for the ratio's denominator, and of the reference. SLiME takes the policy's from the training pass
     where nothing has changed since (`backends/megatron_utils/actor.py`, `can_reuse_log_probs_in_loss`)."""
+    if recipe.supervised:  # which has no old policy
+        return 0
     algorithm = recipe.algorithm
     penalised = algorithm.kl_coef > 0
     reused = (
@@ -76,9 +109,7 @@ def _forward_passes(recipe: Recipe) -> int:
 
 def _optimizer_step(recipe: Recipe, assumed: Assumptions) -> float:
     layout = layout_of(recipe)
-    updated = max(
-        formulae.owned(formulae.shard(recipe.model.shape, layout, stage), layout) for stage in range(layout.pp)
-    )
+    updated = max(formulae.owned(trained(recipe, layout, stage), layout) for stage in range(layout.pp))
     if recipe.optimizer.cpu_offload:
         return roofline.offloaded_step_seconds(
             updated, recipe.cluster.gpus_per_node, assumed.pcie * 1e9, assumed.host_bandwidth * 1e9
@@ -92,5 +123,5 @@ def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
         return 0.0
     layout = layout_of(recipe)
     held = formulae.shard(recipe.model.shape, layout, 0)
-    states = formulae.optimizer_bytes(held, layout, offload=recipe.optimizer.cpu_offload)
+    states = formulae.optimizer_bytes(trained(recipe, layout, 0), layout, offload=recipe.optimizer.cpu_offload)
     return 2 * (states + formulae.weight_bytes(held)) / (assumed.pcie * 1e9)

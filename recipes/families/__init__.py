@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.recipes.families.config import Config as Config
+from slime_swe.recipes.families.tokens import CHATML, ControlTokens
 from slime_swe.recipes.shape import Shape
 
 FAMILIES: Mapping[str, str] = {
@@ -32,14 +33,22 @@ class Family:
     model_types: that it reads, in `config.json`.
     tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`;
         empty where there is none for it, and a recipe must name its own.
-    reasoning_format: how a model that thinks marks its thoughts; empty for one that does not.
+    control_tokens: of its published tokenizer.
+    adapters: Megatron-Bridge makes it with LoRA adapters for packed sequences, as miles trains it.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
+    served_on_cpu: SGLang can serve it on a CPU without `sgl-kernel`.
+    packed_experts: its published checkpoints hold the experts of a layer in one tensor, as SLiME reads them.
+    in_miles: miles 31f1ca96 has a layer specification and a conversion of weights for it.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     tool_format: ClassVar[str]
-    reasoning_format: ClassVar[str] = ""
+    control_tokens: ClassVar[ControlTokens] = CHATML
+    adapters: ClassVar[bool] = False
     dp_attention: ClassVar[bool] = True
+    served_on_cpu: ClassVar[bool] = True
+    packed_experts: ClassVar[bool] = False
+    in_miles: ClassVar[bool] = True
 
     def read(self, config: Config) -> Shape:
         """The shape that a `config.json` states. Raises `UserError` where a part of it can't be trained."""

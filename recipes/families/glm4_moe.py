@@ -12,6 +12,7 @@ from typing import Any
 from slime_swe.errors import UserError
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, expert_flags, grouped_attention, toy_decoder
+from slime_swe.recipes.families.tokens import ControlTokens
 from slime_swe.recipes.layers import Layer, Part
 from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
 from slime_swe.recipes.shape import Shape
@@ -29,11 +30,17 @@ SIGMOID_ROUTER: Mapping[str, Any] = {
     "moe_permute_fusion": True,
 }
 """The checkpoint's bias of each expert stays as it is: the policy that samples has the same."""
+GLM = ControlTokens(
+    ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    ends=("<|user|>", "<|observation|>"),
+    pad="<|endoftext|>",
+)
 
 
 class Glm4Moe(Family):
     model_types = ("glm4_moe",)
     tool_format = "glm47"
+    control_tokens = GLM
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", True, stated=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.decoder import toy_decoder
-from slime_swe.recipes.families.glm4_moe import TOY_EXPERTS, dense_then_experts
+from slime_swe.recipes.families.glm4_moe import GLM, TOY_EXPERTS, dense_then_experts
 from slime_swe.recipes.layers.latent import LatentAttention
 from slime_swe.recipes.shape import Shape
 
@@ -18,6 +18,8 @@ from slime_swe.recipes.shape import Shape
 class Glm4MoeLite(Family):
     model_types = ("glm4_moe_lite",)
     tool_format = "glm47"
+    control_tokens = GLM
+    served_on_cpu = False
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", False)

@@ -43,7 +43,7 @@ def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list
         rotary_percent=config.number("partial_rotary_factor", 0.25, within="rope_parameters"),
         ffn_hidden_size=width,
         **attention_flags(full),
-        **(_mixture_flags(feed_forward) if isinstance(feed_forward, Experts) else {}),
+        **(_mixture_flags(config, feed_forward) if isinstance(feed_forward, Experts) else {}),
     )
 
 
@@ -53,11 +53,11 @@ def mixture(config: Config) -> Experts:
     return experts(config, shared_width=config.size("shared_expert_intermediate_size"), shared_gate=True)
 
 
-def _mixture_flags(experts: Experts) -> dict[str, Any]:
+def _mixture_flags(config: Config, experts: Experts) -> dict[str, Any]:
     return {
         "moe_shared_expert_intermediate_size": experts.shared_width,
         "moe_shared_expert_gate": True,
-        "moe_layer_freq": 1,
+        "moe_layer_freq": [1] * config.size("num_hidden_layers"),  # of 1, Megatron saves all layers as of one kind
         **expert_flags(experts),
         **SOFTMAX_ROUTER,
     }

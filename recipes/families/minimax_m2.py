@@ -14,6 +14,7 @@ from slime_swe.errors import UserError
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, expert_flags, grouped_attention, toy_decoder
 from slime_swe.recipes.families.glm4_moe import SIGMOID_ROUTER
+from slime_swe.recipes.families.tokens import ControlTokens
 from slime_swe.recipes.layers import Layer
 from slime_swe.recipes.layers.attention import GroupedAttention
 from slime_swe.recipes.layers.feed_forward import Experts
@@ -41,6 +42,9 @@ class WholeNormAttention(GroupedAttention):
 class MiniMaxM2(Family):
     model_types = ("minimax_m2",)
     tool_format = "minimax_m2"
+    control_tokens = ControlTokens(("]~!b[", "]~b]", "[e~["), ("[e~[",), "]!p~[", ("<think>", "</think>"))
+    served_on_cpu = False
+    in_miles = False
 
     def read(self, config: Config) -> Shape:
         config.only("use_qk_norm", True)

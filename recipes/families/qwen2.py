@@ -15,6 +15,7 @@ from slime_swe.recipes.shape import Shape
 class Qwen2(Family):
     model_types = ("qwen2",)
     tool_format = "hermes"
+    adapters = True
     dp_attention = False  # SGLang's Qwen2 attention always splits over the whole engine
 
     def read(self, config: Config) -> Shape:

@@ -15,6 +15,7 @@ from slime_swe.recipes.shape import Shape
 class Qwen3(Family):
     model_types = ("qwen3",)
     tool_format = "hermes"
+    adapters = True
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", False)

@@ -19,7 +19,8 @@ DENSE, MIXTURE = "qwen3_5", "qwen3_5_moe"
 class Qwen3_5(Family):
     model_types = (DENSE, MIXTURE)
     tool_format = "qwen3_coder"
-    reasoning_format = "qwen3"
+    served_on_cpu = False
+    packed_experts = True
 
     def read(self, config: Config) -> Shape:
         text = config.section("text_config")

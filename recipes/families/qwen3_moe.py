@@ -25,6 +25,7 @@ from slime_swe.recipes.shape import Shape
 class Qwen3Moe(Family):
     model_types = ("qwen3_moe",)
     tool_format = "hermes"
+    adapters = True
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", False)
@@ -33,11 +34,12 @@ class Qwen3Moe(Family):
         config.only("mlp_only_layers", [])
         config.only("norm_topk_prob", True, stated=True)
         attention, mixture = grouped_attention(config, qk_norm=True), experts(config)
+        layers = config.size("num_hidden_layers")
         return decoder(
             config,
-            [Layer(attention, mixture)] * config.size("num_hidden_layers"),
+            [Layer(attention, mixture)] * layers,
             ffn_hidden_size=config.size("intermediate_size"),  # of no layer, and Megatron wants one
-            moe_layer_freq=1,
+            moe_layer_freq=[1] * layers,  # not 1: Megatron names a checkpoint's tensors by it, and this is SLiME's
             moe_router_pre_softmax=False,
             **attention_flags(attention),
             **expert_flags(mixture),

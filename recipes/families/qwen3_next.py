@@ -15,6 +15,7 @@ from slime_swe.recipes.shape import Shape
 class Qwen3Next(Family):
     model_types = ("qwen3_next",)
     tool_format = "hermes"
+    served_on_cpu = False
 
     def read(self, config: Config) -> Shape:
         config.only("use_sliding_window", False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from slime_swe.recipes.layout import ONE_GPU, Cut, Layout, SglangEngine, Shard
 
@@ -15,15 +16,34 @@ WEIGHT_BYTES = 2  # bf16, of activations too
 
 
 @dataclass(frozen=True)
+class Linear:
+    """A linear layer by Megatron's name. fused: projections of the same input that it is made of. experts: how many
+    routed experts have one each; 0 if it is no expert's."""
+
+    name: str
+    inputs: int
+    outputs: int
+    fused: int = 1
+    experts: int = 0
+
+    def adapter(self, rank: int) -> int:
+        """Parameters of an adapter beside one: a matrix rank x inputs, and one outputs x rank."""
+        return rank * (self.inputs + self.outputs)
+
+
+@dataclass(frozen=True)
 class Part:
     """Attention, or a feed-forward layer, with the norm before it. Pure arithmetic.
 
+    context_parallel_init: dotted path of a function that SLiME's trainer calls under context parallelism, before it
+        builds the model (`--custom-megatron-init-path`); empty for none.
     hidden: size of its input and its output.
 
     Bytes "a token" are for each token of a micro-batch on one GPU (`parallel.max_tokens_per_gpu`), of which there are
     1/cp of an episode's. A part that is not shared out over tensor or context parallel ranks says so by not dividing.
     """
 
+    context_parallel_init: ClassVar[str] = ""
     hidden: int
 
     # In the trainer
@@ -50,6 +70,17 @@ class Part:
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
         return ()
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Those that may have an adapter."""
+        return ()
+
+    def adapters(self, layout: Layout, rank: int, targets: tuple[str, ...]) -> Shard:
+        """Parameters of adapters of this rank that one GPU holds, of the linear layers with these names."""
+        chosen = [linear for linear in self.linears() if linear.name in targets]
+        dense = sum(linear.adapter(rank) for linear in chosen if not linear.experts)
+        expert = sum(linear.adapter(rank) * linear.experts for linear in chosen)
+        return Shard(dense=dense / layout.tp, expert=expert / (layout.ep * layout.etp))
 
     # In an engine
 

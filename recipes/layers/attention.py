@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_swe.recipes.layers import WEIGHT_BYTES, Part
+from slime_swe.recipes.layers import WEIGHT_BYTES, Linear, Part
 from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
 
 
@@ -61,6 +61,10 @@ class GroupedAttention(Part):
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
         return (self._heads("tp"),)
+
+    def linears(self) -> tuple[Linear, ...]:
+        projected = self.queries * (2 if self.output_gate else 1) + 2 * self.keys
+        return Linear("linear_qkv", self.hidden, projected, fused=3), Linear("linear_proj", self.queries, self.hidden)
 
     def served(self, engine: SglangEngine) -> float:
         return (self.parameters - self.hidden) / engine.attention_gpus + self.hidden / engine.gpus

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_swe.recipes.layers import Part
+from slime_swe.recipes.layers import Linear, Part
 from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
+
+
+def feed_forward(hidden: int, width: int, experts: int = 0) -> tuple[Linear, Linear]:
+    """Gate and up projection, which are one layer, and the one down."""
+    up = Linear("linear_fc1", hidden, 2 * width, fused=2, experts=experts)
+    return up, Linear("linear_fc2", width, hidden, experts=experts)
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,9 @@ class GatedFeedForward(Part):
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
         return (self._width("tp"),)
+
+    def linears(self) -> tuple[Linear, ...]:
+        return feed_forward(self.hidden, self.width)
 
     def prefill(self, engine: SglangEngine) -> float:
         return 6 * self.width / engine.gpus
@@ -81,6 +90,10 @@ class Experts(Part):
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
         return Cut("ep", f"{self.experts} experts", self.experts), self._width("etp"), *self._shared("tp")
+
+    def linears(self) -> tuple[Linear, ...]:
+        shared = feed_forward(self.hidden, self.shared_width) if self.shared_width else ()
+        return *feed_forward(self.hidden, self.width, self.experts), *shared
 
     def read(self, batch: float) -> float:
         """Experts that no token of the batch chose are not read: with even routing a share (1 - k/E)^batch of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 from slime_swe.recipes.layers import WEIGHT_BYTES, Part
 from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
@@ -22,9 +23,11 @@ class GatedDeltaNet(Part):
 
     SLiME computes it in the Hugging Face layout, whole and for whole sequences, on every GPU of a tensor and context
     parallel group (`slime_plugins/models/hf_attention.py`), so that nothing of it is divided by tp, and a GPU has
-    cp tokens of it for each of its own. SGLang divides its heads.
+    cp tokens of it for each of its own. SGLang divides its heads. Its gradients under context parallelism are wrong
+    without `context_parallel_init`.
     """
 
+    context_parallel_init: ClassVar[str] = "slime_swe.launch.slime.linear_attention.sum_gradients"
     key_heads: int
     key_dim: int
     value_heads: int

@@ -6,8 +6,8 @@ import json
 import sys
 
 import pytest
-from benchmarks import command
 
+from benchmarks import command
 from slime_swe.errors import InfrastructureError
 
 RATIOS = {"ours_ms": "theirs_ms"}
@@ -51,6 +51,14 @@ def test_a_figure_below_its_floor_fails_the_check(benchmark, capsys):
     assert benchmark(5.0, "--check", floors={"share": 0.05}) == 0
     assert benchmark(5.0, "--check", floors={"share": 0.06}) == 1
     assert "share is 0.05, less than 0.06" in capsys.readouterr().err
+
+
+def test_a_check_without_a_baseline_is_refused_before_anything_is_measured(benchmark, capsys):
+    with pytest.raises(SystemExit) as ended:
+        benchmark(5.0, "--check")
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert "no baseline to compare with: make one with --save" in printed.err
 
 
 def test_options_are_what_measure_takes(benchmark, capsys):

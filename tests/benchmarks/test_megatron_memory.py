@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks.megatron_device import TensorMeter, meta_device
 from benchmarks.megatron_memory import plan_memory, rank_model, sequence_lengths
-
 from slime_swe.launch.plan import formulae
 from slime_swe.launch.plan.formulae import GIB, Layout
 from slime_swe.recipes.base import Parallel

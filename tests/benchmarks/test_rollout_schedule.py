@@ -6,16 +6,17 @@ import asyncio
 from functools import partial
 
 import pytest
+
 from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.rollout_schedule import measure, play
-
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.simulation.ledger import Ledger
 from slime_swe.launch.plan.simulation.machines import Cluster
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded
 from slime_swe.rollout.episode import Episode, StopReason, Timings
-from slime_swe.rollout.records import Score, append_records, write_episode, write_score
+from slime_swe.rollout.journals import append_records
+from slime_swe.rollout.records import Score, write_episode, write_score
 from slime_swe.sample import Sample
 
 SMALL = Assumed(turns=6.0, most_turns=20)

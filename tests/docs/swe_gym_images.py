@@ -6,13 +6,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.data_sources.r2e_image import git, make_environment, write
-
 from slime_swe.patches import make_patch
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.images import PREPARED
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.overlay.root import Roots
+from tests.data_sources.r2e_image import git, make_environment, write
 
 CONDA = "conda() { export PATH=/opt/environment/bin:$PATH; }\n"
 PYTEST = '#!/bin/sh\nexec /opt/environment/bin/python -m pytest -p no:cacheprovider "$@"\n'

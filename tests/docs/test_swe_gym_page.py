@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 import pytest
+
+from slime_swe.rollout.sandbox.docker import client as docker_client
 from tests.docs import swe_gym_images
 from tests.docs.swe_gym_images import GYM, into_cache, into_docker, out_of_docker
 from tests.rewards.swebench_here import harness_python
-
-from slime_swe.rollout.sandbox.docker import client as docker_client
 
 pytest.importorskip("datasets")
 

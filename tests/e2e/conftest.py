@@ -59,7 +59,10 @@ def lines_of(path: Path) -> list[dict]:
 
 def timeless(path: Path) -> list[dict]:
     """The records without what differs between a run that was never stopped and one that was resumed."""
-    return [{key: value for key, value in line.items() if key not in ("seconds", "attempt")} for line in lines_of(path)]
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "serving", "attempt")}
+        for line in lines_of(path)
+    ]
 
 
 def cli_in(folder: Path) -> Cli:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
-from tests.e2e.conftest import environment, lines_of, timeless
 
 from slime_swe.attempts import require_ended
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
+from tests.data_sources.tasks import make_task
+from tests.e2e.conftest import environment, lines_of, timeless
 
 
 def refused(result, code: int, *said: str) -> None:

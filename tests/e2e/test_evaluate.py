@@ -8,9 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
 
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from tests.data_sources.tasks import make_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,6 +35,13 @@ def test_a_model_is_evaluated(cli, model, tmp_path):
     assert "──── policy" in cli("episodes", "kept", "--evaluation", "mine").stdout
     again = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept")
     assert again.returncode == 2 and "give a new folder" in again.stderr
+    before = (tmp_path / "kept" / "evaluations.jsonl").read_bytes()
+    resumed = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout) == printed
+    assert (tmp_path / "kept" / "evaluations.jsonl").read_bytes() == before
+    priced = cli("eval", str(model), "--price", "in=1,out=1")
+    assert priced.returncode == 2 and "--price is for endpoints" in priced.stderr
 
 
 def test_a_model_made_for_less_context_than_the_recipe_s_is_refused(cli, model):

@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import command, environment, lines_of, timeless
 
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.embedded.checkpoint import Checkpoint, latest
+from tests.e2e.conftest import command, environment, lines_of, timeless
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

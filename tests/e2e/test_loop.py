@@ -7,9 +7,9 @@ import os
 import signal
 
 import pytest
-from tests.e2e.conftest import lines_of, timeless
 
 from slime_swe.recipes.tiny_cpu import recipe
+from tests.e2e.conftest import lines_of, timeless
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 import orjson
 import pytest
-from tests.e2e.test_sandboxes import start
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.layer import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
+from tests.e2e.test_sandboxes import start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import lines_of, timeless
 from tests.e2e.test_killed import play
 

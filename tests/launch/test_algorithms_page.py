@@ -10,9 +10,11 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
+from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Algorithm
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -20,6 +22,7 @@ ROWS = re.findall(
     r"^\| `(\w+=[^`]+)` \| (.*?) \| .* \| (yes|no: .*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
 )
 CHECKOUTS = Checkouts(Path("/slime"), Path("/megatron"))
+UPSTREAMS = {"slime": SLIME, "miles": MILES}
 PLAIN = [f"algorithm.{said}" for said in (
     "mismatch=none", "reduction=trajectory", "std_normalization=true", "routing_replay=none", "steps_per_rollout=2",
 )]  # fmt: skip
@@ -28,12 +31,14 @@ OWN = "algorithm.rollout_logprobs=false"  # with the server's there is no mismat
 
 def flags(overrides: list[str]) -> dict[str, list[str]]:
     recipe = resolve("qwen3_coder_30b_a3b_async", [*PLAIN, *overrides])
-    return dict(split(render(recipe, Path("/runs/a"), checkouts=CHECKOUTS).argv[2:]))
+    upstream = UPSTREAMS[recipe.engine]
+    return dict(split(render(recipe, Path("/runs/a"), upstream=upstream, checkouts=CHECKOUTS).argv[2:]))
 
 
 @pytest.mark.parametrize(("settings", "named", "_"), ROWS, ids=[settings for settings, *_ in ROWS])
 def test_a_row_names_the_flags_that_its_settings_change(settings, named, _):
-    before, after = flags([]), flags([f"algorithm.{setting}" for setting in settings.split()])
+    engine = "engine=miles" if "lora_" in settings else "engine=slime"
+    before, after = flags([engine]), flags([engine, *(f"algorithm.{setting}" for setting in settings.split())])
     said = {flag: value for flag, value in re.findall(r"`(--[a-z0-9-]+) ?([^`]*)`", named)}
     changed = {flag for flag in after if after[flag] != before.get(flag)}
     assert changed <= set(said) <= set(after)

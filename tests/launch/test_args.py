@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.launch.slime.other import other_than
-from tests.recipes.changes import changed
 
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, to_args
 from slime_swe.launch.config import flatten, resolve
 from slime_swe.launch.engines.embedded import RULES
+from tests.launch.slime.other import other_than
+from tests.recipes.changes import changed
 
 SLIME_NAMES = """
 hf_checkpoint rollout_batch_size n_samples_per_prompt num_rollout over_sampling_batch_size rollout_max_response_len
@@ -34,15 +34,19 @@ OUR_NAMES = """
 swe_tasks swe_weights swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget
 swe_chat_template swe_sandbox swe_max_over_sampling swe_schedule swe_max_staleness swe_version_lag
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_negative_control swe_max_attempts swe_run_dir
-swe_mask_truncated swe_overlong_tokens swe_overlong_turns swe_overlong_penalty
-swe_threads swe_keep_checkpoints swe_keep_exports swe_attempt swe_mismatch_veto
+swe_mask_truncated swe_overlong_tokens swe_overlong_turns swe_overlong_penalty swe_reward_weights swe_last_mile
+swe_grammar swe_grammar_kind swe_grammar_tolerance swe_tries swe_retire_above swe_boost_below swe_rate_episodes
+swe_threads swe_keep_checkpoints swe_keep_exports swe_attempt swe_mismatch_veto swe_trackers swe_project
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
     "model.checkpoint", "model.folder", "model.config", "model.family",  # tested by themselves
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
     "serving.mem_fraction",  # of a GPU
+    "serving.server",  # the engine's rules
     "data.allow_overlap",  # before any engine
+    "warm_start.data", "warm_start.epochs", "warm_start.batch_size", "warm_start.lr",  # in the recipe of the stage
+    "algorithm.lora_alpha", "algorithm.lora_targets",  # of no use without a rank, which this engine refuses
 }  # fmt: skip
 ONE_VALUE = {key for key, _, _ in RULES}  # of every other value the recipe's checks say why there is none
 

@@ -5,23 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
 
 from slime_swe import __version__
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
-from slime_swe.launch.cli import COMMANDS, build_parser, parse, run
-from slime_swe.launch.commands.evaluate import newest_weights, recipe_for
+from slime_swe.launch.cli import COMMANDS, SHORT, build_parser, parse, run
 from slime_swe.launch.config import resolve
+from slime_swe.launch.evaluation.target import newest_weights, recipe_for
 from slime_swe.launch.runs import create_run
+from slime_swe.rollout.retention import METADATA, TRACKER
+from tests.data_sources.tasks import make_task
 
 SURFACE = {
-    "train": ["--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--resume", "--script", "overrides"],
-    "eval": ["--json", "--output", "--samples", "--tasks", "overrides", "target"],
+    "train": [
+        "--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--no-rehearsal", "--resume", "--script",
+        "overrides",
+    ],
+    "evaluate": [
+        "--budget", "--concurrency", "--json", "--key-variable", "--model", "--output", "--price", "--resume",
+        "--samples", "--tasks", "overrides", "target",
+    ],
     "recipes": ["--json", "overrides"],
     "tasks": [
         "--cache", "--from", "--ignore-disk", "--json", "--limit", "--pull", "--sandbox", "action", "rest", "spec",
@@ -29,14 +37,33 @@ SURFACE = {
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
     ],
+    "make-tasks": [
+        "--check", "--dir", "--harbor", "--jobs", "--json", "--out", "--releases", "--requests", "--sandbox",
+        "--solve-rates", "--swebench", "--tasks", "--written", "packages",
+    ],
+    "describe": ["--json", "--key-variable", "--limit", "--model", "--out", "spec", "url"],
     "integrity": ["--grader", "--harness-python", "--json", "--only", "--plays", "--rows", "sandboxes"],
     "agent": ["--json", "action"],
+    "compare": ["--at-least", "--dir", "--json", "a", "b"],
+    "replay": ["--dir", "--draws", "--episodes", "--json", "overrides", "run"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
+    "rehearse": ["--json", "overrides"],
     "episodes": [
-        "--dir", "--evaluation", "--index", "--json", "--list", "--no-solved", "--rollout", "--solved", "--sort",
+        "--broken", "--dir", "--evaluation", "--index", "--json", "--list", "--max-reward", "--min-reward",
+        "--no-broken", "--no-solved", "--rollout", "--solved", "--sort",
         "--task", "run",
     ],
+    "export": [
+        "--broken", "--dir", "--evaluation", "--json", "--max-reward", "--min-reward", "--no-broken", "--no-solved",
+        "--out", "--rollout", "--solved", "--task", "--to", "run",
+    ],
+    "sft": [
+        "--against", "--dir", "--error", "--evaluation", "--json", "--max-tokens", "--max-turns", "--out", "--per-task",
+        "--similar", "--train-errors", "runs",
+    ],
+    "report": ["--dir", "--json", "--out", "--tokens", "runs"],
+    "watch": ["--dir", "--json", "--once", "run"],
 }  # fmt: skip
 
 
@@ -47,7 +74,7 @@ def test_the_surface_is_exactly_this():
         name: sorted(word for a in parser._actions for word in (a.option_strings or [a.dest]) if a.dest != "help")
         for name, parser in subparsers.choices.items()
     }
-    assert surface == SURFACE
+    assert surface == SURFACE | {short: SURFACE[meant] for short, meant in SHORT.items()}
     assert all("--json" in words for words in surface.values())
 
 
@@ -91,7 +118,7 @@ def test_unknown_words_are_refused(words, capsys):
         (["train", "runs/a/recipe.yaml"], "did you mean recipe=runs/a/recipe.yaml?"),
         (["train", "reward.function=nowhere.reward"], "reward.function='nowhere.reward': there is no module 'nowhere'"),
         (["train", "recipe=nope.yaml"], "can't read recipe nope.yaml"),
-        (["train", "--resume"], "there is no run ''"),
+        (["train", "--resume"], "no run of runs is named by run.name=NAME: there are: none"),
         (["train", "model.checkpoint=nowhere"], "holds no config.json"),
         (["tasks", "list", "nothing:train"], "synthetic"),
         (["tasks", "show"], "needs a task set"),
@@ -101,6 +128,21 @@ def test_unknown_words_are_refused(words, capsys):
         (["tasks", "list", "nowhere.jsonl"], "can't read the task file"),
         (["episodes", "nothing"], "there is no run 'nothing'"),
         (["eval", "nothing"], "there is no run 'nothing'"),
+        (["compare", "nothing", "other"], "there is no run 'nothing'"),
+        (["compare", "nothing@-1", "other"], "there is no run 'nothing'"),
+        (["compare", "a.json", "b.json"], "can't read a.json: No such file or directory"),
+        (["evaluate", "nothing"], "there is no run 'nothing'"),
+        (["eval", "http://h/v1"], "which model of http://h/v1? Give --model NAME"),
+        (["eval", "http://h/v1?a=b", "--model", "m"], "give its base, as in https://HOST/v1"),
+        (["eval", "http://u:p@h/v1", "--model", "m"], "must hold no user and no password"),
+        (["eval", "http://h/v1/chat/completions", "--model", "m"], "give the base of the API, http://h/v1"),
+        (["eval", "http://h/v1", "--model", "m", "--key-variable", "NO_SUCH_KEY"], "has no such variable"),
+        (["eval", "http://h/v1", "--model", "m", "--key-variable", "HOME"], "a name that says what it holds"),
+        (["eval", "http://h/v1", "--model", "m", "--price", "in=1"], "--price in=1: out= is missing"),
+        (["eval", "http://h/v1", "--model", "m", "--budget", "dollars=1"], "needs --price"),
+        (["eval", "http://h/v1", "--model", "m", "--budget", "tokens=x"], "such as 0.3, 500k or 2M"),
+        (["eval", "http://h/v1", "--model", "m", "--resume"], "--resume needs --output"),
+        (["eval", "nothing", "--model", "m"], "--model is of an endpoint, and nothing is none"),
         (["eval", "/tmp"], "holds no model (config.json), no checkpoint of one (hf/config.json) and no run"),
     ],
 )
@@ -158,8 +200,8 @@ def test_a_record_that_is_another_file_is_left_alone(content, tmp_path, monkeypa
 )
 def test_a_file_that_can_not_be_written_is_named(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run([*words, "/proc/none/file"]) == 2
-    assert "can't write /proc/none/file: No such file" in capsys.readouterr().err
+    assert run([*words, "/proc/none/file.jsonl"]) == 2
+    assert "can't write /proc/none/file.jsonl: No such file" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -284,3 +326,24 @@ def test_the_weights_that_an_evaluation_takes(tmp_path, monkeypatch):
     assert recipe_for("runs/a/exports/9", []).rollout.max_turns == 3
     shutil.copytree(run_folder / "exports" / "9", tmp_path / "model")
     assert recipe_for("model", []).rollout.max_turns != 3
+
+
+@pytest.mark.parametrize("target", ["runs/a", "runs/a/checkpoints", "runs/a/checkpoints/iter_0000004", "converted"])
+def test_a_checkpoint_in_megatron_s_format_is_refused_with_the_command_that_converts_it(
+    target, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    run_folder = create_run(resolve("tiny_cpu", ["run.name=a"]))
+    newest = run_folder / "checkpoints/iter_0000004"
+    for checkpoint in (newest, run_folder / "checkpoints/iter_0000003", tmp_path / "converted/release"):
+        checkpoint.mkdir(parents=True)
+        (checkpoint / METADATA).touch()
+        (checkpoint.parent / TRACKER).write_text("release" if checkpoint.name == "release" else "4")
+    said = refused(["eval", target], capsys)
+    if target == "converted":
+        assert "converted/release is a checkpoint in Megatron's format" in said and "--origin-hf-dir MODEL" in said
+        return
+    assert f"take one of {run_folder.resolve() / 'exports'}" in said
+    words = ["--input-dir", str(newest.resolve()), "--output-dir", f"{newest.resolve()}_hf", "--origin-hf-dir"]
+    seed = checkpoint_folder(EMBEDDED_SEED)
+    assert shlex.split(said)[-8:] == [*words, str(seed), "--vocab-size", str(resolve("tiny_cpu", []).model.shape.vocab)]

@@ -6,32 +6,33 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.engines import ENGINES, Engine, engine_of, require_legal, violations
+from slime_swe.recipes.base import Parallel
 from slime_swe.recipes.registry import load_recipe
+from tests.recipes.changes import changed, variant
 
 ALONE = [
-    ("cluster.nodes", 2, "one process on one machine"),
+    ("cluster.nodes", 2, "it must be 1: this engine runs on one machine"),
     ("cluster.gpus_per_node", 8, "asks for no GPUs"),
     ("cluster.gpu", "H100-80GB", "it must be empty: this engine asks for no GPUs"),
     ("cluster.rollout_gpus", 8, "asks for no GPUs"),
+    ("serving.gpus_per_engine", 1, "asks for no GPUs"),
+    ("serving.ep", 2, "it must be 1"),
+    ("serving.dp_attention", True, "asks for no GPUs"),
+    ("serving.external_engines", ["10.0.0.1:30000"], "server started|serving.router_ip"),
+    ("algorithm.routing_replay", "rollout", "dense Qwen2"),
+    ("optimizer.cpu_offload", True, "one machine's memory"),
+]
+EMBEDDED = [
     ("parallel.tp", 2, "it must be 1"),
     ("parallel.pp", 5, "it must be 1"),
     ("parallel.cp", 2, "it must be 1"),
     ("parallel.ep", 2, "it must be 1"),
     ("parallel.etp", 2, "it must be 1"),
     ("parallel.recompute", "full", "one machine's memory"),
-    ("serving.gpus_per_engine", 1, "asks for no GPUs"),
-    ("serving.ep", 2, "it must be 1"),
-    ("serving.dp_attention", True, "asks for no GPUs"),
-    ("serving.external_engines", ["10.0.0.1:30000"], "embedded server|serving.router_ip"),
-    ("algorithm.routing_replay", "rollout", "dense Qwen2"),
-    ("optimizer.cpu_offload", True, "one machine's memory"),
-]
-EMBEDDED = [
     ("cluster.colocate", False, "same machine"),
     ("cluster.ray_address", "http://head:8265", "no Ray"),
     ("rollout.schedule", "async", "use sync, carry or continuous"),
@@ -42,8 +43,6 @@ EMBEDDED = [
     ("algorithm.kl_in", "reward", "it must be loss"),
     ("algorithm.kl_unbiased", True, "it must be false"),
     ("run.save_interval", 5, "every rollout"),
-    ("run.wandb_project", "mine", "metrics.jsonl"),
-    ("run.tensorboard", True, "metrics.jsonl"),
 ]
 
 
@@ -60,6 +59,18 @@ def test_the_embedded_engine_refuses_what_it_does_not_compute(key, value, said):
     with pytest.raises(UserError, match=said) as error:
         require_legal(changed(load_recipe("tiny_cpu"), key, value))
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "engine"), [("tiny_cpu", "slime_cpu"), ("qwen25_coder_7b", "slime")])
+def test_what_slime_does_not_log_to_is_refused_there(name, engine):
+    require_legal(variant("tiny_cpu", run__trackers=["wandb", "trackio", "tensorboard"]))
+    require_legal(variant(name, engine=engine, run__trackers=["wandb", "tensorboard"]))
+    with pytest.raises(
+        UserError, match=r"run\.trackers=.*trackio, which SLiME does not log to: use wandb or tensorboard"
+    ):
+        require_legal(variant(name, engine=engine, run__trackers=["trackio"]))
+    with pytest.raises(UserError, match=r"run\.trackers=.*a list of wandb, trackio, tensorboard"):
+        require_legal(variant("tiny_cpu", run__trackers=["mlflow"]))
 
 
 @pytest.mark.parametrize(("key", "value"), [("estimator", "gspo"), ("estimator", "cispo"), ("dual_clip", 3.0)])
@@ -85,6 +96,30 @@ def test_the_embedded_engine_corrects_for_a_mismatch(mismatch):
 def test_another_engine_is_one_override_away():
     require_legal(variant("tiny_cpu", engine="slime_cpu"))
     require_legal(variant("tiny_cpu", engine="slime_cpu", algorithm__estimator="gspo"))
+
+
+LAYOUTS = [{"tp": 2}, {"tp": 4, "pp": 1, "cp": 2}, {"pp": 5}, {"cp": 8}, {"tp": 2, "recompute": "full"}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_real_slime_on_a_cpu_takes_a_layout_of_up_to_eight_ranks(layout):
+    require_legal(variant("tiny_cpu", engine="slime_cpu", parallel=Parallel(**layout)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "said"),
+    [
+        ({"tp": 4, "cp": 4}, "parallel.tp", "make 16 ranks, and this engine runs at most 8 on one machine"),
+        ({"tp": 2, "pp": 5}, "parallel.pp", "make 10 ranks"),
+        ({"tp": 3}, "parallel.tp", "can't share out 4 attention heads"),
+        ({"pp": 2}, "parallel.pp", "does not divide the 5 layers"),
+        ({"ep": 2}, "parallel.ep", "the model has no experts"),
+    ],
+)
+def test_real_slime_on_a_cpu_says_what_of_a_layout_does_not_fit(layout, key, said):
+    with pytest.raises(UserError) as error:
+        require_legal(variant("tiny_cpu", engine="slime_cpu", parallel=Parallel(**layout)))
+    assert key in str(error.value) and said in str(error.value)
 
 
 @pytest.mark.parametrize("base", [variant("tiny_cpu", engine="slime_cpu"), load_recipe("qwen25_coder_7b")])
@@ -120,7 +155,11 @@ def test_a_registered_engine_is_a_class_of_its_own(name):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("slime_cp", "Did you mean 'slime_cpu'"), ("verl", "embedded, slime, slime_cpu"), ("json.loads", "a subclass of")],
+    [
+        ("slime_cp", "Did you mean 'slime_cpu'"),
+        ("verl", "embedded, miles, slime, slime_cpu"),
+        ("json.loads", "a subclass of"),
+    ],
 )
 def test_an_unknown_engine_is_refused(name, said):
     with pytest.raises(UserError, match=said):

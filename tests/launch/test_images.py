@@ -15,10 +15,6 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.data_sources.tasks import make_task
-from tests.data_sources.test_corpora import FIXTURES
-from tests.launch.doctor.machines import script
-from tests.recipes.changes import variant
 
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.cli import run
@@ -29,6 +25,10 @@ from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
 from slime_swe.rollout.sandbox.base import Backend, SandboxError
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
+from tests.data_sources.tasks import make_task
+from tests.data_sources.test_corpora import FIXTURES
+from tests.launch.doctor.machines import script
+from tests.recipes.changes import variant
 
 WHERE = "tests.launch.test_images"
 
@@ -207,11 +207,16 @@ def test_the_backends_of_this_machine_are_those_whose_programs_answer(tmp_path, 
     assert "docker" in backends_here(Machine())
 
 
-def test_a_run_is_refused_with_the_one_command_that_brings_all_its_tasks(capsys):
+def test_a_run_is_refused_with_the_one_command_that_brings_all_its_tasks(capsys, monkeypatch):
     words = ["recipe=tiny_cpu", "data.train=['swegym:train','quixbugs:python']", "data.eval={v: 'swebench:verified'}"]
     command = "slime-swe tasks fetch swebench:verified swegym:train quixbugs:python"
     assert run(["train", *words, f"rollout.sandbox={WHERE}.Shelf"]) == 2
     assert command in capsys.readouterr().err and not Path("runs").exists()
+    without_slime = ["recipe=tiny_cpu", "engine=slime_cpu", *words[1:], f"rollout.sandbox={WHERE}.Shelf"]
+    monkeypatch.delenv("SLIME_HOME", raising=False)
+    assert run(["train", *without_slime]) == 2
+    said = capsys.readouterr().err
+    assert command in said and "SLIME_HOME is not set" in said, "what is missing is said at once"
     assert run(["train", "recipe=qwen25_coder_7b", *words[1:], f"rollout.sandbox={WHERE}.Shelf", "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert f"note: swebench:verified, swegym:train, quixbugs:python not on this machine: {command}" in printed.err

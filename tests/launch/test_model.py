@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.recipes.changes import changed
 
 from slime_swe.errors import UserError
 from slime_swe.launch import cli
 from slime_swe.launch.config import resolve
 from slime_swe.launch.model import mismatches
 from slime_swe.recipes.registry import load_recipe
+from tests.recipes.changes import changed
 
 SMALL = {
     "model_type": "qwen2",

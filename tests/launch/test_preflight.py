@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.contamination import ContaminationError
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
-from slime_swe.launch.preflight import OVERLAP_FILE, check_overlap, record_overlap
+from slime_swe.launch.preflight import OVERLAP_FILE, check_overlap, left_out, record_overlap
+from tests.data_sources.tasks import make_task
 
 
 def recipe(*overrides: str):
@@ -37,6 +37,12 @@ def test_overlap_is_refused_and_allowed_by_name(tmp_path):
     recorded = json.loads((tmp_path / OVERLAP_FILE).read_text())
     assert recorded["compared"] and (recorded["trained"], recorded["evaluated"]) == (2, 1)
     assert {(pair["evaluated"], pair["trained"]) for pair in recorded["allowed"]} == {("b", "a"), ("b", "b")}
+
+
+def test_what_options_leave_out_of_training_is_said():
+    assert left_out(recipe()) == ""
+    chosen = recipe("data.train=['synthetic:train?limit=5','synthetic:train?tests=1-']")
+    assert left_out(chosen) == "data.train has 5 of 512 tasks of synthetic:train?limit=5"
 
 
 def test_another_data_source_is_not_compared():

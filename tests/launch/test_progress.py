@@ -48,7 +48,10 @@ def test_a_terminal_has_a_bar_below_the_lines_with_phase_count_and_reward(recipe
 
 
 def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
-    nothing, something = STEP | {"solve_rate": 0.0, "trained_tokens": 0}, STEP | {"trained_tokens": 9}
+    groups = {"groups": 16.0, "groups/informative": 1.0, "groups/all_unsolved": 15.0}
+    counts = groups | {"episodes": 128.0, "infrastructure_failures": 2.0}
+    nothing = STEP | {"solve_rate": 0.0, "trained_tokens": 0} | counts
+    something = STEP | {"trained_tokens": 9} | counts
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, width=40)) as progress:
         for rollout_id, step in enumerate([nothing, nothing, something, nothing, nothing, nothing, nothing]):
@@ -56,6 +59,10 @@ def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
     lines = out.getvalue().splitlines()
     said = "rollouts in a row trained nothing: no episode was solved"
     assert [number for number, line in enumerate(lines) if said in line] == [7] and lines[7].startswith("3 ")
+    counted = "(groups: 3 informative, 45 all unsolved; episodes: 384, of which infrastructure broke 6)"
+    assert lines[7].endswith(counted)
+    marked = [number for number, line in enumerate(lines) if " · trained nothing" in line]
+    assert marked == [1, 2, 4, 5, 6, 8]
 
 
 def test_a_bar_leaves_the_terminal_clean(recipe):

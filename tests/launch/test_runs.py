@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import read_recipe, resolve
-from slime_swe.launch.runs import create_run, find_run, require_same, with_name
+from slime_swe.launch.runs import create_run, find_run, require_same, require_usable, with_name
 
 
 @pytest.fixture
@@ -35,8 +37,25 @@ def test_an_unknown_run_names_the_nearest(recipe, tmp_path):
         find_run("frist", str(tmp_path / "runs"))
     with pytest.raises(UserError, match="there are: none"):
         find_run("first", str(tmp_path / "empty"))
-    with pytest.raises(UserError, match="no run ''"):
+    with pytest.raises(UserError, match=r"is named by run\.name=NAME: there are: first"):
         find_run("", str(tmp_path / "runs"))
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_made():
+    child = os.fork()  # that is nobody, who may not write in /
+    if child == 0:
+        said = ""
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            require_usable(Path("/slime-swe-runs/first"))
+        except UserError as error:
+            said = str(error)
+        finally:
+            os._exit(
+                said != "can't make the run folder /slime-swe-runs/first: / may not be written; give another run.dir"
+            )
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_changed_recipe_is_refused_with_its_keys(recipe):

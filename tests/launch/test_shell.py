@@ -40,7 +40,7 @@ def checkout(tmp_path) -> Path:
 def installed(checkout) -> Path:
     """The same, with an environment that is up to date."""
     executable(checkout / ".venv/bin/slime-swe", STUB)
-    stamp = bash(f'source launch/environment.sh; stamp_of "{checkout}" embedded', checkout).stdout
+    stamp = bash(f'source launch/environment.sh; stamp_of "{checkout}" embedded,compare', checkout).stdout
     (checkout / ".venv/.installed").write_text(stamp)
     return checkout
 
@@ -178,7 +178,7 @@ def test_a_changed_pyproject_makes_the_environment_stale(installed):
     assert launch(installed, "recipe=mine").returncode == 0
     calls = (installed / "calls").read_text()
     assert "pip install --quiet torch==2.13.0" in calls
-    assert f"pip install --quiet --editable {installed}[embedded]" in calls
+    assert f"pip install --quiet --editable {installed}[embedded,compare]" in calls
     (installed / "calls").unlink()
     assert launch(installed, "recipe=mine").returncode == 0
     assert not (installed / "calls").exists()

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.recipes.changes import variant
 
 from slime_swe.attempts import ATTEMPTS, HeldError
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.runs import create_run
 from slime_swe.launch.slime import checkouts
-from slime_swe.launch.slime.checkouts import require_checkouts
+from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
 from slime_swe.launch.slime.paths import DRIVERS, SETTINGS
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.figures import GAP, read_figures, step_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.launch.slime_cpu.run import train
+from slime_swe.recipes.base import Parallel
+from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,7 +145,7 @@ def journal(path, records):
 def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     evaluations = [
         episode(index, solved, rollout_id=rollout, dataset="heldout")
-        for rollout, outcomes in ((0, (False, False)), (0, (True, False)), (1, (True, True)))
+        for rollout, outcomes in ((-1, (False, False)), (0, (True, False)), (1, (True, True)))
         for index, solved in enumerate(outcomes)
     ]
     journal(tmp_path / "evaluations.jsonl", evaluations)
@@ -161,13 +163,6 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
         ("eval", 1, "after", 1.0),
     ]
     assert records[-1]["outcomes"] == {"t0": [1], "t1": [1]}
-
-
-def test_where_training_and_sampling_overlap_no_evaluation_comes_first(tmp_path):
-    played = [episode(0, solved, rollout_id=number, dataset="heldout") for number, solved in enumerate((True, False))]
-    journal(tmp_path / "evaluations.jsonl", played)
-    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, evaluated_first=False)
-    assert [(record["rollout_id"], record["moment"]) for record in records] == [(0, "during"), (1, "after")]
 
 
 def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
@@ -216,6 +211,23 @@ def test_slimes_script_is_the_one_that_the_schedule_needs(tmp_path, schedule, st
     job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
     assert job.program[-1] == f"/slime/{script}"
     assert f"swe_version_lag: {lag}\n" in job.files[tmp_path / SETTINGS]
+
+
+@pytest.mark.parametrize(("layout", "count"), [({}, 1), ({"tp": 2}, 2), ({"tp": 2, "cp": 4}, 8), ({"pp": 5}, 5)])
+def test_a_job_has_as_many_ranks_as_hold_the_model_once(tmp_path, layout, count):
+    recipe = variant("tiny_cpu", engine="slime_cpu", parallel=Parallel(**layout))
+    job = render(recipe, tmp_path, "127.0.0.1:1", checkouts=Checkouts(tmp_path / "slime", tmp_path / "Megatron-LM"))
+    assert job.argv[job.argv.index("--actor-num-gpus-per-node") + 1] == str(count)
+
+
+def test_only_the_job_finds_the_stand_ins(tmp_path):
+    job = render(variant("tiny_cpu", engine="slime_cpu"), tmp_path, "127.0.0.1:1", checkouts=SLIME.checkouts())
+    first, *_ = job.environment["PYTHONPATH"].split(os.pathsep)
+    assert sorted(path.name for path in Path(first).iterdir() if path.name != "__pycache__") == [
+        "fla",
+        "transformer_engine",
+    ]
+    assert first not in sys.path
 
 
 def test_a_rollout_whose_steps_have_no_gradient_trained_no_token():

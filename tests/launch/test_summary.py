@@ -72,6 +72,7 @@ def test_a_run_that_trained_nothing_says_so_once_on_standard_error(capsys, as_js
 def test_sets_are_those_of_the_summary():
     assert evaluation_sets(SUMMARY) == ["heldout", "unseen_bug_class"]
     assert evaluation_sets({"mine_solve_rate_after": 1.0}) == ["mine"]
+    assert evaluation_sets({"my-set_solve_rate_after": 1.0, "a.b_solve_rate_before": 1.0}) == ["my-set", "a.b"]
     assert evaluation_sets({}) == []
 
 
@@ -84,3 +85,12 @@ def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch):
     print_summary(SUMMARY, Path("runs/a"))
     printed = capsys.readouterr().out
     assert "…" not in printed and "85.0 % (79.0–90.0)" in printed
+
+
+def test_a_tracker_that_was_lost_is_named_with_the_reason():
+    out = io.StringIO()
+    print_summary(SUMMARY | {"trackers_lost": {"wandb": "CommError: no route"}}, Path("runs/a"), Console(file=out))
+    assert "wandb was lost and lacks figures, which metrics.jsonl has  CommError: no route" in out.getvalue()
+    out = io.StringIO()
+    print_summary(SUMMARY | {"trackers_lost": {}}, Path("runs/a"), Console(file=out))
+    assert "lost" not in out.getvalue()

@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.data_sources.tasks import make_task
 
 from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.repositories import remove
 from slime_swe.launch.cli import run
+from tests.data_sources.tasks import make_task
 
 FIXTURES = Path(__file__).parents[1] / "data_sources" / "fixtures"
 VERIFIED = f"swebench:verified?folder={FIXTURES / 'swebench'}"
@@ -27,9 +27,13 @@ def test_the_sources(capsys):
 
 def test_a_list_names_the_image(capsys):
     assert run(["tasks", "list", f"{VERIFIED}&repo=sympy/sympy"]) == 0
-    assert capsys.readouterr().out == "sympy__sympy-3  example/sweb.eval.sympy__sympy-3  sympy is slow\n"
+    said = capsys.readouterr()
+    assert said.out == "sympy__sympy-3  example/sweb.eval.sympy__sympy-3  sympy is slow\n"
+    assert said.err == "1 of 3 tasks; the others are left out by what follows the ?\n"
     assert run(["tasks", "list", VERIFIED, "--limit", "1", "--json"]) == 0
-    (brief,) = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert said.err == ""
+    (brief,) = json.loads(said.out)
     assert brief["image"] == "example/sweb.eval.django__django-1" and brief["files"] == []
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from slime_swe.launch.cli import run
-from slime_swe.launch.slime.manifest import load_manifest
+from slime_swe.launch.slime.upstream import SLIME
+from slime_swe.rollout.retention import METADATA, TRACKER
+from tests.launch.doctor import machines
 
 GPUS = "recipe=qwen25_coder_7b"
 TASKS = ["data.train=[synthetic:train]", "data.eval={}"]  # which are there
@@ -41,7 +44,7 @@ def test_a_dry_run_shows_groups_and_leaves_nothing(capsys):
 def test_a_dry_run_as_json(capsys):
     assert run(["train", GPUS, "--dry-run", "--json", "run.name=a"]) == 0
     reported = json.loads(capsys.readouterr().out)
-    load_manifest().check(reported["argv"][2:])
+    SLIME.manifest.check(reported["argv"][2:])
     assert reported["directory"] == str(Path.cwd() / "runs/a")
     assert not left()
 
@@ -61,7 +64,7 @@ def test_a_dry_run_as_a_script(capsys):
         ([GPUS, "--dry-run", "parallel.tp=3"], "parallel.tp=3"),
         ([GPUS, *TASKS, "--ignore-plan"], "SLIME_HOME"),
         ([GPUS, *TASKS, "cluster.gpu=A100-40GB", "parallel.max_tokens_per_gpu=524288"], "--ignore-plan"),
-        ([GPUS, "engine=verl"], "embedded, slime, slime_cpu"),
+        ([GPUS, "engine=verl"], "embedded, miles, slime, slime_cpu"),
     ],
 )
 def test_what_can_t_start_is_refused_before_a_folder_is_made(words, said, capsys):
@@ -70,18 +73,39 @@ def test_what_can_t_start_is_refused_before_a_folder_is_made(words, said, capsys
     assert not left()
 
 
+def checkouts(folder: Path, monkeypatch) -> None:
+    for variable, mark in (("SLIME_HOME", "train.py"), ("MEGATRON_HOME", "megatron/training/arguments.py")):
+        path = folder / variable / mark
+        path.parent.mkdir(parents=True)
+        path.touch()
+        monkeypatch.setenv(variable, str(folder / variable))
+
+
 @pytest.mark.parametrize("missing", ("config.json", "holds no Megatron checkpoint"))
 def test_missing_checkpoints_are_named(missing, tmp_path, monkeypatch, capsys):
-    (tmp_path / "slime").mkdir()
-    (tmp_path / "slime" / "train.py").touch()
-    (tmp_path / "megatron" / "megatron" / "training").mkdir(parents=True)
-    (tmp_path / "megatron" / "megatron" / "training" / "arguments.py").touch()
-    monkeypatch.setenv("SLIME_HOME", str(tmp_path / "slime"))
-    monkeypatch.setenv("MEGATRON_HOME", str(tmp_path / "megatron"))
+    checkouts(tmp_path, monkeypatch)
     if missing != "config.json":
         folder = tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(CONFIG))
     assert run(["train", GPUS, *TASKS, "--ignore-plan"]) == 2
     assert missing in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_on_gpus_a_run_is_rehearsed_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
+    """All else is there; this Python lacks the packages of SLiME's image, which the rehearsal is the first to want."""
+    checkouts(tmp_path, monkeypatch)
+    model = tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct"
+    converted = tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct_torch_dist"
+    (converted / "release").mkdir(parents=True)
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    (converted / TRACKER).write_text("release")
+    (converted / "release" / METADATA).touch()
+    machines.install(tmp_path / "bin", machines.H100)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert run(["train", GPUS, *TASKS, "--ignore-integrity"]) == 2
+    said = capsys.readouterr().err
+    assert "run it inside the training image" in said and "--no-rehearsal" in said
     assert not (tmp_path / "runs").exists()

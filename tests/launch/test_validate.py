@@ -7,9 +7,9 @@ import re
 
 import orjson
 import pytest
-from tests.data_sources.tasks import GOLD, make_task
 
 from slime_swe.launch.cli import run
+from tests.data_sources.tasks import GOLD, make_task
 
 UNSOUND = {"gold_patch": GOLD.replace("a + b", "a * b")}
 
@@ -35,6 +35,12 @@ def test_the_summary_and_the_usable_tasks(tasks, capsys):
     assert report["record"] == "runs/validation/set.jsonl"
     written = [orjson.loads(line)["id"] for line in (tasks / "usable.jsonl").read_bytes().splitlines()]
     assert written == ["one", "two"]
+
+
+def test_a_file_that_would_not_be_read_as_tasks_is_refused_before_anything_runs(tasks, capsys):
+    assert run(["validate", "set.jsonl", "--write", "usable.json"]) == 2
+    assert "--write usable.json must end with .jsonl" in capsys.readouterr().err
+    assert not (tasks / "runs").exists()
 
 
 def test_what_is_known_is_not_looked_for_again(tasks, capsys):

@@ -10,15 +10,14 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from tests.real_packages.instances import IMAGE_PREFIX, PYTEST_FOLDER, Instance
-from tests.real_packages.shapes import Shape
-
 from slime_swe.data_sources.corpora.swebench import task_of
 from slime_swe.data_sources.task import Image, Task
 from slime_swe.rewards.swebench.harness import image_of
 from slime_swe.rollout.sandbox.cache import cache_folder, made_once
 from slime_swe.rollout.sandbox.image.host import digest, import_tag, write_folder
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.real_packages.instances import IMAGE_PREFIX, PYTEST_FOLDER, Instance
+from tests.real_packages.shapes import Shape
 
 _PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 _DOCKERFILE = """\

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.real_packages.packages import Package, definitions, download, packages, source_files
-
 from slime_swe.patches import make_patch
+from tests.real_packages.packages import Package, definitions, download, packages, source_files
 
 IMAGE_PREFIX = "slime-swe-real"
 PYTEST_FOLDER = "/opt/pytest"

@@ -10,9 +10,8 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from tests.real_packages.instances import COMMIT, IMAGE_PREFIX, PYTEST_FOLDER, TEST_COMMAND
-
 from slime_swe.patches import make_patch
+from tests.real_packages.instances import COMMIT, IMAGE_PREFIX, PYTEST_FOLDER, TEST_COMMAND
 
 CODE = '"""Sums."""\n\n\ndef add(a, b):\n    """Both together."""\n    return a + b\n\n\ndef one():\n    return 1\n'
 RIGHT, WRONG = "return a + b", "return a - b"

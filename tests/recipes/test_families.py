@@ -10,10 +10,12 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.model import read_folder
 from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.rehearse.tokenizer import template_of, write_tokenizer
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.render import render
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
 
 DENSE = {
@@ -159,6 +161,7 @@ from dataclasses import dataclass, replace
 from slime_swe.recipes import qwen25_coder_7b
 from slime_swe.recipes.families import Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, grouped_attention, toy_decoder
+from slime_swe.recipes.families.tokens import ControlTokens
 from slime_swe.recipes.layers import Layer, Part
 from slime_swe.recipes.layers.feed_forward import GatedFeedForward
 from slime_swe.recipes.layout import Cut, Shard
@@ -193,6 +196,8 @@ class Lookup(Part):
 class Ours(Family):
     model_types = ("ours",)
     tool_format = "qwen3_coder"
+    control_tokens = ControlTokens(("<|turn|>", "<|stop|>"), ("<|stop|>",), "<|none|>")
+    served_on_cpu = in_miles = False
 
     def read(self, config):
         attention = grouped_attention(config, output_gate=True)
@@ -253,6 +258,21 @@ def test_the_rules_hold_for_a_family_from_outside(ours):
     with pytest.raises(UserError, match=r"table_row is not a part .*: did you mean model\.config\.table_rows"):
         resolve("ourfamily", ["model.config.table_row=5"])
     assert resolve("ourfamily", ["parallel.tp=1", "model.tool_format=slime_swe.rollout.chat.hermes.HERMES"])
+
+
+def test_miles_refuses_a_family_from_outside_that_says_so(ours):
+    with pytest.raises(UserError, match=r"miles trains no ours models: use engine=slime"):
+        resolve("ourfamily", ["parallel.tp=1", "engine=miles"])
+
+
+def test_the_tokenizer_of_a_rehearsal_is_that_of_a_family_from_outside(ours, tmp_path):
+    turn = "<|turn|>{{ message.role }}\n{{ message.content }}<|stop|>\n"
+    template = f"{{% for message in messages %}}{turn}{{% endfor %}}{{{{ '<|turn|>assistant\n' }}}}"
+    (ours / "chat_template.jinja").write_text(template)
+    model = resolve("ourfamily", ["parallel.tp=1"]).model
+    made = write_tokenizer(tmp_path / "toy", template_of(model)[0], model.kind.control_tokens)
+    assert load_template(str(tmp_path / "toy")).stop_token_ids == [made.eos_token_id]
+    assert (made.eos_token, made.pad_token) == ("<|stop|>", "<|none|>")
 
 
 @pytest.mark.parametrize("name", ["llama", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.recipes.changes import changed, variant
 
 from slime_swe.launch.engines import violations
 from slime_swe.launch.plan import activations, formulae, roofline, serving
@@ -16,6 +15,7 @@ from slime_swe.launch.plan.rollout import STATES, episodes_of, slots_of
 from slime_swe.recipes.families import load_family, read_config
 from slime_swe.recipes.layers.linear_attention import GatedDeltaNet
 from slime_swe.recipes.layout import ONE_GPU, ONE_SERVER, Layout, SglangEngine, Shard
+from tests.recipes.changes import changed, variant
 
 CODER_NEXT = {
     "model_type": "qwen3_next",

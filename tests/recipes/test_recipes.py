@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.recipes.changes import changed, variant
 
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal, violations
 from slime_swe.recipes.checks import allowed, field_types
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from tests.recipes.changes import changed, variant
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -24,8 +24,9 @@ def test_every_number_and_every_choice_has_a_constraint():
     free = {key for key, hint in field_types().items() if not allowed(hint) and hint is not bool}
     assert free == {
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
-        "run.wandb_project", "data.eval", "data.filters", "data.allow_overlap", "slime.flags",
+        "data.eval", "data.filters", "data.allow_overlap", "slime.flags", "warm_start.data",
         "engine", "model.tool_format", "model.chat_template", "model.family", "model.config",
+        "rollout.grammar", "reward.weights",
     }  # fmt: skip
 
 

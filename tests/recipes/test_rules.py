@@ -7,9 +7,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.recipes.changes import changed, variant
 
 from slime_swe.launch.engines import violations
+from tests.recipes.changes import changed, variant
 
 DENSE, MOE, ASYNC = "qwen25_coder_7b", "qwen3_coder_30b_a3b", "qwen3_coder_30b_a3b_async"
 
@@ -21,7 +21,9 @@ ACTING_ON_RATIO = {
 ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"data__weights": [1.0, 2.0]}, "data.weights", "holds 2 numbers, and data.train 1 task sets"),
     (DENSE, {"data__weights": [float("inf")]}, "data.weights", "holds a number that is not finite"),
+    (DENSE, {"data__boost_below": 0.5, "data__retire_above": 0.4}, "data.boost_below", "that data.retire_above=0.4"),
     (DENSE, {"data__filters": {"limit": "3"}}, "data.filters", "holds limit, which is no filter: use repo, not_repo"),
+    (DENSE, {"rollout__tries": 2, "rollout__agent": "aider"}, "rollout.tries", "is for the native agent"),
     (DENSE, {"parallel__tp": 8}, "parallel.tp", "28 attention heads and 4 KV heads: use 1, 2 or 4"),
     (DENSE, {"parallel__pp": 8}, "parallel.pp", "does not divide the 28 layers: use 1, 2, 4, 7, 14 or 28"),
     (DENSE, {"parallel__cp": 3}, "parallel.cp", "not a power of 2"),
@@ -32,6 +34,9 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
      "a multiple of 2"),
     (DENSE, {"rollout__max_context": 65536}, "parallel.max_tokens_per_gpu", "raise max_tokens_per_gpu to 16384"),
     (DENSE, {"rollout__max_context": 65536}, "rollout.max_context", "made for, 32768 tokens"),
+    (DENSE, {"reward__overlong_tokens": 32769}, "reward.overlong_tokens",
+     "reward.overlong_tokens=32769 is more than rollout.max_context=32768"),
+    (DENSE, {"reward__overlong_turns": 51}, "reward.overlong_turns", "is more than rollout.max_turns=50"),
     (DENSE, {"cluster__gpu": ""}, "cluster.gpu", "name the kind of GPU"),
     (DENSE, {"serving__gpus_per_engine": 0}, "serving.gpus_per_engine", "give at least 1"),
     (DENSE, {"serving__gpus_per_engine": 3}, "serving.gpus_per_engine", "does not divide the 8 GPUs that train too"),

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Protocol
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.records import Record, read_records, trajectories
+from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.records import Record, is_broken, trajectories
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Recorded:
         broken = total = 0
         for segments in trajectories(read_records(path)):
             total += 1
-            broken += any(segment.broken for segment in segments)
+            broken += is_broken(segments)
             if script := _recorded(segments):
                 groups.setdefault(segments[0].group_index, []).append(script)
         self._groups = list(groups.values())
@@ -148,7 +149,7 @@ class Recorded:
 def _recorded(segments: list[Record]) -> Script | None:
     """None of an episode that infrastructure broke, or whose hook recorded no turns."""
     episode = next((segment.episode for segment in segments if segment.episode), None)
-    if episode is None or not episode.turns or any(segment.broken for segment in segments):
+    if episode is None or not episode.turns or is_broken(segments):
         return None
     sampled = sum(sum(segment.loss_mask or ()) for segment in segments)
     turn = (max(1, round(sampled / episode.turns)), episode.timings.sandbox / episode.turns)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.launch.plan import plans_page
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
@@ -20,6 +19,7 @@ from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.sandboxes import sandboxes_at_once
+from tests.launch.plan import plans_page
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b"

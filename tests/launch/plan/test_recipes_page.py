@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launch.plan import recipes_page
 
 from slime_swe.recipes.base import MASKED, Recipe
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.recipes.sandboxes import sandboxes_at_once
+from tests.launch.plan import recipes_page
 
 PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
 ROWS: dict[str, Callable[[Recipe], str]] = {

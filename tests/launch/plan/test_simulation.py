@@ -16,7 +16,8 @@ from slime_swe.launch.plan.simulation.ledger import Ledger, kolmogorov_smirnov
 from slime_swe.launch.plan.simulation.machines import Aborted, Cluster, Engine, Processors
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Script
 from slime_swe.rollout.episode import Episode, StopReason, Timings
-from slime_swe.rollout.records import Score, append_records, write_episode, write_score
+from slime_swe.rollout.journals import append_records
+from slime_swe.rollout.records import Score, write_episode, write_score
 from slime_swe.sample import Sample
 
 CLUSTER = Cluster(nodes=1, speed=10.0, knee=2, cpus=2, train=50.0, update=5.0)

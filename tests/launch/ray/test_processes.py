@@ -8,9 +8,9 @@ import sys
 import uuid
 
 import pytest
-from tests.launch.waiting import wait_for
 
 from slime_swe.launch.ray.processes import MARK, lives, owned, running_ray, stop_owned
+from tests.launch.waiting import wait_for
 
 DAEMON = """
 import os, signal, sys, time

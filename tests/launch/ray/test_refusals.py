@@ -23,11 +23,12 @@ from slime_swe.launch.ray.processes import interrupting
 from slime_swe.launch.ray.run import run_job
 from slime_swe.launch.ray.slurm import recipe_of, resources
 from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.upstream import SLIME
 
 
 @pytest.fixture
 def job(tmp_path) -> Job:
-    return Job(program=("true",), flags={}, environment={}, files={}, directory=tmp_path)
+    return Job(program=("true",), flags={}, environment={}, files={}, directory=tmp_path, manifest=SLIME.manifest)
 
 
 def on(**cluster):

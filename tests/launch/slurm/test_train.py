@@ -7,10 +7,10 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
-from tests.launch.waiting import wait_for
 
 from slime_swe.data_sources.registry import load_tasks
+from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
+from tests.launch.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 500.0  # seconds for a job, on a busy machine

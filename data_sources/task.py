@@ -34,6 +34,9 @@ class Image:
             yield f"folder must be an absolute path, got {self.folder!r}"
 
 
+MOST_PATH = 4095  # bytes on Linux, PATH_MAX without its end; a path of more characters has more bytes, too
+
+
 @dataclass(frozen=True)
 class Workspace:
     """What the agent finds in its sandbox.
@@ -47,7 +50,9 @@ class Workspace:
 
     def faults(self) -> Iterator[str]:
         for path in self.files:
-            if not _is_inside(path):
+            if len(path) > MOST_PATH:
+                yield f"files must have paths of at most {MOST_PATH} characters, got one of {len(path)}"
+            elif not _is_inside(path):
                 yield f"files must have normalised relative paths inside the repository, got {path!r}"
             elif not self.files.keys().isdisjoint(map(str, PurePosixPath(path).parents)):
                 yield f"files must have paths that are not below a file, got {path!r}"

@@ -1,11 +1,10 @@
-"""Files of tasks with faults: each record is a task, or a mistake that is named in a few lines, and soon."""
+"""Files of tasks with faults: each record is a task, or a mistake that is named in a few lines."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from tests.data_sources.tasks import GOLD, make_task
+from tests.effort import FACTOR, assert_linear
 from tests.mutated_json import mutated
-from tests.slowness import slowness
 
 SWEBENCH = {
     "instance_id": "a__b-1", "repo": "a/b", "base_commit": "0", "version": "1.0", "problem_statement": "wrong",
@@ -38,17 +37,15 @@ def records() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated files of tasks")])]
+    "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.extended("mutated files of tasks")])]
 )
 @pytest.mark.timeout(900)
 def test_a_mutated_record_is_a_task_or_a_mistake_that_is_named(tmp_path: Path, count: int) -> None:
     dice, honest, taken = random.Random(count), records(), 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
         file = tmp_path / dice.choice(["tasks.jsonl", "tasks.json"])
         body = mutated(honest[number % len(honest)], dice)
         file.write_bytes(body if file.suffix == ".jsonl" else b"[" + body + b"]")
-        started = time.thread_time()
         try:
             tasks = load_tasks(str(file))
         except UserError as error:
@@ -56,19 +53,48 @@ def test_a_mutated_record_is_a_task_or_a_mistake_that_is_named(tmp_path: Path, c
         else:
             taken += 1
             assert [Task.from_dict(task.to_dict()) for task in tasks] == tasks
-        assert time.thread_time() - started < 0.05 * slowness(), body
     assert count // 20 < taken < count
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
-def test_very_many_mistakes_are_named_soon_and_in_a_few_lines(tmp_path: Path) -> None:
+def test_very_many_mistakes_are_named_in_a_few_lines(tmp_path: Path) -> None:
     record = {**make_task().to_dict(), **{f"key {number}": 0 for number in range(50_000)}, "x" * 100_000: 1}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(record))
-    started = time.thread_time()
     with pytest.raises(UserError, match=r"key 19 is not a field .* and more$") as refused:
         load_tasks(str(tmp_path / "tasks.jsonl"))
-    assert time.thread_time() - started < 0.05 * slowness()
     assert len(str(refused.value)) < 5_000
+
+
+def many(size: int) -> dict[str, list[Any]]:
+    """Records of about so many characters, of each kind."""
+    ours, count = make_task().to_dict(), size // 20
+    wanted = [f"t.py::{number}" for number in range(count)]
+    return {
+        "mistakes": [{**ours, **{f"key {number}": 0 for number in range(count)}}],
+        "a long name": [{**ours, "x" * size: 0}],
+        "files": [{**ours, "workspace": {"files": {f"{number}/a.py": "" for number in range(count)}}}],
+        "a deep path": [{**ours, "workspace": {"files": {"a/" * count + "a.py": ""}}}],
+        "tests": [{**ours, "oracle": {**ours["oracle"], "fail_to_pass": wanted}}],
+        "what is no test": [{**ours, "oracle": {**ours["oracle"], "fail_to_pass": [0] * count}}],
+        "a long text": [{**ours, "statement": "x " * size}],
+        "other values": [{**ours, "metadata": {str(number): [{}] * 3 for number in range(count)}}],
+        "wrong records": [{**ours, "statment": ""}] * (size // 2_000),
+        "right records": [{**ours, "id": f"a{number}"} for number in range(size // 2_000)],
+        "SWE-bench's tests": [{**SWEBENCH, "PASS_TO_PASS": wanted}],
+    }
+
+
+@pytest.mark.parametrize("kind", many(0))
+def test_a_file_is_read_or_refused_in_time_that_grows_with_it(tmp_path: Path, kind: str) -> None:
+    size = 100_000
+    for length in (size, FACTOR * size):
+        lines = map(json.dumps, many(length)[kind])
+        (tmp_path / f"{length}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    def read(length: int) -> None:
+        with contextlib.suppress(UserError):
+            load_tasks(str(tmp_path / f"{length}.jsonl"))
+
+    assert_linear(read, size, kind)
 
 
 def test_the_records_are_tasks_before_they_are_mutated(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ INLINE_TOKENS = 16 << 10  # of a sampled turn, whose text is made on the spot: 6
 MOST_CHARACTERS = 1_000_000  # that are new in one request: a quarter of a million tokens
 MOST_TOOL_BYTES = 512 << 10  # agents have a tenth of it; a template is rendered with them many times to prove it
 _CHARACTERS_OF_TOKEN = 16  # a text of more than these does not fit a context, and need not be tokenised to know
-_CHARACTERS_OF_MESSAGE = 128  # what a message costs beside its text, in the time that a character takes
+_CHARACTERS_OF_MESSAGE = 128  # what a message, or a call of one, costs beside its text, in the time of a character
 
 T = TypeVar("T")
 Finish = Literal["stop", "tool_calls", "length"]
@@ -295,7 +295,7 @@ class ProxySession:
         least = known + new // _CHARACTERS_OF_TOKEN
         if least > self.policy.max_context:
             raise self._too_long_for(f"at least {least}")
-        work = new + _CHARACTERS_OF_MESSAGE * len(start.rest)
+        work = new + _CHARACTERS_OF_MESSAGE * sum(1 + len(message.calls) for message in start.rest)
         if self._is_inline(work) and self.tree.is_proven(request, start):
             return self.tree.place(request, start)
         return await self._in_thread(self.tree.place, request, start)

@@ -13,6 +13,7 @@ import asyncio
 import importlib.util
 import itertools
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -65,8 +66,8 @@ def _cluster() -> Iterator[None]:
         return {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": where}
 
     folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
-    head = {"include_dashboard": False, "temp_dir": folder, **node()}
-    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_TMPDIR"] = folder  # of the head's address too, which is else one file of the whole machine
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **node()})
     try:
         for _ in range(NODES - 1):
             cluster.add_node(**node())

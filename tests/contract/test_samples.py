@@ -19,7 +19,7 @@ def manager_class(slime_home):
     """SLiME's rollout manager without Ray's wrapping."""
     from slime.ray.rollout import RolloutManager
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield RolloutManager.__ray_metadata__.modified_class
     ray.shutdown()
 

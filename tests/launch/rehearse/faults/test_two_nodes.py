@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="the nodes are Ray's")
 
@@ -51,12 +52,20 @@ class Scripted(LostNode):
     program: ClassVar = (sys.executable, "-c", HEAD)
 
 
+@pytest.fixture
+def own_folder(monkeypatch):
+    """For what Ray writes, and else into a folder that all of the machine share. Short: it holds Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="swe-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("ray")  # others ask whether a Ray runs on this machine
-@pytest.mark.matrix("a node that is lost")  # three starts of Ray, each of which must take less than its 30 seconds
+@pytest.mark.extended("a node that is lost")  # three starts of Ray, each of which must take less than its 30 seconds
 @pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
-def test_a_lost_node_lives_and_answers_nobody_and_another_takes_its_place(tmp_path):
+def test_a_lost_node_lives_and_answers_nobody_and_another_takes_its_place(tmp_path, own_folder):
     run, mark = tmp_path / "run", uuid.uuid4().hex
     job = job_of(run)
     injection = Scripted(Drill("network", "rollout"), run)
@@ -72,11 +81,11 @@ def test_a_lost_node_lives_and_answers_nobody_and_another_takes_its_place(tmp_pa
         left = [title(pid) for pid in injection.living(mark)]
         assert "raylet" in left and "ray::Engine" in left, "as nobody can end them"
         injection.mend()
-        wait_for(lambda: not injection.living(mark), 10, "the end of what was left")
+        wait_for(lambda: not injection.living(mark), "the end of what was left")
         assert begin(stack, injection.started(job), mark).stdout.readline() == "10.77.0.1 10.77.0.2\n"
         network = injection.network
         second = network.processes(SECOND)
-    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in second), 10, "the second node's end")
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in second), "the second node's end")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
@@ -93,11 +102,11 @@ def test_the_second_node_ends_where_the_drill_is_killed(tmp_path):
     drill = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     second = int(drill.stdout.readline())
     # Not before: it is asked to end with the drill by a program that is still to become the node.
-    wait_for(lambda: os.path.samefile(f"/proc/{second}/exe", sys.executable), 20, "the node's own program")
+    wait_for(lambda: os.path.samefile(f"/proc/{second}/exe", sys.executable), "the node's own program")
     assert lives(second)
     drill.kill()
     drill.communicate()
-    wait_for(lambda: not lives(second), 20, "its end")
+    wait_for(lambda: not lives(second), "its end")
 
 
 def job_of(run: Path) -> Job:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,17 +39,16 @@ class RayNodes:
         from ray.cluster_utils import Cluster
 
         self._folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
-        settings = {"include_dashboard": False, "_system_config": _SETTINGS, "temp_dir": self._folder}
-        head = settings | self._arguments()
-        os.makedirs("/tmp/ray", exist_ok=True)  # where Ray writes the address, whichever folder it is given
-        self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        head = {"include_dashboard": False, "_system_config": _SETTINGS} | self._arguments()
+        with self._own_folder():
+            self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(self._count - 1):
                 self.add()
             self.cluster.wait_for_nodes()
             ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         except BaseException:
-            self.cluster.shutdown()
+            self._end()
             raise
         return self
 
@@ -64,10 +64,13 @@ class RayNodes:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def remove(self, node: Any) -> None:
-        """Kill it, and wait until Ray knows: in the next test it would count as one that is up."""
+        self.kill(node)
+        self.wait_for_death(node)
+
+    def wait_for_death(self, node: Any) -> None:
+        """Until Ray knows of it: in the next test it would count as one that is up."""
         import ray
 
-        self.kill(node)
         while any(state["Alive"] for state in ray.nodes() if state["NodeID"] == node.node_id):
             time.sleep(0.05)
 
@@ -77,8 +80,19 @@ class RayNodes:
         import ray
 
         ray.shutdown()
-        self.cluster.shutdown()
+        self._end()
+
+    def _end(self) -> None:
+        with self._own_folder():
+            self.cluster.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """For all that Ray writes and removes, the head's address too, which is else one file of the whole machine."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_TMPDIR", self._folder)
+            yield
 
     def _arguments(self) -> dict[str, Any]:
         address = f"127.0.0.{next(self._addresses)}"

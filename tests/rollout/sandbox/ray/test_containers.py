@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.matrix("Ray nodes"),
+    pytest.mark.extended("Ray nodes"),
 ]
 
 
@@ -53,6 +53,7 @@ async def test_a_node_s_death_is_an_error_of_its_own_sandboxes_alone(backend: st
         for one in opened:
             if one is not lost:
                 assert (await one.exec("cat a")).output == "b\nc\n"
+    ray_nodes.wait_for_death(third)
 
 
 def test_the_doctor_opens_one_of_this_machine(backend: str) -> None:

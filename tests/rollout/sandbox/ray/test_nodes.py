@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -43,18 +43,28 @@ from tests.rollout.sandbox.conftest import POOLS
 from tests.rollout.sandbox.ray.cluster import CPUS, RayNodes, place, until_up
 from tests.rollout.sandbox.test_slots import Machine
 from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
+from tests.waiting import until, wait_for
+
+if TYPE_CHECKING:
+    from slime_swe.rollout.sandbox.ray.node import Node  # imports Ray
 
 REPOSITORY = Path(__file__).parents[4]
 Counts = Callable[[str], int]
 Actors = Callable[[], list[int]]
+SILENCE = 8.0  # seconds; an actor that lives answers within one, and within some on a busy machine
 
-NODES = pytest.mark.matrix("Ray nodes")
+NODES = pytest.mark.extended("Ray nodes")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def tight() -> RayBackend:
-    """Two sandboxes a node, and a short wait for an actor that is silent."""
-    return RayBackend("bubblewrap", per_cpu=2 / CPUS, silence=3.0)
+    """Two sandboxes a node."""
+    return RayBackend("bubblewrap", per_cpu=2 / CPUS)
+
+
+def impatient() -> RayBackend:
+    """A short wait for an actor that is silent."""
+    return RayBackend("bubblewrap", silence=SILENCE)
 
 
 def steady() -> RayBackend:
@@ -101,6 +111,17 @@ def new_actors(ray_nodes: RayNodes, cache: Path) -> Actors:
 
     before = find()
     return lambda: [pid for pid in find() if pid not in before]
+
+
+def nodes_of(pool: SandboxPool) -> list[Node]:
+    """Those that it takes sandboxes of, each with its actor: another actor is another `Node`."""
+    up: list[Node] = pool._backend._nodes._up()  # type: ignore[attr-defined]
+    return up
+
+
+async def until_lost(nodes: list[Node]) -> None:
+    """Where it is not known yet, opening takes a node whose actor has gone, and raises."""
+    await until(lambda: not any(node.is_up for node in nodes), "it is known that they are lost")
 
 
 ALONE = """
@@ -212,6 +233,7 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
             go_on.set()
             samples = await asyncio.gather(*episodes)
     await close_loop_scope()
+    ray_nodes.wait_for_death(third)
     assert waiting >= count * 3 + count // 3  # as many were played again
     assert Counter(sample.status for sample in samples) == {Sample.Status.COMPLETED: count}
     assert all(sample.metadata["episode"]["stop_reason"] == "submitted" for sample in samples)
@@ -272,15 +294,17 @@ async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
 
 @NODES
 async def test_an_actor_that_falls_silent_or_dies_is_replaced(
-    contained_pool: SandboxPool, ray_nodes: RayNodes, new_actors: Actors
+    contained_pool: SandboxPool, ray_nodes: RayNodes, new_actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with SandboxPool(f"{__name__}.tight", concurrency=64) as pool:
+    monkeypatch.setattr("slime_swe.rollout.sandbox.ray.nodes.RETRY_SECONDS", 1.0)
+    async with SandboxPool(f"{__name__}.impatient", concurrency=64) as pool:
         await until_up(pool, 2)
         async with pool.open({}) as sandbox:
-            time.sleep(4)  # this process is silent, not the node
+            time.sleep(SILENCE + 1)  # this process is silent, not the node
             await asyncio.sleep(1.5)
             assert (await sandbox.exec("echo ok")).output == "ok\n"
-        with pytest.raises(SandboxError, match="has not answered for 3 s"):
+        both = nodes_of(pool)
+        with pytest.raises(SandboxError, match="has not answered for 8 s"):
             async with pool.open({}) as sandbox:
                 running = asyncio.create_task(sandbox.exec("sleep 1000", timeout=2000))
                 await asyncio.sleep(0.2)
@@ -290,13 +314,17 @@ async def test_an_actor_that_falls_silent_or_dies_is_replaced(
                 await running
         with pytest.raises(SandboxError, match="not open"):
             await sandbox.exec("true")
+        await until_lost(both)
+        await until_up(pool, 2)
+        both = nodes_of(pool)
         async with pool.open({}) as sandbox:  # of a new actor
             assert (await sandbox.exec("echo again")).output == "again\n"
-            assert not set(new_actors()) & set(silent)
+            await until(lambda: not set(new_actors()) & set(silent), "the silent ones' end")
             for actor in new_actors():
                 os.kill(actor, signal.SIGKILL)  # as the kernel does where memory is short
             with pytest.raises(SandboxError, match="are lost: ActorDied"):
                 await sandbox.exec("true")
+        await until_lost(both)  # the other is pinged
         async with pool.open({}) as sandbox:
             assert (await sandbox.exec("echo again")).output == "again\n"
 
@@ -352,8 +380,8 @@ async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
             await asyncio.sleep(0.5)
             assert not waiting.done()
             machine.set()
+            await until_room(3)
             assert place(await waiting) == third.id
-            assert third.room == 3
     ray_nodes.remove(added)
 
 
@@ -368,7 +396,8 @@ async def test_a_node_that_is_not_as_the_first_is_not_used(
             await asyncio.sleep(0.05)
         async with pool.open({}) as sandbox:
             assert (await sandbox.exec("echo ok")).output == "ok\n"
-        assert len(pool._backend._nodes._nodes) == 2  # type: ignore[attr-defined]
+        assert len(nodes_of(pool)) == 2
+        assert added[0].node_id not in pool._backend._nodes._nodes  # type: ignore[attr-defined]
     for node in added:
         ray_nodes.remove(node)
 
@@ -394,7 +423,6 @@ async def main():
         async with pool.open({}) as first, pool.open({}) as second:
             command = f"setsid sleep {sys.argv[1]} & sleep {sys.argv[1]}"
             runs = [asyncio.create_task(one.exec(command, timeout=2000)) for one in (first, second)]
-            await asyncio.sleep(1.0)
             print("running", flush=True)
             await asyncio.gather(*runs)
 
@@ -423,12 +451,9 @@ def test_nothing_outlives_a_killed_driver(
             if line == b"running\n":
                 break
         assert line
-        assert count_processes(f"sleep\0{nap}") == 4
+        wait_for(lambda: count_processes(f"sleep\0{nap}") == 4, "the commands")
         driver.send_signal(end)
-    deadline = time.monotonic() + 60
-    while count_processes(f"sleep\0{nap}") or new_actors():
-        assert time.monotonic() < deadline, new_actors()
-        time.sleep(0.1)
+    wait_for(lambda: not count_processes(f"sleep\0{nap}") and not new_actors(), "the end of commands and actors")
 
 
 UPDATED = """

@@ -7,7 +7,8 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests import selection
+from tests import second_look, selection
+from tests.costs import Costs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,5 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.pop("PYTEST_ADDOPTS", None)  # these are read; they are not for the runs of pytest that tests start
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when the library is imported; it retries for long
     config.pluginmanager.register(selection.Selection(config), "selection")
+    config.pluginmanager.register(Costs(), "costs")
+    second_look.register(config)

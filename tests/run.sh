@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, type-check and test, in an environment of their own (.venv-test). Arguments go to pytest.
-#   bash tests/run.sh [--all | --share K/8] [-k NAME] [-m 'not slow'] ...   (--install: the environment alone)
-# Tests marked matrix are left out and reported, unless --all or --share (tests/selection.py) takes them.
+#   bash tests/run.sh [--all] [-k NAME] [-m 'not slow'] ...   (--install: the environment alone)
+# Tests marked extended are for --all (tests/selection.py). What fails is run once more, alone (tests/second_look.py).
 # Where SLIME_HOME and MEGATRON_HOME name checkouts, tests/contract follows in .venv-slime (docs/slime_on_a_cpu.md) with
 # one rehearsal, and with --all also its whole runs, each recipe's rehearsal and two fault drills. docs/miles.md says how
 # tests/contract_miles run, which skip here.
@@ -34,10 +34,10 @@ contract_tests() { # WORDS...
     return
   fi
   case "$*" in
-    "" | --share\ *) ;;
+    "") ;;
     --all) chosen=(--all) ;;
     *)
-      say "tests/contract skipped: only a run without arguments, or with --all or --share alone, has them"
+      say "tests/contract skipped: only a run without arguments, or with --all alone, has them"
       return
       ;;
   esac
@@ -49,5 +49,5 @@ contract_tests() { # WORDS...
 
 # A file's tests stay on one worker, in the order of the files, which has the longest in the middle.
 env -u SLIME_HOME -u MEGATRON_HOME \
-  "$bin/python" -m pytest -q -rs --numprocesses=logical --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder "$@"
+  "$bin/python" -m tests.second_look -q -rs --numprocesses=logical --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder "$@"
 contract_tests "$@"

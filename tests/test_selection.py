@@ -1,14 +1,17 @@
-"""What a run of the tests leaves out, on a suite of its own."""
+"""What a run of the tests leaves out, and what it looks at twice, on suites of their own."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.selection import SHARES, asked_share, share_of
+from tests.second_look import KEPT, MOST_FAILURES, MOST_FLAKY
 
 ROOT = Path(__file__).parents[1]
 pytest_plugins = ["pytester"]
@@ -17,23 +20,26 @@ import pytest
 
 def test_always(): pass
 
-@pytest.mark.matrix("numbers")
+@pytest.mark.extended("test_suite.py::test_always")
 @pytest.mark.parametrize("number", range(40))
 def test_number(number): pass
 
-@pytest.mark.parametrize("letter", ["a", pytest.param("b", marks=pytest.mark.matrix("letters"))])
+@pytest.mark.parametrize("letter", ["a", pytest.param("b", marks=pytest.mark.extended("letters"))])
 def test_letter(letter): pass
 """
+WORKERS = ["-n", "2", "--dist", "loadgroup"]
+
+
+@pytest.fixture(autouse=True)
+def suite(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(test_suite=SUITE)
+    pytester.makeini("[pytest]\nmarkers = extended(guard): a row\nasyncio_default_fixture_loop_scope = function")
 
 
 @pytest.fixture
 def run(pytester: pytest.Pytester):
     """Run the suite with these words: the tests that passed, and the report."""
-    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
-    pytester.makepyfile(test_suite=SUITE)
-    pytester.makeini("[pytest]\nmarkers = matrix(table): a row\nasyncio_default_fixture_loop_scope = function")
-    git(pytester.path, "init", "-q")
-    commit(pytester.path)
 
     def with_words(*words: str) -> tuple[set[str], str]:
         result = pytester.runpytest("-rA", *words)
@@ -43,24 +49,15 @@ def run(pytester: pytest.Pytester):
     return with_words
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", *words], cwd=folder, check=True)
+DEFAULT = {"test_always", "test_letter[a]"}
+EVERY = {*DEFAULT, "test_letter[b]", *(f"test_number[{number}]" for number in range(40))}
 
 
-def commit(folder: Path) -> None:
-    git(folder, "commit", "-q", "--allow-empty", "-m", "one more")
-
-
-EVERY = {"test_always", "test_letter[a]", "test_letter[b]", *(f"test_number[{number}]" for number in range(40))}
-
-
-@pytest.mark.parametrize("words", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one process", "two workers"])
-def test_the_rows_left_out_are_reported_by_table(run, words):
+@pytest.mark.parametrize("words", [[], WORKERS], ids=["one process", "two workers"])
+def test_extended_tests_are_left_out_and_counted(run, words):
     passed, report = run(*words)
-    assert passed == {"test_always", "test_letter[a]"}
-    assert "left out: 40 of 40 tests marked matrix (numbers)\n" in report
-    assert "left out: 1 of 1 tests marked matrix (letters)\n" in report
-    assert "--all runs them" in report
+    assert passed == DEFAULT
+    assert "left out: 41 extended tests" in report
 
 
 def test_a_group_and_a_file_stay_on_one_worker(run, pytester):
@@ -68,14 +65,14 @@ def test_a_group_and_a_file_stay_on_one_worker(run, pytester):
     rows = "import pytest\n@pytest.mark.parametrize('row', range(9))\ndef test_row(row): pass\n"
     grouped = rows + "pytestmark = pytest.mark.xdist_group('one')\n"
     pytester.makepyfile(test_a=grouped, test_b=rows, test_c=grouped)
-    report = run("-v", "-n", "2", "--dist", "loadgroup", "test_a.py", "test_b.py", "test_c.py")[1]
+    report = run("-v", *WORKERS, "test_a.py", "test_b.py", "test_c.py")[1]
     placed = set(re.findall(r"\[(gw\d)\] .* PASSED test_([abc])\.py", report))
     assert len(placed) == 3, report
     workers = {file: worker for worker, file in placed}
     assert workers["a"] == workers["c"] != workers["b"]
 
 
-@pytest.mark.parametrize("words", [["--all"], ["-m", "matrix or not matrix"]])
+@pytest.mark.parametrize("words", [["--all"], ["-m", "extended or not extended"]])
 def test_all_takes_every_test(run, words):
     passed, report = run(*words)
     assert passed == EVERY
@@ -86,39 +83,76 @@ def test_a_test_that_is_named_is_taken(run):
     assert run("test_suite.py::test_number[7]")[0] == {"test_number[7]"}
 
 
-def test_the_eight_shares_hold_each_row_once_and_every_test_that_is_always_run(run):
-    shares = [run("--share", f"{share}/{SHARES}")[0] for share in range(1, SHARES + 1)]
-    always = {"test_always", "test_letter[a]"}
-    assert all(always < share for share in shares)
-    assert sorted(name for share in shares for name in share - always) == sorted(EVERY - always)
+def test_an_extended_test_names_its_guard(run, pytester):
+    pytester.makepyfile(test_suite="import pytest\n\n@pytest.mark.extended\ndef test_one(): pass\n")
+    assert "name what guards the same in the default set" in run()[1]
 
 
-def test_the_share_moves_on_with_each_commit(run, pytester):
-    shares = []
-    for _ in range(SHARES):
-        shares.append(run("--share", "commit")[0])
-        commit(pytester.path)
-    assert set.union(*shares) == EVERY
-
-
-def test_a_clone_without_history_takes_a_share_too(run, pytester, tmp_path):
-    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{pytester.path}", "clone")
-    share, shares = asked_share("commit", tmp_path / "clone")
-    assert 1 <= share <= shares == SHARES
-
-
-@pytest.mark.parametrize("share", ["0/8", "9/8", "3", "a/8", "3/"])
-def test_a_share_that_is_none_is_refused(run, share):
-    assert f"--share {share}: give K/N" in run("--share", share)[1]
-
-
-def test_a_row_says_what_its_table_is_of(run, pytester):
-    pytester.makepyfile(test_suite="import pytest\n\n@pytest.mark.matrix\ndef test_one(): pass\n")
-    assert "say what the table is of" in run()[1]
-
-
-def test_shares_are_of_like_size():
-    sizes = [
-        sum(share_of(f"tests/test_a.py::test_b[{i}]", SHARES) == share for i in range(800)) for share in range(1, 9)
+def test_a_guard_that_is_named_as_a_test_is_one_of_the_default_set():
+    guards = [
+        guard
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != Path(__file__)
+        for guard in re.findall(r"mark\.extended\(\"(\S+\.py::\w+)\"", path.read_text())
     ]
-    assert sum(sizes) == 800 and min(sizes) > 50
+    for guard in guards:
+        file, _, name = guard.partition("::")
+        tests = {node.name: node for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")}
+        assert name in tests, guard
+        assert "mark.extended" not in "".join(map(ast.unparse, tests[name].decorator_list)), guard
+
+
+FAILING = """\
+import os, pytest
+
+@pytest.mark.parametrize("row", range({flaky}))
+def test_flaky(row):
+    print("looked at", row)
+    marker = f"seen{{row}}"
+    seen = os.path.exists(marker)
+    open(marker, "w").close()
+    assert seen, "the first time"
+
+@pytest.mark.parametrize("row", range({broken}))
+def test_broken(row):
+    assert False, "each time"
+
+def test_right(): pass
+"""
+
+
+def looked(pytester: pytest.Pytester, *words: str, flaky: int = 0, broken: int = 0) -> tuple[int, str]:
+    pytester.makepyfile(test_suite=FAILING.format(flaky=flaky, broken=broken))
+    command = [sys.executable, "-m", "tests.second_look", "-q", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", [[], WORKERS], ids=["one process", "two workers"])
+def test_what_passes_alone_is_flaky_and_fails_no_run(pytester, words):
+    code, said = looked(pytester, *words, flaky=MOST_FLAKY)
+    assert code == 0, said
+    assert re.findall("^FLAKY (.*)$", said, re.MULTILINE) == [
+        f"test_suite.py::test_flaky[{row}]" for row in range(MOST_FLAKY)
+    ]
+    assert "the first time" in (pytester.path / KEPT / "first.txt").read_text()
+    assert "looked at 1" in (pytester.path / KEPT / "second.txt").read_text()
+
+
+def test_what_fails_again_fails_the_run(pytester):
+    code, said = looked(pytester, flaky=1, broken=1)
+    assert code == 1
+    assert "FLAKY test_suite.py::test_flaky[0]" in said
+    assert "FAILED TWICE test_suite.py::test_broken[0]" in said
+
+
+def test_many_flaky_tests_fail_the_run(pytester):
+    code, said = looked(pytester, flaky=MOST_FLAKY + 1)
+    assert code == 1 and f"More than {MOST_FLAKY} flaky tests" in said
+
+
+def test_what_is_no_accident_is_not_looked_at_twice(pytester):
+    code, said = looked(pytester, broken=MOST_FAILURES + 1)
+    assert code == 1 and "once more" not in said
+    assert looked(pytester, "--no-such-option")[0] == pytest.ExitCode.USAGE_ERROR

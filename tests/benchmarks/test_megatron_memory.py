@@ -119,6 +119,9 @@ def test_the_planner_is_asked_about_one_gpu_and_nothing_but_the_model():
 
 
 @needs_megatron
+@pytest.mark.extended(
+    "tests/benchmarks/test_megatron_memory.py::test_a_rank_alone_has_the_parameters_that_the_planner_gives_it_in_the_job"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_memory_is_what_the_planner_says_at_full_size():

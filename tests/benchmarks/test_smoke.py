@@ -42,6 +42,7 @@ FIGURES = {
     "trackers": (["--steps", "1", "--groups", "1"], "percent"),
     "warm_start": (["--rollouts", "1", "--after", "1", "--groups", "2", "--limit", "4"], "gain_warm_low"),
 }
+CHEAP = ("episode", "journals", "trackers")
 HEAVY = {
     "grading": (["--rounds", "1"], "overlay_ratio"),
     "ray_sandboxes": (["--rounds", "1"], "extra_command_ms"),
@@ -50,7 +51,13 @@ HEAVY = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *CHEAP,
+        *(pytest.param(name, marks=pytest.mark.extended("benchmarks")) for name in FIGURES if name not in CHEAP),
+    ],
+)
 def test_a_benchmark_runs_and_prints_its_figures(name):
     flags, figure = FIGURES[name]
     assert figure in json.loads(printed(name, "--json", *flags))
@@ -58,7 +65,7 @@ def test_a_benchmark_runs_and_prints_its_figures(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1220)  # grading builds the images of three packages, and took 300 s beside a busy test
-@pytest.mark.matrix("heavy benchmarks")
+@pytest.mark.extended("benchmarks")
 @pytest.mark.parametrize(
     "name",
     ["grading", pytest.param("ray_sandboxes", marks=pytest.mark.xdist_group("ray"))],  # others ask whether a Ray runs

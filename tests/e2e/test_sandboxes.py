@@ -29,7 +29,10 @@ OWN = "from slime_swe.rollout.sandbox.local import SubprocessBackend\n\n\nclass 
 
 @pytest.mark.parametrize(
     "backend",
-    ["overlay", pytest.param("docker", marks=pytest.mark.matrix("sandboxes of whole runs")), "own_backend.Own"],
+    [
+        "own_backend.Own",
+        *(pytest.param(name, marks=pytest.mark.extended("sandboxes of whole runs")) for name in ("overlay", "docker")),
+    ],
 )
 def test_the_synthetic_tasks_train_unchanged(cli, small, tmp_path, monkeypatch, backend):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

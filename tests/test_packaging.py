@@ -70,7 +70,7 @@ def test_every_file_of_the_packages_is_installed(installed):
 
 
 @pytest.mark.parametrize(
-    "way", ["wheel", "checkout", pytest.param("editable", marks=pytest.mark.matrix("installations"))]
+    "way", ["wheel", "checkout", pytest.param("editable", marks=pytest.mark.extended("installations"))]
 )
 def test_the_command_runs_among_files_of_the_same_names(way, request, tmp_path):
     """A `rewards.py` and a `recipes/` of the user's own, in the current folder, break nothing and are found."""

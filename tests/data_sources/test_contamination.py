@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import time
 
 import pytest
 
@@ -12,7 +11,7 @@ from slime_swe.data_sources.contamination import ContaminationError, find_overla
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from tests.data_sources.tasks import GOLD, make_task
-from tests.slowness import slowness
+from tests.effort import FACTOR, assert_linear
 
 WORDS = [f"word{number}" for number in range(4000)]
 FORM = "Describe the problem. What did you do, what did you expect to happen, and what happened instead of it? "
@@ -144,10 +143,9 @@ def test_a_long_list_is_cut():
     assert "… and 10 more" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_five_thousand_and_five_hundred_tasks_take_seconds():
-    training = [task(f"t{i}", text(f"t{i}", 250), patch(f"t{i}", lines=15)) for i in range(5000)]
-    evaluation = [task(f"e{i}", text(f"e{i}", 250), patch(f"e{i}", lines=15)) for i in range(500)]
-    started = time.process_time()
+def test_it_takes_time_in_proportion_to_the_tasks_and_not_to_their_pairs():
+    most = FACTOR * 150
+    training = [task(f"t{i}", text(f"t{i}", 250), patch(f"t{i}", lines=15)) for i in range(most)]
+    evaluation = [task(f"e{i}", text(f"e{i}", 250), patch(f"e{i}", lines=15)) for i in range(most)]
     assert find_overlaps(training, evaluation) == []
-    assert time.process_time() - started < 20 * slowness()
+    assert_linear(lambda count: find_overlaps(training[:count], evaluation[:count]), most // FACTOR)

@@ -46,7 +46,8 @@ def test_there_are_164_and_none_shows_its_tests():
 
 
 @pytest.mark.parametrize(
-    "number", [*KINDS, *(pytest.param(n, marks=pytest.mark.matrix("HumanEval")) for n in range(164) if n not in KINDS)]
+    "number",
+    [*KINDS, *(pytest.param(n, marks=pytest.mark.extended("HumanEval")) for n in range(164) if n not in KINDS)],
 )
 async def test_the_canonical_solution_solves_it_and_the_prompt_alone_does_not(number):
     task = task_of(number)
@@ -91,7 +92,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.matrix("attacks on HumanEval")) for n in (2, 31))]
+    "number", [0, *(pytest.param(n, marks=pytest.mark.extended("attacks on HumanEval")) for n in (2, 31))]
 )
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_no_attack_is_rewarded(number, attack):

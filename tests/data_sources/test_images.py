@@ -134,7 +134,7 @@ async def test_swesmith_in_an_image_of_the_project_without_the_fault(tmp_path, m
         }
 
 
-@pytest.mark.matrix("builds in Java")
+@pytest.mark.extended("builds in Java")
 @pytest.mark.skipif(not shutil.which("mvn"), reason="Maven is not installed")
 async def test_gitbug_java_by_real_maven(tmp_path, monkeypatch):
     (task, _) = load_tasks(f"gitbug_java:all?folder={FIXTURES}/gitbug_java")

@@ -54,7 +54,7 @@ async def test_code_that_never_ends_fails_its_tests_in_time():
 
 @needs_java
 @pytest.mark.slow
-@pytest.mark.matrix("builds in Java")
+@pytest.mark.extended("builds in Java")
 async def test_java_that_does_not_compile_or_never_ends_passes_nothing():
     (task,) = load("java", FIXTURE)
     async with SandboxPool("local", concurrency=1) as sandboxes:

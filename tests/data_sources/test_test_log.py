@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from slime_swe.data_sources import test_log
 from slime_swe.data_sources.corpora.gitbug_java import test_command as command_of
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.test_log import by_exit_code, junit_reports, parse_test_log
-from tests.rollout.watch import HELD, longest_wait
-from tests.slowness import slowness
+from tests.effort import FACTOR, assert_linear
+from tests.rollout.watch import held_share
 
 FIXTURES = Path(__file__).parent / "fixtures"
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -240,26 +239,20 @@ def test_any_log_is_read_in_time_that_grows_with_it():
         parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
     lines = ["PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99]
     lines += ["SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]
-    for line in [
-        *lines,
-        "[] SUBFAIL" * 6_000 + "\n",
-        "[] SUBFAIL" * 14_000 + "\n",
-    ]:  # shorter than lines may be, longer
-        short, long = (min(seconds(line * (size // len(line))) for _ in range(2)) for size in (1 << 18, 1 << 20))
-        assert long < 8 * short + 0.1, line[:99]  # 4 times as much text; of a square it would be 16 times
-        assert long < 0.5 * slowness(), line[:99]
-
-
-def seconds(log: str) -> float:
-    started = time.thread_time()
-    parse_test_log(log)
-    return time.thread_time() - started
+    lines += ["[] SUBFAIL" * 6_000 + "\n", "[] SUBFAIL" * 14_000 + "\n"]  # shorter than lines may be, longer
+    for line in lines:
+        logs = {size: line * (size // len(line)) for size in (1 << 18, FACTOR << 18)}
+        assert_linear(lambda size, logs=logs: parse_test_log(logs[size]), 1 << 18, line[:99])
+    longer = {"PASSED ": "a::b ", "FAILED a::": " - ", "[] SUBFAIL a::": " - ", "SUBFAILED[": "] a::b"}
+    for start, piece in longer.items():
+        logs = {size: f"{start}{piece * (size // len(piece))}\n" * 30 for size in (6_000, FACTOR * 6_000)}
+        assert_linear(lambda size, logs=logs: parse_test_log(logs[size]), 6_000, start)  # of longer lines
 
 
 @pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])
 def test_a_long_log_keeps_no_other_thread_waiting(line: str):
     log = "PASSED a::" + line * ((64 << 20) // len(line))
-    assert longest_wait(lambda: parse_test_log(log)) < HELD
+    assert held_share(lambda: parse_test_log(log)) < 1 / 8
 
 
 def test_a_test_is_found_wherever_it_stands():

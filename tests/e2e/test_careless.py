@@ -184,7 +184,7 @@ def test_a_run_is_written_by_one_process(cli, start_cli, small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.matrix("ending signals"))]
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.extended("ending signals"))]
 )
 def test_sigterm_and_sighup_stop_a_run_as_ctrl_c_does(number, start_cli, small, tmp_path):
     process = start_cli("train", *small, "run.name=a", f"run.dir={tmp_path}/my runs")

@@ -15,6 +15,7 @@ import pytest
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.embedded.checkpoint import Checkpoint, latest
 from tests.e2e.conftest import command, environment, lines_of, timeless
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -63,10 +64,10 @@ class Killed:
         return 0 in codes
 
     def wait_for_attempt(self, number: int, started: list[subprocess.Popen[str]]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while last_attempt(self.run / ATTEMPTS) < number and any(process.poll() is None for process in started):
-            assert time.monotonic() < deadline, "no process began to write the run"
-            time.sleep(0.02)
+        def has_begun() -> bool:
+            return last_attempt(self.run / ATTEMPTS) >= number or all(one.poll() is not None for one in started)
+
+        wait_for(has_begun, "a process that begins to write the run", PATIENCE)
 
 
 def play(folder: Path, words: list[str], kills: int, seed: int) -> Killed:
@@ -108,7 +109,7 @@ def whole(words, tmp_path_factory) -> Path:
     return folder / "runs" / "a"
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.matrix("kills of one run"))])
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.extended("kills of one run"))])
 def test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice(kills, words, whole, tmp_path, capsys):
     seed = int(os.environ.get("SLIME_SWE_KILL_SEED", "1"))
     done, runs = Counter[str](), 0

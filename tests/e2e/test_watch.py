@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from tests.e2e.conftest import command, environment, lines_of
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,9 +27,9 @@ def progress_of(text: str) -> list[str]:
 def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(cli, start_cli, small, tmp_path):
     run = tmp_path / "runs/a"
     own = start_cli("train", *small, "run.num_rollouts=4", "run.name=a")
-    wait_for((run / "recipe.yaml").exists, PATIENCE, "the run begins")
+    wait_for((run / "recipe.yaml").exists, "the run begins", PATIENCE)
     watching = [start_cli("watch", "a"), start_cli("watch", str(run), "--json")]
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(lines_of(run / "metrics.jsonl")) > 2, PATIENCE, "a step")
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(lines_of(run / "metrics.jsonl")) > 2, "a step", PATIENCE)
     now = cli("watch", "a", "--once")
     assert now.returncode == 0 and re.search(r"^now: \w+.*, which began \d+ s ago$", now.stderr, re.M), now.stderr
     os.killpg(own.pid, signal.SIGKILL)
@@ -49,7 +49,7 @@ def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(cli, start_cli, 
     assert not failed and "status" in {line["kind"] for line in lines}
 
     again = start_cli("train", "run.name=a", "--resume")
-    wait_for(lambda: len(lines_of(run / "attempts.jsonl")) == 2, PATIENCE, "it is resumed")
+    wait_for(lambda: len(lines_of(run / "attempts.jsonl")) == 2, "it is resumed", PATIENCE)
     watch = subprocess.run(
         command("watch", "a"), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE
     )

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from slime_swe.embedded.kv_cache import CacheError, KVCache
 from slime_swe.embedded.model import ModelConfig, Qwen2
 from slime_swe.embedded.requests import Request
 from slime_swe.embedded.sampling import SamplingParams
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +79,7 @@ def server(tiny_checkpoint) -> Iterator[dict[str, Any]]:
         yield json.loads(process.stdout.readline())
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
         process.stdout.close()
         process.stderr.close()
@@ -224,12 +224,13 @@ async def test_abort_by_id_and_abort_all(client):
 async def test_a_client_that_goes_away_frees_its_slot(client):
     task = asyncio.create_task(client.generate([7], max_new_tokens=500, ignore_eos=True))
     await client.until_running(1)
+    await client.post("/pause_generation", {"mode": "in_place"})  # or it soon comes to its own end
+    assert await client.running() == 1
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    started = time.monotonic()
     await client.until_running(0)
-    assert time.monotonic() - started < 5
+    await client.post("/continue_generation", {})
 
 
 async def test_new_weights_are_used_and_named_and_bad_ones_refused(client, tiny_checkpoint, tmp_path):
@@ -347,10 +348,7 @@ def test_it_dies_with_its_parent(tiny_checkpoint):
     os.kill(pid, 0)
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and _alive(pid):
-        time.sleep(0.05)
-    assert not _alive(pid)
+    wait_for(lambda: not _alive(pid), "the server's end")
 
 
 def test_the_parent_may_be_process_1_as_in_a_container(tiny_checkpoint):
@@ -376,10 +374,8 @@ def test_an_engine_whose_step_fails_ends_and_leaves_nobody_waiting(tiny_checkpoi
     engine.scheduler.decoder.layers = None
     engine.start()
     engine.submit(Request("a", [5, 6], SamplingParams(), 0, frozenset(), results.append))
-    deadline = time.monotonic() + 10
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended and results[0].finish_reason["status_code"] == 503
+    wait_for(lambda: ended, "the engine's end")
+    assert results[0].finish_reason["status_code"] == 503
     with pytest.raises(EngineStopped):
         engine.flush()
     engine.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import chain
@@ -22,6 +21,7 @@ from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.effort import FACTOR, assert_linear
 
 FLIP = "def transform(grid):\n    return [row[::-1] for row in grid]\n"
 TRAIN = [Pair(((1, 2, 3), (4, 5, 6)), ((3, 2, 1), (6, 5, 4))), Pair(((7, 0), (8, 1)), ((0, 7), (1, 8)))]
@@ -131,7 +131,7 @@ import os, time
 def transform(grid):
     if os.fork() == 0:
         os.setsid()
-        time.sleep(60)
+        time.sleep(10_000)
     os._exit(0)
 """,
     "memory": "def transform(grid):\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 26))\n",
@@ -268,17 +268,15 @@ SHORT = replace(TASK, oracle=replace(TASK.oracle, timeout_seconds=8.0))
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if number % 3 == 0 else [pytest.mark.matrix("programs that attack")])
+        pytest.param(name, marks=[] if number % 3 == 0 else [pytest.mark.extended("programs that attack")])
         for number, name in enumerate(HOSTILE)
     ],
 )
 async def test_a_program_that_attacks_is_not_rewarded(sandboxes, name):
-    """And its grading ends in time, in a score: what a program does is never infrastructure."""
-    started = time.monotonic()
+    """And its grading ends, in a score: what a program does is never infrastructure."""
     score = await score_of(HOSTILE[name], sandboxes, SHORT)
     assert (score.solved, score.value) == (False, 0.0), score.evidence
     assert score.evidence["outcome"] in ("failed", "timeout")
-    assert time.monotonic() - started < 60
 
 
 REPORT = (
@@ -296,35 +294,40 @@ def test_a_report_is_read_and_what_is_said_twice_is_not():
     assert read_report("\n" + REPORT).attempts == 0  # what does not come first is not the runner's
 
 
+REPORT_PIECES = [
+    "GRID 0 1\n", "GRID ", "/", "9" * 400, "GRID 7 " + "1/" * 3000, "\n", "\0", "\ud800", "GRID -1 1\n",
+    "PROGRAM 1 2 0 0\n", "\u0663", "GRID 0 " * 2000, "\r", "GRID 1 1/1/1\n" * 3000, "0/" * 9999,
+]  # fmt: skip
+
+
 def mutated_report(dice: random.Random) -> str:
     text = REPORT
     for _ in range(dice.randint(1, 4)):
         at, end = sorted(dice.randrange(len(text) + 1) for _ in range(2))
-        piece = dice.choice(
-            ["GRID 0 1\n", "GRID ", "/", "9" * 400, "GRID 7 " + "1/" * 3000, "\n", "\0", "\ud800", "GRID -1 1\n",
-             "PROGRAM 1 2 0 0\n", "\u0663", "GRID 0 " * 2000, "\r", "GRID 1 1/1/1\n" * 3000, "0/" * 9999]
-        )  # fmt: skip
+        piece = dice.choice(REPORT_PIECES)
         text = dice.choice([text[:at] + text[end:], text[:at] + piece + text[at:], text[:at] + piece + text[end:]])
     return text
 
 
 @pytest.mark.parametrize(
-    "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated reports of grids")])]
+    "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.extended("mutated reports of grids")])]
 )
 @pytest.mark.timeout(7200)
-def test_a_mutated_report_is_read_and_soon(count):
+def test_a_mutated_report_is_read(count):
     """To grids that are whole: rows of one length, cells of one digit."""
-    dice, times = random.Random(count), []
+    dice = random.Random(count)
     for _ in range(count):
-        text = mutated_report(dice)
-        started = time.thread_time()
-        report = read_report(text)
-        times.append(time.thread_time() - started)
+        report = read_report(mutated_report(dice))
         for grid in (report.grids or {}).values():
             assert len({len(row) for row in grid}) == 1 and set(chain(*grid)) <= {*range(10)} and len(grid) <= 30
-    times.sort()
-    assert times[int(count * 0.99)] < 0.05 and times[-1] < 2
-    print(f"{count} reports: p99 {times[int(count * 0.99)] * 1000:.1f} ms, most {times[-1] * 1000:.0f} ms")
+
+
+@pytest.mark.parametrize("piece", REPORT_PIECES)
+def test_a_report_is_read_in_time_that_grows_with_it(piece):
+    """Of pieces on end, and on lines of their own."""
+    for part in (piece, f"{piece}\n", f"GRID 0 {piece}"):
+        reports = {size: REPORT + part * (size // len(part)) for size in (1 << 17, FACTOR << 17)}
+        assert_linear(lambda size, reports=reports: read_report(reports[size]), 1 << 17, part[:99])
 
 
 async def test_hidden_outputs_enter_no_sandbox(sandboxes):

@@ -116,7 +116,7 @@ def task_of(shape: str) -> Task:
 
 def shapes() -> list[object]:
     first, *others = SHAPES
-    return [first, *(pytest.param(shape, marks=pytest.mark.matrix("shapes of tests")) for shape in others)]
+    return [first, *(pytest.param(shape, marks=pytest.mark.extended("shapes of tests")) for shape in others)]
 
 
 @pytest.mark.parametrize("shape", shapes())

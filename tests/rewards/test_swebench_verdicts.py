@@ -74,7 +74,7 @@ async def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.matrix("verdicts on real packages")) for n in NUMBERS[1:])]
+    "number", [0, *(pytest.param(n, marks=pytest.mark.extended("verdicts on real packages")) for n in NUMBERS[1:])]
 )
 async def test_verdicts_are_identical(graders: Graders, number: int) -> None:
     instance, found = graders.instances[number], {}
@@ -116,7 +116,7 @@ ROWS = [
     pytest.param(
         shape,
         ALL[start : start + KINDS],
-        marks=pytest.mark.matrix("verdicts on awkward shapes"),
+        marks=pytest.mark.extended("verdicts on awkward shapes"),
         id=f"{shape.name}-{start}",
     )
     for shape in SHAPES
@@ -158,7 +158,7 @@ def _shape(name: str) -> tuple[Shape, Task]:
 ODD_PATHS = [
     "blanks in names",
     *(
-        pytest.param(name, marks=pytest.mark.matrix("forged logs on odd paths"))
+        pytest.param(name, marks=pytest.mark.extended("forged logs on odd paths"))
         for name in ("odd names", "quotes", "linked tests", "doctest", "unittest", "tests beside the code")
     ),
 ]

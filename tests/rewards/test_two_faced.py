@@ -73,7 +73,7 @@ def rows() -> list[object]:
     """One in every run, and all of them where they are asked for."""
     combinations = [("local", "log"), ("overlay", "repository"), ("overlay", "harness"), ("docker", "harness")]
     every = [(sandbox, grader, face) for sandbox, grader in combinations for face in FACES]
-    mark = pytest.mark.matrix("two-faced attacks")
+    mark = pytest.mark.extended("two-faced attacks")
     return [every[0], *(pytest.param(*row, marks=[mark, pytest.mark.timeout(900)]) for row in every[1:])]
 
 
@@ -93,7 +93,7 @@ WITHOUT_VALUES = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.matrix("two-faced attacks")
+@pytest.mark.extended("two-faced attacks")
 @pytest.mark.parametrize("face", ["coin", "clock", "first of the two"])
 async def test_without_values_luck_is_bounded(face):
     async with target("local", "log") as (task, outcome):
@@ -122,7 +122,7 @@ PARTS = {
 
 @pytest.mark.parametrize(
     ("plays", "most"),
-    [(4, 1), pytest.param(PLAYS, 5, marks=[pytest.mark.matrix("two-faced attacks"), pytest.mark.timeout(900)])],
+    [(4, 1), pytest.param(PLAYS, 5, marks=[pytest.mark.extended("two-faced attacks"), pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("part", PARTS)
 async def test_a_value_in_one_place_is_no_witness_for_another(part, plays, most):

@@ -79,7 +79,7 @@ def make_sample(index: int = 5, **changes) -> Sample:
 def of_agents(*names: str) -> list[ParameterSet]:
     """A row for each agent; every run takes mini_swe_agent's, which needs no npm and is the quickest."""
     return [
-        pytest.param(name, marks=[] if name == "mini_swe_agent" else [pytest.mark.matrix("agents")]) for name in names
+        pytest.param(name, marks=[] if name == "mini_swe_agent" else [pytest.mark.extended("agents")]) for name in names
     ]
 
 

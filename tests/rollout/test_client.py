@@ -5,7 +5,6 @@ import base64
 import contextlib
 import random
 import socket
-import time
 
 import orjson
 import pytest
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.replies import EngineAborted, EngineError, parse_reply
 from slime_swe.rollout.scripted import serve
+from tests.effort import assert_linear
 from tests.mutated_json import mutated
-from tests.slowness import slowness
 
 TABLE = bytes(range(64))  # four int32 of each of four tokens
 EXPERTS = base64.b64encode(TABLE).decode()
@@ -68,7 +67,7 @@ async def hang_up(request):
 
 
 async def hang(request):
-    await asyncio.sleep(30)
+    await asyncio.sleep(10_000)
     return web.Response()
 
 
@@ -164,26 +163,29 @@ async def test_lasting_trouble_is_an_engine_error(trouble, message, asked):
 
 async def test_a_server_that_hangs_is_given_up_once():
     handle = answers(hang)
-    started = time.monotonic()
     async with serve(handle) as url, client(url, timeout=0.2) as engine:
         with pytest.raises(EngineError, match=r"did not reply within 0\.2 s"):
             await engine.generate([1], PARAMS)
     assert len(handle.asked) == 1
-    assert time.monotonic() - started < 3
 
 
 async def test_a_connection_that_is_never_made_is_tried_again():
+    failures = 0
+
+    async def failed() -> None:
+        nonlocal failures
+        failures += 1
+
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as queue:
         for _ in range(4):  # the kernel drops what does not fit its queue of connections
             waiting = queue.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(server.getsockname())
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        started = time.monotonic()
-        async with client(url, attempts=3, connect_timeout=0.1) as engine:
+        async with client(url, attempts=3, connect_timeout=0.1, on_failure=failed) as engine:
             with pytest.raises(EngineError, match=r"unreachable: no connection in 0\.1 s"):
                 await engine.generate([1], PARAMS)
-    assert time.monotonic() - started >= 0.3
+    assert failures == 3
 
 
 async def test_nobody_listens(unused_tcp_port):
@@ -304,7 +306,7 @@ async def test_cancelling_drops_the_connection():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(dropped.wait(), 5)
+        await asyncio.wait_for(dropped.wait(), 60)
     await app.cleanup()
 
 
@@ -420,11 +422,9 @@ async def test_routed_experts_that_were_not_asked_for_are_not_kept_and_their_siz
             await engine.generate([1, 2, 3], PARAMS, experts_from=0)
 
 
-def test_a_long_reply_is_read_soon():
-    body = orjson.dumps(reply(range(8192), [-1.0] * 8192))
-    started = time.process_time()
-    parse_reply(body, 8192)
-    assert time.process_time() - started < 0.05 * slowness()
+def test_a_long_reply_is_read_in_time_that_grows_with_it():
+    bodies = {size: orjson.dumps(reply(range(size), [-1.0] * size)) for size in (8192, 8 * 8192)}
+    assert_linear(lambda size: parse_reply(bodies[size], size), 8192)
 
 
 JSON = st.recursive(
@@ -444,20 +444,18 @@ def test_no_reply_breaks_the_reader(answer, finish, triples):
 
 @pytest.mark.parametrize(
     "count",
-    [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.matrix("mutated replies")])],
+    [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.extended("mutated replies")])],
 )
 def test_a_mutated_reply_is_whole_or_an_engine_error(count):
     dice, taken = random.Random(count), 0
     for _ in range(count):
         body = mutated(reply(routed_experts=EXPERTS), dice)
-        started = time.thread_time()
         with contextlib.suppress(EngineError):
             said = parse_reply(body, 8, vocabulary=100)
             taken += 1
             assert 0 < len(said.tokens) == len(said.log_probs) <= 8
             assert all(type(token) is int and 0 <= token < 100 for token in said.tokens)
             assert all(type(value) is float and -1000 <= value < 0.001 for value in said.log_probs)
-        assert time.thread_time() - started < 0.05 * slowness(), body
     assert count // 20 < taken < count
 
 

@@ -106,7 +106,7 @@ async def test_a_pause_is_not_counted_against_the_attempts_of_a_turn(scripted, c
             args = make_args(checkpoint, url, tmp_path)
             playing = asyncio.ensure_future(slime_plugin.generate(args, make_sample(), PARAMS))
             for _ in range(8):  # more than its attempts
-                await asyncio.wait_for(slow_engine.asked.wait(), 10)
+                await asyncio.wait_for(slow_engine.asked.wait(), 60)
                 slow_engine.asked.clear()
                 engine.aborts = [0]
 

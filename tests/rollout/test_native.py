@@ -19,7 +19,7 @@ from slime_swe.rollout.settings import RolloutSettings
 from tests.data_sources.tasks import BROKEN, make_task
 from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
-from tests.rollout.watch import HELD, watched
+from tests.rollout.watch import watched
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_the_loop_does_not_wait_for_what_a_turn_has_printed(scripted, play
             episode = await play(engine.url)
     assert episode.stop_reason is StopReason.SUBMITTED
     assert all("[cut: " in result for result in shown(engine, episode)[:6])
-    assert loop.busy < HELD
+    loop.assert_free()
 
 
 async def test_what_the_engine_was_sent_is_what_is_trained(scripted, play):
@@ -331,8 +331,8 @@ async def test_where_no_room_is_left_for_the_notice_the_context_is_full(scripted
 
 
 async def test_a_hung_command_ends_with_the_time_budget_and_keeps_the_patch(scripted, play):
-    async with scripted(FIX, call("bash", command="sleep 100") + END) as engine:
-        episode = await asyncio.wait_for(play(engine.url, time_budget=1.0), 10)
+    async with scripted(FIX, call("bash", command="sleep 10000") + END) as engine:
+        episode = await asyncio.wait_for(play(engine.url, time_budget=3.0), 60)
     assert episode.stop_reason is StopReason.TIME_BUDGET
     assert "a + b" in episode.patch
     assert episode.turns == 2
@@ -382,20 +382,20 @@ async def test_an_engine_that_fails_later_keeps_what_was_sampled(scripted, play)
 
 async def test_an_engine_that_hangs_is_infrastructure_too(play):
     async with serve(hang) as url:
-        episode = await asyncio.wait_for(play(url, engine_timeout=0.5), 10)
+        episode = await asyncio.wait_for(play(url, engine_timeout=0.5), 60)
     assert episode.stop_reason is StopReason.ENGINE_ERROR
     assert "did not reply" in episode.detail
 
 
 async def test_an_engine_that_hangs_late_in_the_budget_is_infrastructure(scripted, play):
-    async with scripted(call("bash", command="sleep 0.7") + END) as engine:
+    async with scripted(call("bash", command="sleep 2") + END) as engine:
         usual = engine.handle
 
         async def handle(request: web.Request):
             return await usual(request) if not engine.requests else await hang(request)
 
         async with serve(handle) as url:
-            episode = await asyncio.wait_for(play(url, engine_timeout=0.8, time_budget=1.0), 10)
+            episode = await asyncio.wait_for(play(url, engine_timeout=3.0, time_budget=4.0), 60)
     assert episode.stop_reason is StopReason.ENGINE_ERROR
     assert "did not reply" in episode.detail
     assert episode.turns == 1
@@ -406,13 +406,13 @@ async def test_a_slow_engine_costs_the_policy_no_time(scripted, play):
         usual = engine.handle
 
         async def slow(request: web.Request):
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(2.2)
             return await usual(request)
 
         async with serve(slow) as url:
-            episode = await play(url, time_budget=2.0)
+            episode = await play(url, time_budget=4.0)
     assert episode.stop_reason is StopReason.SUBMITTED
-    assert episode.timings.engine > 2.0
+    assert episode.timings.engine > 4.0
 
 
 async def test_a_dead_sandbox_is_infrastructure(scripted, play):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from time import thread_time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +15,7 @@ from slime_swe.rollout.chat.tool_formats import (
     parse,
     tool_format,
 )
-from tests.slowness import slowness
+from tests.effort import FACTOR, assert_linear
 
 
 def hermes(name: str, **arguments) -> str:
@@ -263,16 +262,11 @@ STARTS = {
 
 
 @pytest.mark.parametrize(("format", "start"), [(name, start) for name in STARTS for start in ("", *STARTS[name])])
-def test_any_turn_is_parsed_within_50_ms_and_8_mb_in_twice_that(format, start: str):
+def test_any_turn_is_parsed_in_time_that_grows_with_it(format, start: str):
     for filling in FILLINGS:
-        for size, limit in ((MAX_TURN - len(start), 0.05), (8 << 20, 0.1)):
-            text = start + filling * (size // len(filling))
-            seconds = []
-            for _ in range(2):  # the better of two, for a busy machine
-                begun = thread_time()
-                parse(text, format)
-                seconds.append(thread_time() - begun)
-            assert min(seconds) < limit * slowness(), (filling, size)
+        for small in ((MAX_TURN - len(start)) // FACTOR, (8 << 20) // FACTOR):
+            texts = {size: start + filling * (size // len(filling)) for size in (small, FACTOR * small)}
+            assert_linear(lambda size, texts=texts: parse(texts[size], format), small, (filling, small))
 
 
 @pytest.mark.parametrize(

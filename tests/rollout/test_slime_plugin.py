@@ -308,7 +308,7 @@ async def test_cancelling_ends_the_episode_at_once(run_with):
         await asyncio.sleep(0.1)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 60)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def changed(reply: str, files=FILES) -> dict[str, str]:
     return {path: after.get(path) for path in {*files, *after} if after.get(path) != files.get(path)}
 
 
-SHARES = [0, *(pytest.param(n, marks=pytest.mark.matrix("random edits")) for n in range(1, 10))]
+SHARES = [0, *(pytest.param(n, marks=pytest.mark.extended("random edits")) for n in range(1, 10))]
 
 
 @pytest.mark.parametrize("share", SHARES)

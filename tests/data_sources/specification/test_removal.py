@@ -172,6 +172,6 @@ def test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.matrix("functions of the standard library")
+@pytest.mark.extended("functions of the standard library")
 def test_the_rest_of_thousands_of_functions_stays_byte_for_byte():
     assert check_files(STANDARD, every=50) > 3000

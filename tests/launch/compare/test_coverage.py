@@ -19,7 +19,7 @@ WORLDS = {
 }
 CASES = [("tasks alone", 2), ("repositories differ", 1), ("repositories differ", 2)]
 OTHERS = [(name, episodes) for name in WORLDS for episodes in (1, 2, 4) if (name, episodes) not in CASES]
-CASES += [pytest.param(*case, marks=pytest.mark.matrix("worlds that are compared")) for case in OTHERS]
+CASES += [pytest.param(*case, marks=pytest.mark.extended("worlds that are compared")) for case in OTHERS]
 
 
 def covers(found: object, truth: float) -> bool:

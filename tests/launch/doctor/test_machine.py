@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 import pytest
 
 from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.launch.ray.processes import lives
 from tests.launch.doctor.machines import before_others, script
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -53,27 +51,12 @@ def test_a_program_of_no_known_format_is_named(tmp_path, monkeypatch):
     "body", ("sleep 600 & echo $! > {pid}; sleep 600", "echo $$ > {pid}; trap '' TERM; while :; do :; done")
 )
 def test_a_program_that_hangs_is_given_up_with_all_it_started(ask, tmp_path, body):
-    started = time.monotonic()
-    with pytest.raises(MachineError, match=r"has not answered within 0\.5 s"):
-        ask(body.format(pid=tmp_path / "pid"), seconds=0.5)
-    assert time.monotonic() - started < 20
-    assert ended(int((tmp_path / "pid").read_text()))
+    with pytest.raises(MachineError, match=r"has not answered within 2 s"):
+        ask(body.format(pid=tmp_path / "pid"), seconds=2)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not lives(pid), "its end")  # its new parent may take a moment to collect it
 
 
 def test_a_flood_is_cut_off(ask):
     with pytest.raises(MachineError, match=r"failed.*y y y y"):
         ask("yes")
-
-
-def ended(pid: int) -> bool:
-    """Whether the process goes, within seconds: its new parent may take a moment to collect it."""
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    os.kill(pid, 9)
-    return False

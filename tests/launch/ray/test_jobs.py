@@ -21,7 +21,7 @@ from slime_swe.launch.ray.processes import MARK, lives, running_ray
 from slime_swe.launch.ray.run import run_job
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 300.0  # seconds, on a busy machine
@@ -84,7 +84,7 @@ def marked() -> list[int]:
     return found
 
 
-@pytest.mark.matrix("ends of a Ray job")
+@pytest.mark.extended("ends of a Ray job")
 def test_sigterm_ends_the_job_and_everything_started_for_it(tmp_path):
     if running_ray():
         pytest.skip("another Ray runs on this machine")
@@ -170,4 +170,4 @@ def test_ctrl_c_stops_the_job_and_leaves_the_cluster(there, tmp_path):
     assert process.returncode == 130, said
     assert "saved what matters" in said
     assert ray_version(there)
-    wait_for(lambda: json.loads((tmp_path / "ray_job.json").read_text())["status"] == "STOPPED", 10, "the record")
+    wait_for(lambda: json.loads((tmp_path / "ray_job.json").read_text())["status"] == "STOPPED", "the record")

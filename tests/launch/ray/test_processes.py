@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from slime_swe.launch.ray.processes import MARK, lives, owned, running_ray, stop_owned
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 DAEMON = """
 import os, signal, sys, time
@@ -37,7 +37,7 @@ def start(mark: str, *command: str) -> subprocess.Popen[bytes]:
 def test_only_processes_with_the_mark_are_owned_and_stopped(mark):
     other = start(uuid.uuid4().hex, "sleep", "1000")
     ours = start(mark, "sleep", "1000")
-    wait_for(lambda: owned(mark), 10, "the process")
+    wait_for(lambda: owned(mark), "the process")
     assert owned(mark) == [ours.pid]
     assert stop_owned(mark, grace=5) == []
     assert ours.wait(10) != 0
@@ -56,7 +56,7 @@ def test_a_daemon_that_left_its_session_and_ignores_sigterm_is_stopped_too(mark)
 
 def test_an_ended_process_that_nobody_waited_for_lives_no_more():
     process = subprocess.Popen(["true"])
-    wait_for(lambda: not lives(process.pid), 10, "the end")
+    wait_for(lambda: not lives(process.pid), "the end")
     process.wait()
 
 
@@ -65,7 +65,7 @@ def test_a_running_ray_is_said_with_its_address(mark):
         pytest.skip("a Ray runs on this machine")
     sleeper = 'exec -a /somewhere/raylet "$0" -c "import time; time.sleep(1000)" --gcs-address=10.0.0.1:6379'
     process = start(mark, "bash", "-c", sleeper, sys.executable)
-    wait_for(running_ray, 10, "the process")
+    wait_for(running_ray, "the process")
     assert running_ray() == (process.pid, "10.0.0.1:6379")
     stop_owned(mark, grace=5)
     process.wait(10)

@@ -19,7 +19,7 @@ RECIPES = (
 )
 
 
-@pytest.mark.matrix("families that SGLang serves on a CPU")
+@pytest.mark.extended("families that SGLang serves on a CPU")
 @pytest.mark.parametrize("name", RECIPES)
 def test_sglang_serves_a_family_on_a_cpu_or_not_as_the_family_says(tmp_path, name):
     recipe = load_recipe(name)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("wrapt", reason="comes with Ray")
 
 from slime_swe.launch.slime_cpu.fork_server import fork_server
 from slime_swe.launch.slime_cpu.forked import address
+from tests.waiting import wait_for
 
 SAYS = """
 import os, sys
@@ -58,13 +58,6 @@ def is_there(process: int) -> bool:
         return False
 
 
-def until(holds, seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds()
-
-
 def test_a_worker_has_its_own_arguments_environment_folder_and_files(executable, program):
     asked = [start(executable, program, f"--number={number}", OF_THIS=str(number)) for number in range(3)]
     said = [client.communicate("\n") for client in asked]
@@ -81,7 +74,8 @@ def test_the_end_of_a_worker_is_that_of_its_client_and_the_other_way(executable,
     assert all(map(is_there, workers)) and workers[0] != asked[0].pid
     assert [os.getpgid(worker) for worker in workers] == workers, "Ray ends a worker's whole group"
     asked[0].kill()  # as Ray ends a worker that it has started
-    assert until(lambda: not is_there(workers[0])) and is_there(workers[1])
+    wait_for(lambda: not is_there(workers[0]), "the worker's end")
+    assert is_there(workers[1])
     os.kill(workers[1], signal.SIGKILL)
     assert asked[1].wait(30) == 0
     assert start(executable, program).communicate("\n")[0], "the server goes on"
@@ -154,7 +148,7 @@ def test_the_driver_need_not_end_it(tmp_path):
     assert len(servers) == 1 and Path(address).exists()
     driver.kill()
     driver.communicate()
-    assert until(lambda: not is_there(int(servers[0])))
+    wait_for(lambda: not is_there(int(servers[0])), "the server's end")
 
 
 def started_by(process: Path, parent: int) -> bool:

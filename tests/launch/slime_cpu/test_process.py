@@ -17,7 +17,7 @@ from slime_swe.launch.ray.processes import lives
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import ended, follow
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 WRITER = """
 import os, signal, sys, time
@@ -84,7 +84,7 @@ def test_a_second_ctrl_c_leaves_nothing_either(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", STUBBORN], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
     ) as run:
-        wait_for((tmp_path / "ready").exists, 30, "the job")
+        wait_for((tmp_path / "ready").exists, "the job")
         for _ in range(2):
             run.send_signal(signal.SIGINT)
             time.sleep(0.5)

@@ -10,7 +10,7 @@ import pytest
 
 from slime_swe.data_sources.registry import load_tasks
 from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 500.0  # seconds for a job, on a busy machine
@@ -51,7 +51,7 @@ def wait_for_end(cluster: Cluster, job: str, log: Path) -> None:
         assert state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), log.read_text()
         return state == "COMPLETED"
 
-    wait_for(over, PATIENCE, "the end of the job")
+    wait_for(over, "the end of the job", PATIENCE)
 
 
 def steps_of(run: Path) -> list[int]:
@@ -74,13 +74,13 @@ def test_the_ray_cluster_spans_both_nodes_and_the_run_finishes(cluster, small, t
     assert not list(ROOT.glob("core*"))
 
 
-@pytest.mark.matrix("runs on a cluster")
+@pytest.mark.extended("runs on a cluster")
 def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, small, tmp_path):
     job = submit(cluster, tmp_path, *small, "run.num_rollouts=4")
     log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"
-    wait_for(lambda: steps_of(run), PATIENCE, "the first step")
+    wait_for(lambda: steps_of(run), "the first step", PATIENCE)
     cluster.on(0, "scancel", "--signal=USR1", "--batch", job)
-    wait_for(lambda: cluster.job(job)["Restarts"] == "1", PATIENCE, "the restart")
+    wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the restart", PATIENCE)
     done = steps_of(run)
     wait_for_end(cluster, job, log)
     assert "back into the queue" in log.read_text() and "going on with" in log.read_text()
@@ -93,5 +93,5 @@ def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, sma
 
 def test_a_script_outside_the_project_says_where_to_submit_it(cluster, tmp_path):
     job = cluster.submit(str(ROOT / "launch/slurm/train.sbatch"), nodes=1, cwd=tmp_path, log=tmp_path / "job.log")
-    wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", 60, "the refusal")
+    wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", "the refusal")
     assert "is not the project's folder: submit from there" in (tmp_path / "job.log").read_text()

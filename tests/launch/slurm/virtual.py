@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 NODES = ("n0", "n1")
 ADDRESSES = ("10.231.0.1", "10.231.0.2")
@@ -92,7 +92,7 @@ class Cluster:
         self.on(0, "slurmctld", "-f", f"{self.folder}/slurm.conf")
         for number, name in enumerate(NODES):
             self.on(number, "slurmd", "-f", f"{self.folder}/slurm.conf", "-N", name)
-        wait_for(lambda: self.on(0, "sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"], 60, "nodes")
+        wait_for(lambda: self.on(0, "sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"], "nodes")
 
     def _connect(self) -> None:
         """One cable from node to node."""
@@ -144,7 +144,7 @@ def virtual_cluster(folder: Path) -> Iterator[Cluster]:
     holders = [subprocess.Popen([*making, *reaping]) for _ in NODES]
     try:
         cluster = Cluster(folder, holders)
-        wait_for(lambda: all(children_of(holder.pid) for holder in holders), 20, "namespaces")
+        wait_for(lambda: all(children_of(holder.pid) for holder in holders), "namespaces")
         cluster.start()
         yield cluster
     finally:

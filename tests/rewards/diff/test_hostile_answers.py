@@ -1,9 +1,8 @@
-"""Answers that a policy wrote to do harm are compared in little time, and raise nothing."""
+"""Answers that a policy wrote to do harm are compared, and raise nothing (`test_similarity`: in bounded time)."""
 
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
@@ -14,13 +13,13 @@ from slime_swe.rewards.grade import GradingSettings, grade
 from tests.slime_swe.mutated_replies import honest, mutated
 
 pytest.importorskip("cydifflib")
-SHARES = [0, *(pytest.param(n, marks=pytest.mark.matrix("mutated answers")) for n in range(1, 100))]
+SHARES = [0, *(pytest.param(n, marks=pytest.mark.extended("mutated answers")) for n in range(1, 100))]
 
 
 @pytest.mark.parametrize("share", SHARES)
 async def test_a_mutated_answer_is_graded_between_its_bounds(share):
     """1,000 of the 100,000: replies as they are, and the patches that those which can be applied make."""
-    dice, seconds = random.Random(share), list[float]()
+    dice = random.Random(share)
     for _, (files, reply) in zip(range(1_000), mutated(dice), strict=False):
         path = dice.choice([*files])
         gold = make_patch(files, files | {path: files[path] + honest(dice)[1]})
@@ -29,8 +28,5 @@ async def test_a_mutated_answer_is_graded_between_its_bounds(share):
             patch = make_patch(files, apply_reply(files, reply))
         except PatchError:
             patch = reply
-        started = time.process_time()
         score = await grade(task, patch, None, GradingSettings("fraction"))
-        seconds.append(time.process_time() - started)
         assert -1 <= score.value <= 1 and not (score.solved and patch != gold)
-    assert sorted(seconds)[-len(seconds) // 100] < 0.05 and max(seconds) < 2

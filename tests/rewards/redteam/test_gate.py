@@ -102,7 +102,7 @@ def test_every_case_is_dealt_once():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.matrix("whole integrity gates")
+@pytest.mark.extended("whole integrity gates")
 @pytest.mark.parametrize(("sandbox", "grader"), [*COMBINATIONS, ("overlay", "calls")])
 async def test_a_whole_gate_holds(sandbox, grader):
     result = await played(sandbox, grader)
@@ -119,8 +119,8 @@ async def test_a_whole_gate_holds(sandbox, grader):
 @pytest.mark.parametrize(
     ("grader", "groups"),
     [
-        pytest.param("repository", ("looking", "resources"), marks=pytest.mark.matrix("whole integrity gates")),
-        pytest.param("harness", ("looking", "resources"), marks=pytest.mark.matrix("whole integrity gates")),
+        pytest.param("repository", ("looking", "resources"), marks=pytest.mark.extended("whole integrity gates")),
+        pytest.param("harness", ("looking", "resources"), marks=pytest.mark.extended("whole integrity gates")),
         ("repository", ()),
     ],
 )

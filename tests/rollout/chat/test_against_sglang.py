@@ -221,7 +221,7 @@ KINDS = ["malformed", "unknown tool", *REST, *VALUES]
 
 @pytest.mark.parametrize(
     "replies",
-    [500, pytest.param(10_000, marks=[pytest.mark.matrix("random replies with tool calls"), pytest.mark.slow])],
+    [500, pytest.param(10_000, marks=[pytest.mark.extended("random replies with tool calls"), pytest.mark.slow])],
 )
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("format", "detector"), FORMATS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import thread_time
+from math import isqrt
 
 import pytest
 
@@ -13,9 +13,9 @@ from slime_swe.rollout.chat.sglang_detectors import MAX_TURN_OF_SGLANG, sglang_f
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.chat.tool_formats import ToolCall, ToolFormat, parse, tool_format
 from slime_swe.rollout.proxy.templates import Templates
+from tests.effort import FACTOR, assert_linear
 from tests.rollout.chat.sglang_parsers import NEEDS, installed, sglang_parsers
 from tests.rollout.conftest import make_tokenizer
-from tests.slowness import slowness
 
 pytestmark = pytest.mark.skipif(not installed(), reason=f"needs SGLang's wheel: {NEEDS}")
 
@@ -91,12 +91,17 @@ def test_no_schema_of_a_client_s_makes_a_parser_raise(detectors, found, schema):
         assert isinstance(parse(KIMI.format("{}"), f"sglang.{name}", tools).written, list)
 
 
-def test_the_longest_hostile_turn_takes_no_more_than_two_seconds(found):
-    """The slowest of SGLang's parsers, whose time is in the square of the length."""
-    for name, piece in (("glm47", "<tool_call>"), ("llama3", '<|python_tag|>{"name":')):
-        begun = thread_time()
-        parse(piece * (MAX_TURN_OF_SGLANG // len(piece)), f"sglang.{name}", TOOLS)
-        assert thread_time() - begun < 2 * slowness()
+@pytest.mark.parametrize(("name", "piece"), [("glm47", "<tool_call>"), ("llama3", '<|python_tag|>{"name":')])
+def test_a_hostile_turn_takes_time_in_the_square_of_its_length_and_a_longer_one_none(
+    detectors, found, monkeypatch, name, piece
+):
+    """The slowest of SGLang's parsers."""
+    most, read = MAX_TURN_OF_SGLANG // len(piece), []
+    assert_linear(lambda square: parse(piece * isqrt(square), f"sglang.{name}", TOOLS), most**2 // FACTOR, name)
+    monkeypatch.setattr(detectors[name], "detect_and_parse", lambda self, text, tools: read.append(text))
+    turn = parse(piece * (most + 1), f"sglang.{name}", TOOLS)
+    assert turn.error
+    assert not read
 
 
 def test_a_name_that_sglang_has_not_is_refused_with_those_that_it_has(found):

@@ -67,7 +67,9 @@ async def play(endpoint, pool, folder, name=TINY, **changes) -> Episode:
         return await run_episode(agent, toy_task(), pool, sampling, time_budget=settings.time_budget)
 
 
-@pytest.mark.parametrize("name", [TINY, *(pytest.param(name, marks=pytest.mark.matrix("agents")) for name in PROGRAMS)])
+@pytest.mark.parametrize(
+    "name", [TINY, *(pytest.param(name, marks=pytest.mark.extended("agents")) for name in PROGRAMS)]
+)
 async def test_every_agent_repairs_the_task(name, pool, tmp_path):
     script = [said(turn) for turn in agent_class(name).check_script]
     async with chat_endpoint(by_content(*script)) as endpoint:

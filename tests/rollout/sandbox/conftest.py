@@ -158,7 +158,7 @@ def of(*names: str) -> list[ParameterSet]:
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     group = [pytest.mark.xdist_group("ray")] if name.startswith("ray:") else []  # one cluster a machine at a time
-    return group + ([] if name in DEFAULT else [pytest.mark.matrix("sandbox backends")])
+    return group + ([] if name in DEFAULT else [pytest.mark.extended("sandbox backends")])
 
 
 FORKING = of("bubblewrap", "subprocess")

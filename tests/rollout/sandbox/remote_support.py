@@ -11,15 +11,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from slime_swe.rollout.sandbox.remote import RemoteBackend
+from tests.waiting import wait_for
 
-START_SECONDS = 60.0
 _SERVE = "import sys; sys.argv[0] = 'swerex-remote'; from swerex.server import main; main()"
 
 
@@ -47,17 +46,17 @@ class RemoteServer:
 
     def wait(self) -> None:
         """Until it answers."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            if self.process.poll() is not None:
-                assert "address already in use" in self._said(), self._said()
-                self._launch()  # another test has taken the port meanwhile
-            request = urllib.request.Request(f"{self.url}/is_alive", headers={"X-API-Key": self.token})
-            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(request, timeout=5).close()
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(self._answers, "an answer of the server")
+
+    def _answers(self) -> bool:
+        if self.process.poll() is not None:
+            assert "address already in use" in self._said(), self._said()
+            self._launch()  # another test has taken the port meanwhile
+        request = urllib.request.Request(f"{self.url}/is_alive", headers={"X-API-Key": self.token})
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            urllib.request.urlopen(request, timeout=5).close()
+            return True
+        return False
 
     def freeze(self) -> None:
         """It answers nobody any more, and its connections stay."""

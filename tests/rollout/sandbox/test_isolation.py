@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,9 +172,7 @@ async def test_the_list_of_mounts_names_no_place_that_is_not_there(contained: Sa
 async def test_a_fork_bomb_is_bounded_and_swept_away(contained: Sandbox, count_processes: Callable[[str], int]) -> None:
     await contained.write_file("bomb.py", b"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n")
     for command in (":() { : | : & }; :; sleep 5", "python3 -I -S -B bomb.py", "python3 bomb.py"):
-        started = time.monotonic()
         result = await contained.exec(command, timeout=0.5)
-        assert time.monotonic() - started < 10
         assert (await contained.exec("ls -d /proc/[0-9]* | wc -l")).output.strip() in ("4", "5", "6")
         assert (await contained.exec("echo alive")).output == "alive\n", result
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from slime_swe.rollout.sandbox.fork_server import ForkServer
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
 from tests.rollout.sandbox.conftest import kill_fork_server, of
+from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]
@@ -131,7 +131,6 @@ async def main():
     async with SandboxPool(sys.argv[1]) as pool, pool.open({}) as first, pool.open({}) as second:
         command = f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}"
         runs = [asyncio.create_task(sandbox.exec(command)) for sandbox in (first, second)]
-        await asyncio.sleep(0.5)
         print("running", flush=True)
         await asyncio.gather(*runs)
 asyncio.run(main())
@@ -158,12 +157,11 @@ def test_nothing_outlives_a_killed_host(
     with host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"running\n"
-        assert count_processes(f"sleep\0{nap}") == 4
+        wait_for(lambda: count_processes(f"sleep\0{nap}") == 4, "the commands")
         host.send_signal(end)
-    deadline = time.monotonic() + 60
-    while count_processes(f"sleep\0{nap}") or count_processes(str(tmp_path)) or list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for marker in (f"sleep\0{nap}", str(tmp_path)):
+        wait_for(lambda marker=marker: not count_processes(marker), "the end of all processes")
+    wait_for(lambda: not list(tmp_path.iterdir()), "the removal of its folders")
 
 
 async def test_without_bubblewrap_the_fallback_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:

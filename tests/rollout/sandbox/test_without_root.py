@@ -32,8 +32,8 @@ asyncio.run(main())
     ("backend", "tmpfs"),
     [
         ("overlay", True),
-        pytest.param("overlay", False, marks=pytest.mark.matrix("sandbox backends")),
-        pytest.param("apptainer", True, marks=pytest.mark.matrix("sandbox backends")),
+        pytest.param("overlay", False, marks=pytest.mark.extended("sandbox backends")),
+        pytest.param("apptainer", True, marks=pytest.mark.extended("sandbox backends")),
     ],
 )
 def test_a_sandbox_over_a_folder_needs_no_root(nobody: Nobody, backend: str, tmpfs: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from slime_swe.launch.ray.processes import MARK, PROC, lives, owned, stop_owned
 from slime_swe.launch.rehearse.faults import FAILS_IN, MOMENTS, PARTS
 from slime_swe.launch.rehearse.faults.processes import Processes, Watch, left_after, strike, title
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 SLEEP = "/bin/sleep"
 
@@ -27,7 +27,7 @@ def mark():
 def start(mark: str, name: str) -> subprocess.Popen[bytes]:
     """A process that calls itself so, as Ray's and SGLang's do."""
     process = subprocess.Popen([name, "1000"], executable=SLEEP, env={**os.environ, MARK: mark})
-    wait_for(lambda: title(process.pid) == name.rpartition("/")[2], 10, name)
+    wait_for(lambda: title(process.pid) == name.rpartition("/")[2], name)
     return process
 
 
@@ -49,7 +49,7 @@ def test_of_each_part_one_process_is_killed_and_no_other(mark):
         (pid,) = Processes(mark).of(PARTS[part])
         assert pid in [process.pid for process in started[part]], part
         strike([pid], PARTS[part])
-        wait_for(lambda pid=pid: not lives(pid), 10, "its end")
+        wait_for(lambda pid=pid: not lives(pid), "its end")
         killed.add(pid)
         assert {process.pid for group in started.values() for process in group if not lives(process.pid)} == killed
     assert len(owned(mark)) == len(RUN["other"]) + 2, "an engine and a rank are left"
@@ -86,7 +86,7 @@ def test_what_a_part_has_forked_is_not_the_part(mark, parent, child):
     command = [sys.executable, "-c", FORK, parent, child]
     process = subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE)
     forked = int(process.stdout.readline())
-    wait_for(lambda: title(process.pid) == parent and title(forked) == child, 10, "both")
+    wait_for(lambda: title(process.pid) == parent and title(forked) == child, "both")
     (part,) = {name for name in ("rollout_manager", "rank") if parent.startswith(PARTS[name].title)}
     assert Processes(mark).of(PARTS[part]) == [process.pid]
     if part == "rollout_manager":
@@ -97,7 +97,7 @@ def test_an_engine_that_hangs_lives_and_does_nothing(mark):
     process, part = start(mark, "sglang::scheduler"), PARTS["hung_engine"]
     strike(Processes(mark).of(part), part)
     stat = PROC / str(process.pid) / "stat"
-    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", 10, "the stop")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
     assert owned(mark) == [process.pid]
 
 

@@ -12,7 +12,7 @@ import pytest
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.processes import lives
 from slime_swe.launch.rehearse.faults.network import ADDRESSES, Network, two_namespaces
-from tests.launch.waiting import wait_for
+from tests.waiting import wait_for
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
 
@@ -84,7 +84,7 @@ def test_namespaces_end_with_who_has_made_them():
     assert len(holders) == 2 and all(map(lives, holders))
     maker.kill()
     maker.communicate()
-    wait_for(lambda: not any(map(lives, holders)), 10, "their end")
+    wait_for(lambda: not any(map(lives, holders)), "their end")
 
 
 def test_without_the_right_the_drill_says_what_it_needs():

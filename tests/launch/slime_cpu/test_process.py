@@ -56,7 +56,7 @@ def test_a_job_that_is_stopped_leaves_nothing(tmp_path):
     async def stopped() -> None:
         running = asyncio.create_task(follow(job(tmp_path, "time.sleep(1000)"), tmp_path / "log", lambda: None))
         pid = tmp_path / "pid"
-        await asyncio.to_thread(wait_for, lambda: pid.exists() and pid.read_text(), 20, "the job")
+        await asyncio.to_thread(wait_for, lambda: pid.exists() and pid.read_text(), "the job")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -28,7 +28,9 @@ class Nobody:
     @classmethod
     def at(cls, home: Path) -> Nobody:
         os.chown(home, NOBODY, NOBODY)
-        shutil.copytree(Path(msgspec.__file__).parent, home / "lib" / "msgspec")  # its own may be closed to others
+        packages = (REPOSITORY / "src" / "slime_swe", Path(msgspec.__file__).parent)
+        for package in packages:  # copied, since these may be closed to others
+            shutil.copytree(package, home / "lib" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         return cls(home)
 
     @classmethod
@@ -45,7 +47,7 @@ class Nobody:
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {
-            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src:{self.home}/lib",
+            "PYTHONPATH": f"{self.home}/lib",
             "HOME": str(self.home),
             "PATH": os.environ["PATH"],
         }

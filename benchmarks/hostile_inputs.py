@@ -28,11 +28,10 @@ from slime_swe.rewards.diff.similarity import similarity
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import MAX_TURN
 from tests.data_sources import test_contamination as contamination
-from tests.effort import processor_seconds
+from tests.effort import processor_seconds, yardstick
 from tests.rewards.diff.test_similarity import LONG as TEXTS
 from tests.rollout.proxy.test_load import CHAT, HOSTILE, served
 from tests.rollout.test_parsers import FILLINGS, STARTS, parse
-from tests.rollout.watch import yardstick
 from tests.slime_swe import test_hostile_patches as patches
 from tests.slime_swe.test_hostile_replies import LONG as REPLIES
 

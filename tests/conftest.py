@@ -24,5 +24,5 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)  # these are read; they are not for the runs of pytest that tests start
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when the library is imported; it retries for long
     config.pluginmanager.register(selection.Selection(config), "selection")
-    config.pluginmanager.register(Costs(), "costs")
+    config.pluginmanager.register(Costs(config), "costs")
     second_look.register(config)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 FACTOR = 8  # the larger input is so many times the smaller
 WIDE = 4  # how many times a linear computation's own growth is let pass; of a square's growth it is half
 TRIES = 5
+ROUNDS = 1_000_000
 GRAIN = 0.002  # seconds: shorter ones are taken for this long, since the clock and the caches blur them
 
 
@@ -18,6 +19,17 @@ def processor_seconds(work: Callable[[], object]) -> float:
     started = time.thread_time()
     work()
     return time.thread_time() - started
+
+
+def yardstick() -> float:
+    """Seconds that this thread works for a fixed loop of plain Python: 0.02 on a fast processor."""
+    return min(processor_seconds(_rounds) for _ in range(3))
+
+
+def _rounds() -> None:
+    total = 0
+    for number in range(ROUNDS):
+        total += number & 7
 
 
 def assert_linear(work: Callable[[int], object], size: int, what: object = "") -> None:

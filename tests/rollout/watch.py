@@ -11,24 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tests.effort import TRIES, processor_seconds
+from tests.effort import TRIES, processor_seconds, yardstick
 
-_ROUNDS = 1_000_000
 _TICK = 0.002
 _LEAST_ELSEWHERE = 4  # yardsticks: less work than this is taken for as much
 _LEAST_WORK = 16  # yardsticks, too
 _FREE = 1 / 16  # a share that needs no further try
-
-
-def yardstick() -> float:
-    """Seconds that this thread works for a fixed loop of plain Python: 0.02 on a fast processor."""
-    return min(processor_seconds(_rounds) for _ in range(3))
-
-
-def _rounds() -> None:
-    total = 0
-    for number in range(_ROUNDS):
-        total += number & 7
 
 
 class Watch:

@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.proxy_servers import open_sessions
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from tests.effort import yardstick
 from tests.rollout.support import PARAMS
-from tests.rollout.watch import Watch, watched, yardstick
+from tests.rollout.watch import Watch, watched
 
 SETTLED = 0.01  # seconds: the watch has seen what was done before
 Cache = type(lru_cache(int))

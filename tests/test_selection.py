@@ -93,13 +93,28 @@ def test_a_guard_that_is_named_as_a_test_is_one_of_the_default_set():
         guard
         for path in (ROOT / "tests").rglob("*.py")
         if path != Path(__file__)
-        for guard in re.findall(r"mark\.extended\(\"(\S+\.py::\w+)\"", path.read_text())
+        for guard in re.findall(r"mark\.extended\(\s*\"(\S+\.py::\w+)\"", path.read_text())
     ]
     for guard in guards:
         file, _, name = guard.partition("::")
         tests = {node.name: node for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")}
         assert name in tests, guard
-        assert "mark.extended" not in "".join(map(ast.unparse, tests[name].decorator_list)), guard
+        marks = map(ast.unparse, tests[name].decorator_list)
+        assert not any(mark.startswith("pytest.mark.extended") for mark in marks), guard
+
+
+@pytest.mark.parametrize("words", [[], ["-n", "1"]], ids=["one process", "a worker"])
+def test_a_default_set_over_its_budget_fails_and_says_so(pytester, monkeypatch, words):
+    pytester.makeini(
+        "[pytest]\nmarkers = extended(guard): a row\ntestpaths = .\nasyncio_default_fixture_loop_scope = function"
+    )
+    monkeypatch.setattr("tests.costs.FEW", 0.0)
+    assert pytester.runpytest(*words).ret == 0
+    monkeypatch.setattr("tests.costs.BUDGET", 0)
+    over = pytester.runpytest(*words)
+    assert over.ret == pytest.ExitCode.TESTS_FAILED
+    over.stdout.fnmatch_lines(["The default set took more than 2 times the 0 yardsticks*"])
+    assert pytester.runpytest(*words, "-k", "always").ret == 0
 
 
 FAILING = """\

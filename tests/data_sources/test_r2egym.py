@@ -161,7 +161,16 @@ def image(backend: str, folder: Path, kind: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("backend", "number"), [("overlay", 0), ("overlay", 1), ("docker", 0)])
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    [
+        ("overlay", 0),
+        *(
+            pytest.param(*row, marks=pytest.mark.extended("sandboxes with images"))
+            for row in (("overlay", 1), ("docker", 0))
+        ),
+    ],
+)
 async def test_a_task_in_its_image(backend, number, tmp_path, monkeypatch):
     settings = GradingSettings(harness_python=harness_python())
     task = tasks()[number]

@@ -144,6 +144,9 @@ def remount(disk: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", disk], check=True)
 
 
+@pytest.mark.extended(
+    "tests/embedded/test_loop.py::test_a_journal_that_can_not_be_written_ends_the_run_and_loses_nothing"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_full_disk_is_named_with_what_to_do_and_no_training_is_lost(cli, small, whole_run, tmp_path):

@@ -9,7 +9,9 @@ from tests.e2e.conftest import cli_in, lines_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("agent", ["native", "blocks"])
+@pytest.mark.parametrize(
+    "agent", ["blocks", pytest.param("native", marks=pytest.mark.extended("agents of diff tasks"))]
+)
 def test_likeness_is_trained_on(agent, tmp_path):
     pytest.importorskip("cydifflib")
     result = cli_in(tmp_path)(

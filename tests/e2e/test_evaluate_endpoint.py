@@ -120,7 +120,9 @@ async def test_two_endpoints_are_compared(shell):
     assert code == 2 and "are no repetitions" in err
 
 
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGKILL))
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.extended("ending signals"))]
+)
 async def test_a_killed_evaluation_goes_on_and_plays_nothing_twice(number, shell):
     words = ["--samples", "2", "--concurrency", "2", "--output", "kept", "--json"]
     async with chat_endpoint(by_turn(*REPAIR), seconds=0.3) as endpoint:

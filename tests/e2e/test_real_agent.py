@@ -13,7 +13,12 @@ from slime_swe.rollout.agents.layer import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from tests.e2e.test_sandboxes import start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.extended(
+        "tests/launch/test_agent_check.py::test_an_agent_repairs_the_task_and_no_sampled_token_is_lost"
+    ),
+    *(pytest.mark.slow, pytest.mark.timeout(900)),
+]
 
 # The seed policy has never seen this agent's only tool, and solves nothing with it: so that the episodes of a group
 # differ, each is rewarded for an even number of sampled tokens.

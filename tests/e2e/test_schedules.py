@@ -33,7 +33,10 @@ def check(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "kills"),
-    [("carry", 0), ("continuous", 2), pytest.param("continuous", 15, marks=pytest.mark.extended("kills of one run"))],
+    [
+        ("continuous", 0),
+        *(pytest.param(*row, marks=pytest.mark.extended("schedules")) for row in (("carry", 0), ("continuous", 15))),
+    ],
 )
 def test_every_episode_is_trained_once_and_in_time(schedule, kills, words, tmp_path):
     words = [*words, f"rollout.schedule={schedule}", f"rollout.max_staleness={STALENESS}"]

@@ -11,7 +11,10 @@ from tests.e2e.conftest import lines_of
 pytest.importorskip("coverage")
 pytest.importorskip("libcst")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.extended("tests/e2e/test_diff_task.py::test_likeness_is_trained_on"),
+    *(pytest.mark.slow, pytest.mark.timeout(900)),
+]
 
 WORDS = [
     "--ignore-integrity", "recipe=tiny_cpu", "task=specification", "run.name=a",

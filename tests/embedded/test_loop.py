@@ -153,6 +153,7 @@ def start(args: Namespace) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", RUN, json.dumps(vars(args))], cwd=REPOSITORY, env=environment)
 
 
+@pytest.mark.extended("tests/e2e/test_killed.py::test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_then_resume_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path):

@@ -34,7 +34,7 @@ def few_steps(monkeypatch):
     """Simulate three steps, with turns put together: a plan takes a third of the time, and what is said of it holds."""
     monkeypatch.setattr(rollout, "WARM_UP", 1)
     monkeypatch.setattr(rollout, "MEASURED", 2)
-    monkeypatch.setattr(rollout, "MOST_TURNS", 1_000)
+    monkeypatch.setattr(rollout, "MOST_TURNS", 300)
     rollout.simulated.cache_clear()
     yield
     rollout.simulated.cache_clear()

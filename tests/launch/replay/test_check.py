@@ -107,6 +107,7 @@ def test_without_metrics_only_the_masks_can_be_compared(copied, capsys):
     assert "2 rollouts have no line in metrics.jsonl" in capsys.readouterr().out
 
 
+@pytest.mark.extended("tests/launch/replay/test_check.py::test_a_real_run_is_reproduced")
 @pytest.mark.slow
 def test_a_run_that_carries_groups_over_and_takes_two_steps_is_reproduced(tmp_path, capsys):
     from tests.e2e.conftest import cli_in

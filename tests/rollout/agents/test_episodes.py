@@ -32,7 +32,7 @@ from tests.rollout.watch import watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of each agent installs it
 
-MATRIX = pytest.mark.extended("agents")
+EXTENDED = pytest.mark.extended("agents")
 TINY = f"{TinyAgent.__module__}.{TinyAgent.__qualname__}"
 NO_EDIT = "calc.py\n```python\n<<<<<<< SEARCH\n    return nothing\n=======\n    return a + b\n>>>>>>> REPLACE\n```\n"
 IDLE = {
@@ -45,7 +45,7 @@ IDLE = {
     "opencode": tool_call("bash", command="ls", description="List"),
     "openhands": tool_call("terminal", command="ls", security_risk="LOW"),
 }
-REAL_AND_TINY = [TINY, *(pytest.param(name, marks=MATRIX) for name in IDLE if name != TINY)]
+REAL_AND_TINY = [TINY, *(pytest.param(name, marks=EXTENDED) for name in IDLE if name != TINY)]
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_a_prompt_without_room_for_a_reply_ends_the_episode(name, opened, 
         assert (episode.stop_reason, episode.turns) == (StopReason.CONTEXT_FULL, 0), episode.detail
 
 
-@MATRIX
+@EXTENDED
 async def test_an_agent_whose_policy_says_nothing_it_can_use_gives_up(opened, tokenizer):
     async with (
         scripted_engine(tokenizer, by_content(f"I don't know.{END}")) as engine,
@@ -143,9 +143,9 @@ async def test_an_agent_whose_policy_says_nothing_it_can_use_gives_up(opened, to
     ("name", "shell", "more"),
     [
         (TINY, "sh", {}),
-        pytest.param("mini_swe_agent", "bash", {}, marks=MATRIX),
-        pytest.param("opencode", "bash", {"description": "End"}, marks=MATRIX),
-        pytest.param("openhands", "terminal", {"security_risk": "LOW"}, marks=MATRIX),
+        pytest.param("mini_swe_agent", "bash", {}, marks=EXTENDED),
+        pytest.param("opencode", "bash", {"description": "End"}, marks=EXTENDED),
+        pytest.param("openhands", "terminal", {"security_risk": "LOW"}, marks=EXTENDED),
     ],
 )
 async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shell, more, opened, tokenizer):
@@ -158,7 +158,7 @@ async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shel
         assert "+    return a + b" in episode.patch
 
 
-@MATRIX
+@EXTENDED
 async def test_an_agent_whose_command_prints_600_mb_costs_the_host_nothing(opened, tokenizer):
     """It sends all of that to its policy, which takes 8 MiB."""
     command = "sed -i 's/a - b/a + b/' calc.py; head -c 600000000 /dev/zero | tr '\\0' x"
@@ -194,9 +194,9 @@ async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, token
     ("name", "start_seconds", "budget", "why"),
     [
         (TINY, 120.0, 300, "tiny_agent ended without a model call (exit code 1)"),
-        pytest.param("qwen_code", 120.0, 300, "qwen_code ended without a model call (exit code 1)", marks=MATRIX),
-        pytest.param("codex", 3.0, 300, "codex did not call its model within 3 s", marks=MATRIX),  # it never ends
-        pytest.param("codex", 120.0, 3, "codex did not call its model", marks=MATRIX),
+        pytest.param("qwen_code", 120.0, 300, "qwen_code ended without a model call (exit code 1)", marks=EXTENDED),
+        pytest.param("codex", 3.0, 300, "codex did not call its model within 3 s", marks=EXTENDED),  # it never ends
+        pytest.param("codex", 120.0, 3, "codex did not call its model", marks=EXTENDED),
     ],
 )
 async def test_an_agent_that_does_not_reach_its_model_is_infrastructure(
@@ -211,7 +211,7 @@ async def test_an_agent_that_does_not_reach_its_model_is_infrastructure(
         assert why in episode.detail
 
 
-@pytest.mark.parametrize("name", [TINY, pytest.param("codex", marks=MATRIX)])
+@pytest.mark.parametrize("name", [TINY, pytest.param("codex", marks=EXTENDED)])
 async def test_an_engine_that_fails_is_no_fault_of_the_agents(name, opened):
     async def broken(request: web.Request) -> web.Response:
         return web.Response(status=500, text="out of memory")
@@ -245,7 +245,7 @@ async def test_an_agent_pauses_at_a_closed_gate_and_ends_where_it_is_unwanted(op
         assert "wants no more" in episode.detail and episode.counters.engine_aborted
 
 
-@MATRIX
+@EXTENDED
 @pytest.mark.parametrize(
     ("name", "shell", "more"),
     [("qwen_code", "run_shell_command", {"is_background": False}), ("claude_code", "Bash", {"description": "x"})],

@@ -53,7 +53,7 @@ class Costs:
         return whole and self.work > MOST * BUDGET
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.tests.total() < FEW:
+        if self.tests.total() < FEW or hasattr(self.config, "workerinput"):
             return
         self.config.cache.set("costs", dict(self.tests.most_common()))
         files = summed(self.tests, lambda name: name.partition("::")[0])

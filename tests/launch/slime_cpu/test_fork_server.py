@@ -102,9 +102,13 @@ def test_what_a_worker_spawns_does_not_import_its_program_again(executable, tmp_
 
 
 def test_clients_of_a_server_that_has_died_do_not_wait_for_it(program):
-    with fork_server(["json"]) as words:
+    def servers() -> list[Path]:
         started = (path for path in Path("/proc").glob("[0-9]*") if started_by(path, os.getpid()))
-        (server,) = (path for path in started if b"slime_cpu.fork_server" in (path / "cmdline").read_bytes())
+        return [path for path in started if b"slime_cpu.fork_server" in (path / "cmdline").read_bytes()]
+
+    with fork_server(["json"]) as words:
+        wait_for(servers, "the server")  # a process has no command line yet when its exec has just succeeded
+        (server,) = servers()
         os.kill(int(server.name), signal.SIGKILL)
         out, _ = start(shlex.split(words), program, "a").communicate("\n", timeout=30)
     assert out.startswith("['a']")

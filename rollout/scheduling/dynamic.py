@@ -45,8 +45,9 @@ class DynamicSampling:
         missing = self.batch_size - self._informative()
         if missing <= 0:
             return 0
-        spread = math.sqrt(missing * (1 - self.rate))
-        enough = min(math.ceil((missing + MARGIN * spread) / self.rate), math.ceil(missing * self.max_over_sampling))
+        rate = self.rate
+        spread = math.sqrt(missing * (1 - rate))
+        enough = min(math.ceil((missing + MARGIN * spread) / rate), math.ceil(missing * self.max_over_sampling))
         return max(0, enough - len(self._running))
 
     def begin(self, group: int, version: int) -> None:
@@ -62,18 +63,17 @@ class DynamicSampling:
             raise NothingInformative(f"none of {len(self._ended)} groups was informative")
 
     def take(self, version: int) -> Batch | None:
+        if self._informative() < self.batch_size:
+            return None
         first = min(self._running, default=math.inf)
-        chosen = [group for group in sorted(self._ended) if group < first and self._is_informative(group)]
+        informative = (group for group, outcome in self._ended.items() if outcome is Outcome.INFORMATIVE)
+        chosen = sorted(group for group in informative if group < first)[: self.batch_size]
         if len(chosen) < self.batch_size:
             return None
-        chosen = chosen[: self.batch_size]
         given_back = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
         self._running.clear()
         self._ended.clear()
         return Batch(chosen, [max(0, version - self.lag)] * len(chosen), given_back)
 
     def _informative(self) -> int:
-        return sum(map(self._is_informative, self._ended))
-
-    def _is_informative(self, group: int) -> bool:
-        return self._ended[group] is Outcome.INFORMATIVE
+        return list(self._ended.values()).count(Outcome.INFORMATIVE)

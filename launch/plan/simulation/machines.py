@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
+
+from slime_swe.launch.plan.simulation.clock import SimulatedLoop
 
 
 class Aborted(Exception):
@@ -63,49 +66,65 @@ class Shared:
     """Work that goes on at once, all of it equally fast. speed: units of work a second of each, by how many there are.
 
     `progress` is what anything that was there from the start would have done by now, so the next to end is the one that
-    has the least to go to: one timer is enough.
+    has the least to go to: `due` is when it does.
     """
 
     def __init__(self, speed: Callable[[int], float]) -> None:
+        self.due = math.inf
         self._speed = speed
+        self._rate = 0.0  # the speed of each that runs now
         self._progress = self._since = 0.0
         self._ends: list[tuple[float, int]] = []  # a heap: progress at its end, number
         self._running: dict[int, tuple[asyncio.Future[float], float]] = {}  # by number; with its progress at its end
         self._numbers = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._loop: SimulatedLoop | None = None
         self._paused = False
 
     async def run(self, work: float) -> float:
         """What is left of it: nothing, unless it was aborted."""
         self._advance()
         number, end = next(self._numbers), self._progress + work
-        ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[float] = self._clock().create_future()
         self._running[number] = ended, end
         heapq.heappush(self._ends, (end, number))
-        self._set_timer()
+        self._look_ahead()
         try:
             return await ended
         finally:
             if number in self._running:  # cancelled
                 self._advance()
                 self._end(number)
-                self._set_timer()
+                self._look_ahead()
 
     def abort(self) -> None:
         self._advance()
         for number in [*self._running]:
             self._end(number)
-        self._set_timer()
+        self._look_ahead()
 
     def pause(self) -> None:
         self._advance()
         self._paused = True
-        self._set_timer()
+        self._look_ahead()
 
     def resume(self) -> None:
         self._advance()
         self._paused = False
-        self._set_timer()
+        self._look_ahead()
+
+    def occurs(self) -> None:
+        self._advance()
+        self._progress, number = heapq.heappop(self._ends)  # as rounding has it or not
+        self._end(number)
+        self._look_ahead()
+
+    def _clock(self) -> SimulatedLoop:
+        if self._loop is None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimulatedLoop), loop
+            loop.watch(self)
+            self._loop = loop
+        return self._loop
 
     def _end(self, number: int) -> None:
         ended, end = self._running.pop(number)
@@ -113,27 +132,20 @@ class Shared:
             ended.set_result(max(end - self._progress, 0.0))
 
     def _advance(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._clock().time()
         if self._running and not self._paused:
-            self._progress += (now - self._since) * self._speed(len(self._running))
+            self._progress += (now - self._since) * self._rate
         self._since = now
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _look_ahead(self) -> None:
+        """After `_advance`, when that or what runs has changed."""
         while self._ends and self._ends[0][1] not in self._running:
             heapq.heappop(self._ends)
         if not self._ends or self._paused:
-            self._timer = None
+            self.due = math.inf
             return
-        left = (self._ends[0][0] - self._progress) / self._speed(len(self._running))
-        self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._first_ends)
-
-    def _first_ends(self) -> None:
-        self._advance()
-        self._progress, number = heapq.heappop(self._ends)  # as rounding has it or not
-        self._end(number)
-        self._set_timer()
+        self._rate = self._speed(len(self._running))
+        self.due = self._since + max((self._ends[0][0] - self._progress) / self._rate, 0.0)
 
 
 @dataclass

@@ -23,6 +23,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -55,10 +56,6 @@ class Workload(Protocol):
         ...
 
 
-def lognormal(source: random.Random, mean: float, spread: float) -> float:
-    return source.lognormvariate(math.log(mean) - spread**2 / 2, spread)
-
-
 @dataclass(frozen=True)
 class Assumed:
     seed: int = 0
@@ -80,36 +77,42 @@ class Assumed:
     together: int = 1  # turns that are simulated as one: quicker, and a little coarser
 
     def script(self, group: int, member: int, attempt: int) -> Script:
-        task = random.Random(f"{self.seed}:{group}")
-        shift = task.gauss(0.0, self.turns_spread / math.sqrt(2))
-        rate = task.betavariate(self.certainty * self.solved, self.certainty * (1 - self.solved))
-        drawn = random.Random(f"{self.seed}:{group}:{member}:{attempt}")
-        own = drawn.gauss(0.0, self.turns_spread / math.sqrt(2))
-        middle = self.turns * math.exp(-(self.turns_spread**2) / 2)
-        number = min(max(round(middle * math.exp(shift + own)), 1), self.most_turns)
-        return Script(
-            opening=drawn.lognormvariate(math.log(self.opening), 0.5),
-            turns=(turns := tuple(self._turns(drawn, number))),
-            grading=drawn.lognormvariate(math.log(self.grading), 0.5),
-            solved=drawn.random() < rate,
-            breaks=drawn.randrange(len(turns)) if drawn.random() < self.broken else None,
-        )
+        return _assumed(self, group, member, attempt)
 
-    def _turns(self, drawn: random.Random, number: int) -> Iterator[tuple[int, float]]:
-        left = self.time_budget
-        for first in range(0, number, self.together):
-            turns = range(first, min(first + self.together, number))
-            tokens, seconds = map(sum, zip(*((self._tokens(drawn), self._tool(drawn)) for _ in turns), strict=True))
-            yield tokens, min(seconds, left)
-            left -= seconds
-            if left <= 0:
-                return
 
-    def _tokens(self, drawn: random.Random) -> int:
-        return min(max(round(lognormal(drawn, self.tokens, self.tokens_spread)), 1), self.most_tokens)
+@lru_cache(maxsize=16_384)
+def _assumed(workload: Assumed, group: int, member: int, attempt: int) -> Script:
+    """Kept, since plans that differ in their machines have the same episodes: a plan's proposals, for one."""
+    task = random.Random(f"{workload.seed}:{group}")
+    shift = task.gauss(0.0, workload.turns_spread / math.sqrt(2))
+    rate = task.betavariate(workload.certainty * workload.solved, workload.certainty * (1 - workload.solved))
+    drawn = random.Random(f"{workload.seed}:{group}:{member}:{attempt}")
+    own = drawn.gauss(0.0, workload.turns_spread / math.sqrt(2))
+    middle = workload.turns * math.exp(-(workload.turns_spread**2) / 2)
+    number = min(max(round(middle * math.exp(shift + own)), 1), workload.most_turns)
+    return Script(
+        opening=drawn.lognormvariate(math.log(workload.opening), 0.5),
+        turns=(turns := tuple(_assumed_turns(workload, drawn, number))),
+        grading=drawn.lognormvariate(math.log(workload.grading), 0.5),
+        solved=drawn.random() < rate,
+        breaks=drawn.randrange(len(turns)) if drawn.random() < workload.broken else None,
+    )
 
-    def _tool(self, drawn: random.Random) -> float:
-        return min(drawn.lognormvariate(math.log(self.tool_median), self.tool_spread), self.most_tool)
+
+def _assumed_turns(workload: Assumed, drawn: random.Random, number: int) -> Iterator[tuple[int, float]]:
+    most_tokens, tokens_spread = workload.most_tokens, workload.tokens_spread
+    most_tool, tool_spread = workload.most_tool, workload.tool_spread
+    middle, tool_middle = math.log(workload.tokens) - tokens_spread**2 / 2, math.log(workload.tool_median)
+    lognormal, left = drawn.lognormvariate, workload.time_budget
+    for first in range(0, number, workload.together):
+        tokens, seconds = 0, 0.0
+        for _ in range(first, min(first + workload.together, number)):
+            tokens += min(max(round(lognormal(middle, tokens_spread)), 1), most_tokens)
+            seconds += min(lognormal(tool_middle, tool_spread), most_tool)
+        yield tokens, min(seconds, left)
+        left -= seconds
+        if left <= 0:
+            return
 
 
 class Recorded:

@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
@@ -88,7 +88,8 @@ def _run(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Options of one sub-command. Overrides (`key=value`) may stand before and after the flags."""
-    parser = build_parser()
+    meant = SHORT.get(argv[0], argv[0]) if argv else ""
+    parser = build_parser([meant] if meant in COMMANDS else COMMANDS)
     options, rest = parser.parse_known_args(argv)
     wrong = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
     if wrong:
@@ -98,11 +99,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """With these sub-commands. Making all imports what each of them needs: `parse` makes the one that is meant."""
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
     parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         module = _module(name)
         help_text, _, details = (module.__doc__ or "").partition("\n")
         aliases = [short for short, meant in SHORT.items() if meant == name]

@@ -160,7 +160,20 @@ def _contents(packages: Sequence[str]) -> list[str]:
                     inside = f"usr/{inside}"
                 if inside not in _FOLDERS:
                     names.add(inside)
-    return sorted(names.union(*_alternatives(names)))
+    return sorted(names.union(*_alternatives(names), _compiled(names)))
+
+
+def _compiled(names: Set[str]) -> Iterator[str]:
+    """What this machine has compiled of the Python modules among these, which no package lists: without it, each
+    process in a sandbox compiles again what it imports."""
+    modules = {name.removesuffix(".py") for name in names if name.endswith(".py")}
+    for folder in {os.path.dirname(module) for module in modules}:
+        place = f"{folder}/__pycache__"
+        found = os.listdir(f"/{place}") if os.path.isdir(f"/{place}") else []
+        for file in found:
+            module, _, kind = file.partition(".")
+            if kind.endswith(".pyc") and ".opt-" not in kind and f"{folder}/{module}" in modules:
+                yield from (place, f"{place}/{file}")
 
 
 def _alternatives(names: Set[str]) -> Iterator[tuple[str, str]]:

@@ -46,3 +46,15 @@ def test_without_dpkg_an_image_must_be_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match=r"needs dpkg.*rollout\.sandbox=docker:python"):
         host_image.digest()
+
+
+def test_python_s_modules_are_compiled_where_this_machine_has_them_so() -> None:
+    names = set(host_image._contents(["python3"]))
+    here = {str(path)[1:] for path in Path("/usr/lib").glob("python3.*/__pycache__/argparse.cpython-*.pyc")}
+    if not here:
+        pytest.skip("this machine's Python has no compiled modules")
+    assert {name for name in here if ".opt-" not in name} <= names
+    for name in names:
+        if name.endswith(".pyc"):
+            folder, _, file = name.rpartition("/__pycache__/")
+            assert f"{folder}/{file.partition('.')[0]}.py" in names

@@ -14,14 +14,10 @@ slime_cpu_stamp() { # ROOT
   printf '%s %s\n' "$TORCH_VERSION" "$(cat "$1/pyproject.toml" "$1"/launch/slime_cpu/requirements*.txt | cksum)"
 }
 
-make_engine_environment() { # ROOT VENV
-  require_checkouts "$1"
-  install_slime_cpu "$1" "$2"
-}
-
 # What pins packages that exclude each other, or CUDA ones that are only imported, is installed without dependencies.
-install_slime_cpu() { # ROOT VENV
+make_engine_environment() { # ROOT VENV
   local root=$1 venv=$2 here=$1/launch/slime_cpu
+  require_checkouts "$root"
   if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$(slime_cpu_stamp "$root")" ]; then
     return
   fi

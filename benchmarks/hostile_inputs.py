@@ -77,7 +77,7 @@ async def proxy_loop() -> float:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         async with served(tokenizer, folder, 1 << 30) as one:
-            for body in HOSTILE.values():
+            for body in (make() for make in HOSTILE.values()):
                 seen = []
                 for _ in range(TRIES):
                     await one.forget(0)

@@ -6,21 +6,22 @@ import asyncio
 import base64
 import json
 import shutil
-import signal
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.waiting import wait_for
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
     "--no-first-run", "--disable-background-networking", "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
-_START = 60  # seconds
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40, "End": 35, "Home": 36, "PageDown": 34}
 
 
@@ -105,38 +106,45 @@ def _complaint(event: dict[str, Any]) -> str:
     return f"a dialog: {params['message']}" if method == "Page.javascriptDialogOpening" else ""
 
 
-@asynccontextmanager
-async def browser_tab() -> AsyncIterator[Tab]:
-    """A new browser, without a network, that ends with the context."""
+@contextmanager
+def browser() -> Iterator[str]:
+    """The address of a new browser, without a network, that ends with the context."""
     assert CHROMIUM
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            CHROMIUM, *_FLAGS, "--proxy-server=127.0.0.1:9", f"--user-data-dir={profile}", "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        process = subprocess.Popen(
+            [CHROMIUM, *_FLAGS, "--proxy-server=127.0.0.1:9", f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
-            address = await _address(Path(profile))
-            async with aiohttp.ClientSession() as client:
-                async with client.get(f"{address}/json/list") as answer:
-                    pages = [page for page in await answer.json() if page["type"] == "page"]
-                async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    tab = Tab(socket)
-                    for domain in ("Page", "Runtime", "Log"):
-                        await tab.send(f"{domain}.enable")
-                    yield tab
+            port = Path(profile) / "DevToolsActivePort"
+            wait_for(lambda: port.exists() and port.read_text().strip(), "Chromium")
+            yield f"http://127.0.0.1:{port.read_text().split()[0]}"
         finally:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 10)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
 
 
-async def _address(profile: Path) -> str:
-    port = profile / "DevToolsActivePort"
-    async with asyncio.timeout(_START):
-        while not (port.exists() and port.read_text().strip()):
-            await asyncio.sleep(0.05)
-    return f"http://127.0.0.1:{port.read_text().split()[0]}"
+@asynccontextmanager
+async def new_tab(address: str) -> AsyncIterator[Tab]:
+    """A tab of a running browser, which closes with the context. Only the newest is drawn."""
+    async with aiohttp.ClientSession(raise_for_status=True) as client:
+        async with client.put(f"{address}/json/new?about:blank") as answer:
+            page = await answer.json()
+        async with client.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            tab = Tab(socket)
+            for domain in ("Page", "Runtime", "Log"):
+                await tab.send(f"{domain}.enable")
+            yield tab
+        async with client.get(f"{address}/json/close/{page['id']}"):
+            pass
+
+
+@asynccontextmanager
+async def browser_tab() -> AsyncIterator[Tab]:
+    """The tab of a browser of its own."""
+    with browser() as address:
+        async with new_tab(address) as tab:
+            yield tab

@@ -1,8 +1,8 @@
 """Which tests a run takes, and on which worker.
 
-The default set is every test that is not marked `extended("what guards the same promise in the default set")`: the
-table, of which the default set runs the first rows, or a cheaper test, as `tests/e2e/test_loop.py::test_a_run`. Those
-are for `--all`; a name on the command line (`file.py::test`) takes them too.
+The default set is every test that is not marked `extended("what guards the same promise in the default set")`: a
+cheaper test, as `tests/e2e/test_loop.py::test_a_run`, or in words the table, of which the default set has other rows.
+Those are for `--all`; a name on the command line (`file.py::test`) takes them too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,23 @@ def is_extended(item: pytest.Item) -> bool:
     if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str) and mark.args[0]):
         raise pytest.UsageError(f"{item.nodeid}: name what guards the same in the default set, as extended('a table')")
     return mark is not None
+
+
+def require_guards(items: list[pytest.Item]) -> None:
+    """Raises `pytest.UsageError` where the guard is no test, and no row of the extended one is in the default set."""
+    rows = {item.nodeid.partition("[")[0] for item in items if not is_extended(item)}
+    alone = {
+        name: guard
+        for item in items
+        for mark in item.iter_markers("extended")
+        for name, guard in [(item.nodeid.partition("[")[0], mark.args[0])]
+        if "::" not in guard and name not in rows
+    }
+    if alone:
+        found = "\n".join(f"  {name}: {guard!r}" for name, guard in sorted(alone.items()))
+        raise pytest.UsageError(
+            f"no row of these tables is in the default set; name a test that guards the same:\n{found}"
+        )
 
 
 class Selection:

@@ -10,7 +10,7 @@ from tests.benchmarks.test_smoke import printed
 from tests.data_sources.factory import shop
 
 
-@pytest.mark.extended("tasks of the same package, in tests/launch/factory/test_make_tasks.py")
+@pytest.mark.extended("tests/launch/factory/test_make_tasks.py::test_what_was_made_is_counted")
 @pytest.mark.slow
 @pytest.mark.timeout(620)
 def test_it_runs_and_prints_its_figures(tmp_path):

@@ -43,7 +43,7 @@ FIGURES = {
     "trackers": (["--steps", "1", "--groups", "1"], "percent"),
     "warm_start": (["--rollouts", "1", "--after", "1", "--groups", "2", "--limit", "4"], "gain_warm_low"),
 }
-CHEAP = ("episode", "journals", "trackers")
+CHEAP = ("episode", "sandbox")
 HEAVY = {
     "grading": (["--rounds", "1"], "overlay_ratio"),
     "ray_sandboxes": (["--rounds", "1"], "extra_command_ms"),
@@ -66,7 +66,7 @@ def test_a_benchmark_runs_and_prints_its_figures(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1220)  # grading builds the images of three packages, and took 300 s beside a busy test
-@pytest.mark.extended("benchmarks")
+@pytest.mark.extended("tests/benchmarks/test_smoke.py::test_a_benchmark_runs_and_prints_its_figures")
 @pytest.mark.parametrize(
     "name",
     ["grading", pytest.param("ray_sandboxes", marks=pytest.mark.xdist_group("ray"))],  # others ask whether a Ray runs

@@ -97,7 +97,7 @@ def test_a_layout_computes_what_one_rank_does(step, row):
     assert wrong(step, *ROWS[row]) == set()
 
 
-@pytest.mark.extended("layouts of eight ranks")
+@pytest.mark.extended("tests/contract/test_layouts.py::test_a_layout_computes_what_one_rank_does")
 def test_the_layout_of_the_30b_recipe(step, slime_home):
     assert wrong(step, *THIRTY[1]) == set()
 

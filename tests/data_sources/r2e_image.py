@@ -9,13 +9,14 @@ import hashlib
 import importlib.metadata
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slime_swe.rollout.sandbox.image import host as host_image
 
 SECRET = "the words that only the grading tests hold"
 PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+COMPILED = ("_pytest", "pytest", "pluggy", "iniconfig", "packaging")  # folders of theirs that each run imports
 FAULTY = '''"""Words."""
 
 
@@ -149,18 +150,23 @@ def make_environment(folder: Path) -> None:
     write(folder, {".gitignore": "*\n", "pyvenv.cfg": "home = /usr/bin\ninclude-system-site-packages = false\n"})
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to("/usr/bin/python3")
-    place = folder / "lib" / name.strip() / "site-packages"
+    copy_pytest(folder / "lib" / name.strip() / "site-packages")
+
+
+def copy_pytest(place: Path) -> None:
+    """The pytest that runs this and what it needs, compiled once for all runs in sandboxes, whose changes are lost."""
     for package in PYTEST:
         for file in importlib.metadata.distribution(package).files or ():
             if file.parts[0] != ".." and file.suffix != ".pyc":
                 (place / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(file.locate()), place / file)
+    folders = [str(place / name) for name in COMPILED]
+    subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", *folders], check=True)
 
 
-def make_folder(root: Path, kind: str) -> str:
+def make_folder(root: Path, kind: str, host_base: Callable[[Path], Path]) -> str:
     """The image unpacked, as overlay sandboxes take it; its name."""
-    host_image.write_folder(root)
-    make_testbed(root, kind)
+    make_testbed(host_base(root), kind)
     return f"dir:{root}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -19,11 +18,11 @@ from slime_swe.rewards.grade import grade, try_patch
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.data_sources.r2e_image import copy_pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FIXTURES = Path(__file__).parent / "fixtures"
-PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 SCRIPT = "#!/usr/bin/python3\nimport sys, pytest\nsys.exit(pytest.main())\n"
 SETTINGS = "<settings><localRepository>/usr/share/maven-repo</localRepository></settings>"
 LOOK = "git log --format=%s; git status --short; cat toy/sums.py; echo $CONDA_DEFAULT_ENV"
@@ -63,6 +62,7 @@ def pom() -> str:
 def write(folder: Path, files: Mapping[str, str]) -> None:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).unlink(missing_ok=True)  # a link of what other tests' images share
         (folder / path).write_text(text)
 
 
@@ -87,16 +87,6 @@ def host_folder(folder: Path, *packages: str) -> Path:
     return folder
 
 
-def copy_pytest(place: Path) -> None:
-    """The pytest that runs this test, which is pure Python, and what it needs."""
-    for name in PYTEST:
-        files = importlib.metadata.distribution(name).files or ()
-        for file in files:
-            if file.parts[0] != ".." and file.suffix != ".pyc":
-                (place / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), place / file)
-
-
 @contextlib.asynccontextmanager
 async def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SandboxPool]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -108,9 +98,9 @@ async def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         yield pool
 
 
-async def test_swesmith_in_an_image_of_the_project_without_the_fault(tmp_path, monkeypatch):
+async def test_swesmith_in_an_image_of_the_project_without_the_fault(host_base, tmp_path, monkeypatch):
     (task, _) = load_tasks(f"swesmith:train?folder={FIXTURES}/swesmith")
-    root = host_folder(tmp_path / "image")
+    root = host_base(tmp_path / "image")
     copy_pytest(root / "usr" / "lib" / "python3" / "dist-packages")
     write(root / "usr" / "local" / "bin", {"pytest": SCRIPT})
     (root / "usr" / "local" / "bin" / "pytest").chmod(0o755)
@@ -134,7 +124,7 @@ async def test_swesmith_in_an_image_of_the_project_without_the_fault(tmp_path, m
         }
 
 
-@pytest.mark.extended("builds in Java")
+@pytest.mark.extended("tests/data_sources/test_images.py::test_swesmith_in_an_image_of_the_project_without_the_fault")
 @pytest.mark.skipif(not shutil.which("mvn"), reason="Maven is not installed")
 async def test_gitbug_java_by_real_maven(tmp_path, monkeypatch):
     (task, _) = load_tasks(f"gitbug_java:all?folder={FIXTURES}/gitbug_java")

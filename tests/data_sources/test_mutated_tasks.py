@@ -37,7 +37,7 @@ def records() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "count", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.extended("mutated files of tasks")])]
+    "count", [500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.extended("mutated files of tasks")])]
 )
 @pytest.mark.timeout(900)
 def test_a_mutated_record_is_a_task_or_a_mistake_that_is_named(tmp_path: Path, count: int) -> None:

@@ -10,13 +10,14 @@ import pytest
 from slime_swe.data_sources.corpora.quixbugs import load
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import make_patch
-from slime_swe.rewards.grade import grade, try_patch
+from slime_swe.rewards.grade import GradingSettings, grade, try_patch
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 FIXTURE = Path(__file__).parent / "fixtures" / "quixbugs"
 JUNIT = Path("/usr/share/java/junit4.jar")
 NO_JAVA = not shutil.which("javac") or not JUNIT.is_file()
 needs_java = pytest.mark.skipif(NO_JAVA, reason="a JDK and JUnit 4 (apt-get install default-jdk-headless junit4)")
+ONCE = GradingSettings(negative_control=False)  # which compiles, or waits for what never ends, in each of its runs
 LANGUAGES = ["python", pytest.param("java", marks=[needs_java, pytest.mark.slow])]
 
 
@@ -39,22 +40,23 @@ async def test_the_gold_patch_solves_it_and_nothing_else_does(language):
         assert gold.evidence["witness"]["silent"] == 0, "its control was built"
         trial = await try_patch(task, "", sandboxes)
         assert {name for name, passed in trial.tests.items() if not passed} == set(task.oracle.fail_to_pass), trial.log
-        wrong = await grade(task, changed(task, first="one"), sandboxes)
+        wrong = await grade(task, changed(task, first="one"), sandboxes, ONCE)
         assert not wrong.solved and wrong.evidence["outcome"] == "failed"
 
 
 async def test_code_that_never_ends_fails_its_tests_in_time():
     (task,) = load("python", FIXTURE)
     async with SandboxPool("local", concurrency=1) as sandboxes:
-        score = await grade(task, changed(task, **{"first += 1": "first, second = 1, 1"}), sandboxes)
+        endless = changed(task, **{"first += 1": "while (first, second) == (21, 7):\n            pass"})
+        score = await grade(task, endless, sandboxes, ONCE)
     assert score.evidence["outcome"] == "failed", "not a time-out of the whole"
-    assert score.evidence["tests"]["python_testcases/test_gcd.py::test_gcd[0]"]
-    assert not score.evidence["tests"]["python_testcases/test_gcd.py::test_gcd[1]"]
+    failed = [name for name, passed in score.evidence["tests"].items() if not passed]
+    assert failed == ["python_testcases/test_gcd.py::test_gcd[3]"], "those after it are run too"
 
 
 @needs_java
 @pytest.mark.slow
-@pytest.mark.extended("builds in Java")
+@pytest.mark.extended("tests/data_sources/test_quixbugs.py::test_the_gold_patch_solves_it_and_nothing_else_does")
 async def test_java_that_does_not_compile_or_never_ends_passes_nothing():
     (task,) = load("java", FIXTURE)
     async with SandboxPool("local", concurrency=1) as sandboxes:

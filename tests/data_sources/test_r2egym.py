@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +149,12 @@ async def pool(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         yield sandboxes
 
 
-def image(backend: str, folder: Path, kind: str) -> str:
+def image(backend: str, folder: Path, kind: str, host_base: Callable[[Path], Path]) -> str:
     try:
         if backend == "docker":
             need_docker()
             return r2e_image.build(folder, kind)
-        return r2e_image.make_folder(folder, kind)
+        return r2e_image.make_folder(folder, kind, host_base)
     except UserError as error:
         pytest.skip(str(error))
 
@@ -171,11 +171,11 @@ def image(backend: str, folder: Path, kind: str) -> str:
         ),
     ],
 )
-async def test_a_task_in_its_image(backend, number, tmp_path, monkeypatch):
+async def test_a_task_in_its_image(backend, number, host_base, tmp_path, monkeypatch):
     settings = GradingSettings(harness_python=harness_python())
     task = tasks()[number]
     kind = ("pyramid", "tornado")[number]
-    task = with_image(task, await asyncio.to_thread(image, backend, tmp_path / "image", kind))
+    task = with_image(task, await asyncio.to_thread(image, backend, tmp_path / "image", kind, host_base))
     async with pool(backend, tmp_path, monkeypatch) as sandboxes:
         async with sandboxes.open({}, image=task.workspace.image) as sandbox:
             patch = await _played(sandbox)
@@ -216,8 +216,7 @@ async def _graded(task: Task, patch: str, sandboxes: SandboxPool, settings: Grad
     kept = {"run_tests.sh": r2e_image.KINDS[task.oracle.repo.rpartition("/")[2]][1].encode()}
     forging = make_patch(kept, {"run_tests.sh": f"echo short test summary info\n{FORGED}".encode()})
     forging += new_file(".venv/lib/forged.py", "x = 1") + new_file("r2e_tests/conftest.py", "import os")
-    for text in (new_file("toy/more.py", "WORDS = 1"), forging):
-        wrong = await score(text)
-        assert not wrong.solved, wrong.evidence
-        assert {name for name, passed in wrong.evidence["tests"].items() if passed} == set(task.oracle.pass_to_pass)
+    wrong = await score(forging + new_file("toy/more.py", "WORDS = 1"))
+    assert not wrong.solved, wrong.evidence
+    assert {name for name, passed in wrong.evidence["tests"].items() if passed} == set(task.oracle.pass_to_pass)
     assert set(wrong.evidence["ignored_paths"]) == {"run_tests.sh", ".venv/lib/forged.py", "r2e_tests/conftest.py"}

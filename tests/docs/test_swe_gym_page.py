@@ -129,7 +129,7 @@ def in_docker(tmp_path, made) -> Iterator[None]:
     out_of_docker(made[1])
 
 
-@pytest.mark.extended("sandboxes of whole runs")
+@pytest.mark.extended("tests/docs/test_swe_gym_page.py::test_a_cluster_with_apptainer")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_machine_with_docker(project, in_docker):
@@ -197,7 +197,7 @@ def test_a_cluster_with_apptainer(project, made):
 
 
 @NEEDS_ROOT
-@pytest.mark.extended("sandboxes of whole runs")
+@pytest.mark.extended("tests/docs/test_swe_gym_page.py::test_a_cluster_with_apptainer")
 @pytest.mark.slow
 def test_a_policy_trains_on_such_tasks(project, made):
     """One rollout of the embedded engine: the tasks' images, the sandboxes, the harness's grading, a step."""

@@ -1,12 +1,15 @@
-"""The real command line as a process of its own, in an empty folder, and task files small enough for a test."""
+"""The real command line in an empty folder, as a process of its own or in this one, and task files small enough for a
+test."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import orjson
 import pytest
 
 from slime_swe.data_sources.registry import load_tasks
+from slime_swe.launch.cli import run as run_command
 
 ROOT = Path(__file__).parents[2]
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -76,6 +80,27 @@ def cli_in(folder: Path) -> Cli:
     return run
 
 
+def here_in(folder: Path) -> Cli:
+    """`cli_in` without a process: for what is not about one, since each takes seconds to import what it needs."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(folder)
+            patch.setenv("COLUMNS", "120")
+            code = run_command(words)
+        said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+        return subprocess.CompletedProcess(words, code, said, complained)
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Cli:
+    """Run `slime-swe` with these words in `tmp_path`, in this process."""
+    return here_in(tmp_path)
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Run `slime-swe` with these words in `tmp_path`."""
@@ -87,6 +112,7 @@ class Run:
     folder: Path
     result: subprocess.CompletedProcess[str]
     cli: Cli  # in the folder that holds the run's `runs`
+    here: Cli
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +122,7 @@ def whole_run(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run
     cli = cli_in(folder)
     result = cli("train", *small, "run.name=a", "--json")
     assert result.returncode == 0, result.stderr
-    return Run(folder / "runs" / "a", result, cli)
+    return Run(folder / "runs" / "a", result, cli, here_in(folder))
 
 
 @pytest.fixture

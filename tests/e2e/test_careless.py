@@ -27,26 +27,26 @@ def refused(result, code: int, *said: str) -> None:
         assert text in result.stderr
 
 
-def test_an_unknown_recipe_key_or_value(cli, tmp_path):
+def test_an_unknown_recipe_key_or_value(cli, here, tmp_path):
     refused(cli("train", "recipe=tiny_gpu"), 2, "did you mean tiny_cpu", "Available: tiny_cpu")
-    refused(cli("train", "rollout.max_tuns=3"), 2, "did you mean rollout.max_turns")
-    refused(cli("train", "optimizer.lr=fast"), 2, "optimizer.lr=fast", "a number")
-    refused(cli("train", "algorithm.steps_per_rollout=3"), 2, "does not divide")
+    refused(here("train", "rollout.max_tuns=3"), 2, "did you mean rollout.max_turns")
+    refused(here("train", "optimizer.lr=fast"), 2, "optimizer.lr=fast", "a number")
+    refused(here("train", "algorithm.steps_per_rollout=3"), 2, "does not divide")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unreadable_recipe_file(cli, tmp_path):
+def test_an_unreadable_recipe_file(here, tmp_path):
     (tmp_path / "recipe.yaml").write_text("rollout: [")
-    refused(cli("train", "recipe=recipe.yaml"), 2, "recipe recipe.yaml is not YAML")
-    refused(cli("train", "recipe=./"), 2, "can't read recipe")
+    refused(here("train", "recipe=recipe.yaml"), 2, "recipe recipe.yaml is not YAML")
+    refused(here("train", "recipe=./"), 2, "can't read recipe")
 
 
-def test_a_run_folder_that_can_not_be_made(cli):
-    refused(cli("train", "run.dir=/proc/nowhere", "run.name=a"), 2, "/proc/nowhere/a", "give another run.dir")
+def test_a_run_folder_that_can_not_be_made(here, small):
+    refused(here("train", *small, "run.dir=/proc/nowhere", "run.name=a"), 2, "/proc/nowhere/a", "give another run.dir")
 
 
-def test_a_checkpoint_that_is_none(cli, tmp_path):
-    refused(cli("train", "model.checkpoint=."), 2, "holds no config.json")
+def test_a_checkpoint_that_is_none(here, small, tmp_path):
+    refused(here("train", *small, "model.checkpoint=."), 2, "holds no config.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -77,10 +77,10 @@ def test_what_no_run_can_use_leaves_nothing_behind(override, said, task_files, t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_malformed_task_file_is_named_with_its_line(cli, task_files, tmp_path):
+def test_a_malformed_task_file_is_named_with_its_line(here, task_files, tmp_path):
     good = (task_files / "train.jsonl").read_text().splitlines()[0]
     (tmp_path / "tasks.jsonl").write_text(f'{good}\n{{"id": "broken"}}\n')
-    refused(cli("validate", "tasks.jsonl"), 2, "tasks.jsonl, line 2", "'broken'")
+    refused(here("validate", "tasks.jsonl"), 2, "tasks.jsonl, line 2", "'broken'")
 
 
 def test_a_closed_pipe_is_no_error(start_cli):
@@ -107,17 +107,6 @@ def test_ctrl_c_in_the_first_second_is_no_traceback(start_cli):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode in (0, 130) and "slime_swe/launch/commands" not in said, said
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_reader_of_the_progress_that_goes_away_leaves_the_run_alone(start_cli, small, tmp_path):
-    process = start_cli("train", *small, "run.name=a", "--json")
-    process.stderr.readline()
-    process.stderr.close()
-    summary = orjson.loads(process.stdout.read())
-    assert process.wait(300) == 0
-    assert summary["num_rollouts"] == 2 and (tmp_path / "runs/a/summary.json").exists()
 
 
 def test_a_machine_without_bubblewrap_is_said_what_is_unprotected(cli, tmp_path, monkeypatch):
@@ -167,36 +156,39 @@ def test_a_full_disk_is_named_with_what_to_do_and_no_training_is_lost(cli, small
         refused(cli("train", read_only, "run.name=a", "--resume", "--ignore-integrity"), 2, "Read-only file system")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_run_is_written_by_one_process(cli, start_cli, small, tmp_path):
-    process = start_cli("train", *small, "run.name=a", "run.num_rollouts=1000")
+def begun(start_cli, small: list[str], folder: Path) -> subprocess.Popen[str]:
+    """A long run that has evaluated once, named a, in a folder that a shell must quote."""
+    process = start_cli("train", *small, "run.name=a", f"run.dir={folder}", "run.num_rollouts=1000")
     for line in process.stderr:
         if line.startswith("evaluated"):
             break
-    refused(cli("train", *small, "run.name=a"), 2, f"runs/a is written by process {process.pid}", "wait until it ends")
-    refused(cli("train", "run.name=a", "--resume"), 2, f"runs/a is written by process {process.pid}")
-    model = str(checkpoint_folder(EMBEDDED_SEED))
-    refused(cli("eval", model, "--output", "runs/a"), 2, f"runs/a is written by process {process.pid}")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert [line["attempt"] for line in lines_of(tmp_path / "runs/a/attempts.jsonl")] == [1]
+    return process
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.extended("ending signals"))]
-)
-def test_sigterm_and_sighup_stop_a_run_as_ctrl_c_does(number, start_cli, small, tmp_path):
-    process = start_cli("train", *small, "run.name=a", f"run.dir={tmp_path}/my runs")
-    for line in process.stderr:
-        if line.startswith("evaluated"):
-            break
+def stops_as_by_ctrl_c(process: subprocess.Popen[str], number: signal.Signals, folder: Path) -> None:
     process.send_signal(number)
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=300)[1]
     assert process.returncode == 128 + number, said
-    assert f"To go on: slime-swe train run.name=a 'run.dir={tmp_path}/my runs' --resume\n" in said
+    assert f"To go on: slime-swe train run.name=a 'run.dir={folder}' --resume\n" in said
     assert f"interrupted by {number.name}" in said and "Traceback" not in said
-    require_ended(tmp_path / "my runs/a/attempts.jsonl")
+    require_ended(folder / "a/attempts.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_is_written_by_one_process_until_sigterm_stops_it(here, start_cli, small, tmp_path):
+    folder = tmp_path / "my runs"
+    process = begun(start_cli, small, folder)
+    held = f"{folder}/a is written by process {process.pid}"
+    refused(here("train", *small, "run.name=a", f"run.dir={folder}"), 2, held, "wait until it ends")
+    refused(here("train", "run.name=a", f"run.dir={folder}", "--resume"), 2, held)
+    refused(here("eval", str(checkpoint_folder(EMBEDDED_SEED)), "--output", str(folder / "a")), 2, held)
+    stops_as_by_ctrl_c(process, signal.SIGTERM, folder)
+    assert [line["attempt"] for line in lines_of(folder / "a/attempts.jsonl")] == [1]
+
+
+@pytest.mark.extended("tests/e2e/test_careless.py::test_a_run_is_written_by_one_process_until_sigterm_stops_it")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sighup_stops_a_run(start_cli, small, tmp_path):
+    stops_as_by_ctrl_c(begun(start_cli, small, tmp_path / "my runs"), signal.SIGHUP, tmp_path / "my runs")

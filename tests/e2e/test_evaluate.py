@@ -23,30 +23,30 @@ def model(tmp_path) -> Path:
     return folder
 
 
-def test_a_model_is_evaluated(cli, model, tmp_path):
+def test_a_model_is_evaluated(cli, here, model, tmp_path):
     result = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     assert (printed["model"], list(printed["sets"])) == (str(model), ["mine"])
     mine = printed["sets"]["mine"]
     assert (mine["tasks"], mine["episodes"], mine["infrastructure_failures"]) == (1, 1, 0)
-    shown = cli("episodes", "kept", "--list")
+    shown = here("episodes", "kept", "--list")
     assert shown.returncode == 0 and shown.stdout.splitlines()[0].startswith("rollout  index  task")
-    assert "──── policy" in cli("episodes", "kept", "--evaluation", "mine").stdout
-    again = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept")
+    assert "──── policy" in here("episodes", "kept", "--evaluation", "mine").stdout
+    again = here("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept")
     assert again.returncode == 2 and "give a new folder" in again.stderr
     before = (tmp_path / "kept" / "evaluations.jsonl").read_bytes()
-    resumed = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--resume", "--json")
+    resumed = here("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout) == printed
     assert (tmp_path / "kept" / "evaluations.jsonl").read_bytes() == before
-    priced = cli("eval", str(model), "--price", "in=1,out=1")
+    priced = here("eval", str(model), "--price", "in=1,out=1")
     assert priced.returncode == 2 and "--price is for endpoints" in priced.stderr
 
 
-def test_a_model_made_for_less_context_than_the_recipe_s_is_refused(cli, model):
+def test_a_model_made_for_less_context_than_the_recipe_s_is_refused(here, model):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    result = cli("eval", str(model), "--tasks", "mine=one.jsonl")
+    result = here("eval", str(model), "--tasks", "mine=one.jsonl")
     assert result.returncode == 2
     assert "rollout.max_context=640 is more than the model was made for" in result.stderr

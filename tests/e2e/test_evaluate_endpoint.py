@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from tests.data_sources.tasks import make_task
-from tests.e2e.conftest import command, environment, heed_interrupts, lines_of
+from tests.e2e.conftest import command, environment, heed_interrupts, here_in, lines_of
 from tests.rollout.endpoint.served import KEY, REPAIR, SUBMIT, VIEW, by_turn, calls, chat_endpoint, turns_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -38,6 +38,11 @@ class Shell:
         out, err = await process.communicate()
         assert process.returncode is not None and "Traceback" not in err.decode(), err.decode()
         return process.returncode, out.decode(), err.decode()
+
+    def read(self, *words: str) -> tuple[int, str, str]:
+        """A command that only reads what was written, without a process."""
+        done = here_in(self.folder)(*words)
+        return done.returncode, done.stdout, done.stderr
 
     async def evaluate(self, endpoint, *words: str, **variables: str) -> tuple[int, str, str]:
         return await self("evaluate", endpoint.url, "--model", "large", *SMALL, *words, **variables)
@@ -82,9 +87,9 @@ async def test_an_endpoint_is_evaluated_and_every_reader_reads_it(shell):
         "dollars": pytest.approx(8 * dollars),
     }
 
-    code, out, err = await shell("episodes", "kept", "--list")
+    code, out, err = shell.read("episodes", "kept", "--list")
     assert code == 0 and out.splitlines()[1].split()[2:] == ["calc-0", "solved", "1.0", "3", "30", "submitted"]
-    code, out, err = await shell("episodes", "kept")
+    code, out, err = shell.read("episodes", "kept")
     assert (
         code == 0 and "──── assistant\nLet me look." in out and '"path":"calc.py"' in out and "+    return a + b" in out
     )
@@ -94,14 +99,14 @@ async def test_an_endpoint_is_evaluated_and_every_reader_reads_it(shell):
         (["--to", "inspect", "--out", "i"], "i"),
         (["--to", "mini", "--out", "n"], "n/mine-rollout-1/calc-0-0.traj.json"),
     ):
-        code, out, err = await shell("export", "kept", *words)
+        code, out, err = shell.read("export", "kept", *words)
         assert code == 0 and (shell.folder / there).exists(), err
     line = lines_of(shell.folder / "m.jsonl")[0]
     assert [message["role"] for message in line["messages"]][:4] == ["system", "user", "assistant", "tool"]
     assert line["solved"] is True and line["tools"]
-    code, out, err = await shell("export", "kept", "--to", "atif", "--out", "a")
+    code, out, err = shell.read("export", "kept", "--to", "atif", "--out", "a")
     assert code == 2 and "no tokens" in err
-    code, out, err = await shell("report", "kept", "--out", "report.html")
+    code, out, err = shell.read("report", "kept", "--out", "report.html")
     assert code == 0 and (shell.folder / "report.html").is_file(), err
     assert "tokenizer" not in err + out
 
@@ -111,12 +116,12 @@ async def test_two_endpoints_are_compared(shell):
         for endpoint, name in ((bad, "bad"), (good, "good")):
             code, _, err = await shell.evaluate(endpoint, "--output", name)
             assert code == 0, err
-    code, out, err = await shell("compare", "bad", "good", "--json")
+    code, out, err = shell.read("compare", "bad", "good", "--json")
     assert code == 0, err
     mine = json.loads(out)["sets"]["mine"]
     assert (mine["a"]["solve_rate"], mine["b"]["solve_rate"]) == (0.0, 1.0)
     shutil.copytree(shell.folder / "good", shell.folder / "copy")
-    code, _, err = await shell("compare", "bad", "good,copy")
+    code, _, err = shell.read("compare", "bad", "good,copy")
     assert code == 2 and "are no repetitions" in err
 
 
@@ -137,7 +142,7 @@ async def test_a_killed_evaluation_goes_on_and_plays_nothing_twice(number, shell
             assert process.returncode == 130 and b"with --resume go on" in err
         before = lines_of(journal)
         assert 3 <= len(before) < 8
-        code, _, err = await shell("compare", "kept", "kept")
+        code, _, err = shell.read("compare", "kept", "kept")
         assert code == 2 and "cut short" in err
         endpoint.requests.clear()
         code, out, err = await shell.evaluate(endpoint, *words, "--resume")
@@ -175,9 +180,9 @@ async def test_a_spent_budget_begins_no_more_and_is_said(shell):
         assert "INCOMPLETE: solve rate of what was played" in out and "2 of 4 episodes were not played" in " ".join(
             out.split()
         )
-        code, _, err = await shell("compare", "kept", "kept")
+        code, _, err = shell.read("compare", "kept", "kept")
         assert code == 2 and "up to 2 of its 4 episodes were not played" in err
-        code, _, err = await shell("report", "kept", "--out", "cut.html")
+        code, _, err = shell.read("report", "kept", "--out", "cut.html")
         assert code == 0 and "INCOMPLETE: up to 2 of 4" in (shell.folder / "cut.html").read_text(), err
         endpoint.requests.clear()
         code, out, err = await shell.evaluate(endpoint, *words, "--budget", "tokens=2k", "--resume", "--json")

@@ -14,7 +14,7 @@ import pytest
 
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.embedded.checkpoint import Checkpoint, latest
-from tests.e2e.conftest import command, environment, lines_of, timeless
+from tests.e2e.conftest import cli_in, command, environment, lines_of, timeless
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -105,7 +105,8 @@ def words(small: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(words, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert not play(folder, words, kills=0, seed=0).kills
+    done = cli_in(folder)("train", *words, "run.name=a")
+    assert done.returncode == 0, done.stderr
     return folder / "runs" / "a"
 
 

@@ -46,16 +46,16 @@ def check_episodes(episodes):
 
 
 def test_its_episodes_can_be_read(whole_run):
-    cli = whole_run.cli
-    listed = cli("episodes", "a", "--list", "--json")
+    here = whole_run.here
+    listed = here("episodes", "a", "--list", "--json")
     assert len(json.loads(listed.stdout)) == 8
-    shown = cli("episodes", "a")
+    shown = here("episodes", "a")
     assert shown.returncode == 0, shown.stderr
     assert "──── policy" in shown.stdout and "──── patch" in shown.stdout
 
 
 def test_its_checkpoint_is_evaluated(whole_run):
-    result = whole_run.cli("eval", "a", "--samples", "2", "--json")
+    result = whole_run.here("eval", "a", "--samples", "2", "--json")
     assert result.returncode == 0, result.stderr
     sets = json.loads(result.stdout)["sets"]
     assert sorted(sets) == ["heldout", "unseen"]
@@ -63,23 +63,24 @@ def test_its_checkpoint_is_evaluated(whole_run):
 
 
 def test_it_is_never_overwritten_and_resumes_to_the_same(whole_run, small):
-    cli, folder = whole_run.cli, whole_run.folder
-    again = cli("train", *small, "run.name=a")
+    here, folder = whole_run.here, whole_run.folder
+    again = here("train", *small, "run.name=a")
     assert again.returncode == 2
     assert "exists already: add --resume" in again.stderr
     before = timeless(folder / "metrics.jsonl")
-    resumed = cli("train", *small, "run.name=a", "--resume")
+    resumed = here("train", *small, "run.name=a", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "held-out tasks" in resumed.stdout and "run  runs/a" in resumed.stdout
     assert timeless(folder / "metrics.jsonl") == before
-    changed = cli("train", "run.name=a", "--resume", "optimizer.lr=1")
+    changed = here("train", "run.name=a", "--resume", "optimizer.lr=1")
     assert changed.returncode == 2
     assert f"optimizer.lr was {recipe().optimizer.lr} and is 1.0" in changed.stderr
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_gives_the_run_that_was_never_stopped(
-    cli, start_cli, small, tmp_path, whole_run
+    start_cli, small, tmp_path, whole_run
 ):
+    """Also where the reader of the progress goes away, which leaves the run alone."""
     process = start_cli("train", *small, "run.name=stopped")
     for line in process.stderr:
         if line.startswith("rollout 1/2"):
@@ -89,6 +90,10 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_gives_the_run_that_was_never_stop
     assert process.returncode == 130, said
     assert "slime-swe train run.name=stopped --resume" in said
     assert "Traceback" not in said
-    resumed = cli("train", "run.name=stopped", "--resume", "--json")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = start_cli("train", "run.name=stopped", "--resume", "--json")
+    first = resumed.stderr.readline()
+    resumed.stderr.close()
+    summary = json.loads(resumed.stdout.read())
+    assert resumed.wait(300) == 0, first
+    assert summary["num_rollouts"] == 2 and (tmp_path / "runs/stopped/summary.json").exists()
     assert timeless(tmp_path / "runs/stopped/metrics.jsonl") == timeless(whole_run.folder / "metrics.jsonl")

@@ -27,7 +27,7 @@ async def start(name: str) -> None:
 OWN = "from slime_swe.rollout.sandbox.local import SubprocessBackend\n\n\nclass Own(SubprocessBackend):\n    pass\n"
 
 
-@pytest.mark.extended("the tables of each backend, in tests/rollout/sandbox")
+@pytest.mark.extended("tests/e2e/test_own_modules.py::test_a_run_uses_them")
 @pytest.mark.parametrize("backend", ["overlay", "docker", "own_backend.Own"])
 def test_the_synthetic_tasks_train_unchanged(cli, small, tmp_path, monkeypatch, backend):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -49,10 +49,11 @@ def test_every_episode_is_trained_once_and_in_time(schedule, kills, words, tmp_p
         check(folder / "runs" / "a")
 
 
-def test_without_staleness_a_run_is_the_synchronous_one(words, tmp_path):
+def test_without_staleness_a_run_is_the_synchronous_one(words, here, tmp_path):
     runs = {}
     for schedule in ("sync", "carry"):
-        (tmp_path / schedule).mkdir()
-        play(tmp_path / schedule, [*words, f"rollout.schedule={schedule}", "rollout.max_staleness=0"], kills=0, seed=0)
-        runs[schedule] = tmp_path / schedule / "runs" / "a"
+        chosen = [f"run.name={schedule}", f"rollout.schedule={schedule}", "rollout.max_staleness=0"]
+        done = here("train", *words, *chosen)
+        assert done.returncode == 0, done.stderr
+        runs[schedule] = tmp_path / "runs" / schedule
     assert timeless(runs["carry"] / "metrics.jsonl") == timeless(runs["sync"] / "metrics.jsonl")

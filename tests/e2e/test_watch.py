@@ -24,13 +24,13 @@ def progress_of(text: str) -> list[str]:
     return [re.sub(r" · \S+( s)? left$", "", line) for line in lines]
 
 
-def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(cli, start_cli, small, tmp_path):
+def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(here, start_cli, small, tmp_path):
     run = tmp_path / "runs/a"
     own = start_cli("train", *small, "run.num_rollouts=4", "run.name=a")
     wait_for((run / "recipe.yaml").exists, "the run begins", PATIENCE)
     watching = [start_cli("watch", "a"), start_cli("watch", str(run), "--json")]
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(lines_of(run / "metrics.jsonl")) > 2, "a step", PATIENCE)
-    now = cli("watch", "a", "--once")
+    now = here("watch", "a", "--once")
     assert now.returncode == 0 and re.search(r"^now: \w+.*, which began \d+ s ago$", now.stderr, re.M), now.stderr
     os.killpg(own.pid, signal.SIGKILL)
     said, (_, shown), (printed, failed) = own.communicate()[1], *(each.communicate(timeout=60) for each in watching)
@@ -58,7 +58,7 @@ def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(cli, start_cli, 
     assert watch.stdout == table and "held-out tasks" in table
     assert set(progress_of(said)) <= set(progress_of(watch.stderr)) and "rollout 4/4" in watch.stderr
     assert "attempt 2 · process" in watch.stderr
-    after = cli("watch", "a", "--json")
+    after = here("watch", "a", "--json")
     assert after.returncode == 0 and json.loads(after.stdout.splitlines()[-1])["exit_code"] == 0
 
 

@@ -30,13 +30,13 @@ def run(checkpoint, draft_tokens: int, params: SamplingParams, siblings: int) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_guesses_save_steps_and_change_nothing(tiny_checkpoint, temperature):
-    params = SamplingParams(max_new_tokens=60, temperature=temperature, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=40, temperature=temperature, ignore_eos=True)
     guessed, few = run(tiny_checkpoint, 5, params, siblings=2)
     plain, many = run(tiny_checkpoint, 0, params, siblings=2)
     for a, b in zip(guessed, plain, strict=True):
         assert (a.output_ids, a.log_probs, a.finish_reason) == (b.output_ids, b.log_probs, b.finish_reason)
-    assert many == 120
-    assert few < 90  # what the first one wrote is what the second one is guessed to write
+    assert many == 80
+    assert few < 60  # what the first one wrote is what the second one is guessed to write
 
 
 def test_what_any_request_wrote_is_guessed_again_after_the_same_eight_tokens():

@@ -21,11 +21,9 @@ from slime_swe.embedded.model import ModelConfig, Qwen2
 SETTINGS = [
     {},
     {"MKL_CBWR": "COMPATIBLE"},
-    {"MKL_CBWR": "AVX2"},
-    {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    {"ATEN_CPU_CAPABILITY": "avx2"},
     {"ATEN_CPU_CAPABILITY": "default"},
 ]
+MORE_SETTINGS = [{"MKL_CBWR": "AVX2"}, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"}]
 
 
 def random_model(rng: random.Random) -> Qwen2:
@@ -83,7 +81,11 @@ def check_all(seeds: range) -> list[str]:
     return failed + [found for seed in seeds if (found := difference(random.Random(seed)))]
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: "-".join(setting.values()) or "default")
+@pytest.mark.parametrize(
+    "setting",
+    [*SETTINGS, *(pytest.param(setting, marks=pytest.mark.extended("kernels")) for setting in MORE_SETTINGS)],
+    ids=lambda setting: "-".join(setting.values()) or "default",
+)
 def test_bits_depend_on_nothing_but_the_row_whatever_kernels_are_used(setting):
     code = (
         "from tests.embedded.test_invariance import check_all; failed = check_all(range(12)); assert not failed, failed"

@@ -200,6 +200,7 @@ async def never(args, sample):
 def test_a_run_whose_groups_are_all_alike_says_that_it_trained_nothing(tiny_checkpoint, tmp_path, engine):
     args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_eval_tasks={}, **engine.address)
     args.custom_rm_path = f"{__name__}.never"
+    args.rollout_max_response_len = 1  # of 800 episodes
     with pytest.raises(FilterError, match=r"none of 200 groups was informative, by slime_swe\.rewards"):
         train(args, NoProgress())
     args.dynamic_sampling_filter_path, args.load = None, args.save

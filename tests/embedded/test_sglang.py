@@ -19,7 +19,7 @@ from tests import real_sglang
 from tests.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.extended("the embedded server's own answers, in tests/embedded/test_server.py"),
+    pytest.mark.extended("tests/embedded/test_server.py::test_an_answer_has_sglangs_fields"),
     *(pytest.mark.slow, pytest.mark.timeout(1200), real_sglang.needed),
 ]
 

@@ -194,14 +194,14 @@ counted = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux c
 
 @counted
 @pytest.mark.slow
-def test_one_of_a_hundred_thousand_episodes_is_read_without_the_others(tmp_path, recorded, capsys):
+def test_one_of_many_thousand_episodes_is_read_without_the_others(tmp_path, recorded, capsys):
     shown(recorded, 1, capsys)  # what is imported for the first time is read too
-    folder = made_run(tmp_path, rollouts=100)
+    folder = made_run(tmp_path, rollouts=20)
     journal = folder / EPISODES
-    record, read = shown(folder, 67_890, capsys)
-    assert (record["index"], record["rollout_id"]) == (67_890, 67)
+    record, read = shown(folder, 12_345, capsys)
+    assert (record["index"], record["rollout_id"]) == (12_345, 12)
     beside_the_index = read - journal.with_suffix(".index").stat().st_size
-    assert beside_the_index < 500_000 < journal.stat().st_size / 100, "of the journal next to nothing"
+    assert beside_the_index < journal.stat().st_size / 100, "of the journal next to nothing"
 
 
 @counted

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slime_swe.rollout.sandbox.cache import locked
+
 DEFINITIONS = Path(__file__).with_name("instances.toml")
 
 
@@ -40,10 +42,14 @@ def packages() -> dict[str, Package]:
 
 def download(package: Package, folder: Path) -> Path:
     """The source distribution's file in `folder`, where it stays for the next time. Raises `DownloadError`."""
-    found = list(folder.glob(f"{package.name}-{package.version}.tar.gz"))
-    if found:
-        return found[0]
-    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{package.name}-{package.version}.tar.gz"
+    with locked(archive):  # two workers, or runs, do not fetch it twice
+        if not archive.exists():
+            _fetch(package, folder)
+    return archive
+
+
+def _fetch(package: Package, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         wanted = Path(temporary, "wanted.txt")
         wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
@@ -52,7 +58,6 @@ def download(package: Package, folder: Path) -> Path:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise DownloadError(f"{package.name} {package.version}: {result.stderr[-1000:]}")
-    return next(folder.glob(f"{package.name}-{package.version}.tar.gz"))
 
 
 def source_files(archive: Path) -> dict[str, bytes]:

@@ -120,7 +120,7 @@ def _values(chosen: Composition, corners, solved: bool):
     values = {"plus_minus": (1, -1), "binary": (1, 0), "fraction": (1, 1)}[chosen.mode]
     for likeness, well_formed, repeats, longs, errors in corners:
         of = score(solved, float(values[not solved]), [True, True], 1.0, likeness=likeness, errors=["syntax"] * errors)
-        tokens = [7] * 5000 if longs else [*range(50)]
+        tokens = [7] * 1000 if longs else [*range(50)]
         segment = record(tokens if repeats else [*range(len(tokens))])
         played = EpisodeRecord(
             "", turns=10 if longs else 4, counters=Counters(malformed_calls=0 if well_formed else 99)

@@ -210,7 +210,15 @@ SLOW = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.extended("forged logs")) for name in SLOW])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.extended("tests/rewards/test_forged_logs.py::test_every_forged_log_has_a_report")
+        )
+        for name in SLOW
+    ],
+)
 async def test_a_log_that_takes_all_time_or_memory_solves_nothing(harness: Harness, name: str) -> None:
     parser, make = SLOW[name]
     log = make()

@@ -52,7 +52,7 @@ async def test_a_table_before_the_unfixed_code_solves_no_task():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.extended("tables on all synthetic tasks")
+@pytest.mark.extended("tests/rewards/test_special_cases.py::test_a_table_before_the_unfixed_code_solves_no_task")
 @pytest.mark.parametrize(
     ("name", "repaired"),
     [
@@ -116,7 +116,7 @@ def luck(answers: list[tuple[Any, str, str]], guess: Guess, share: float) -> flo
 
 
 @pytest.mark.slow
-@pytest.mark.extended("tables on all synthetic tasks")
+@pytest.mark.extended("tests/rewards/test_special_cases.py::test_a_table_before_the_unfixed_code_solves_no_task")
 def test_chance_is_rewarded_on_few_tasks_and_seldom():
     best = []
     for task in filter(has_held_out_calls, (task for split in SIZES for task in load(split))):

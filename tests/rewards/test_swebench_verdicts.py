@@ -33,9 +33,8 @@ Verdict = tuple[str, bool, dict[str, bool]]  # outcome, solved, test → passed
 
 @dataclass
 class Graders:
-    """What there is to grade with, and the instances."""
+    """What there is to grade with."""
 
-    instances: list[Instance]
     docker: SandboxPool
     overlay: SandboxPool
 
@@ -58,13 +57,18 @@ class Graders:
 async def graders() -> AsyncIterator[Graders]:
     need_docker()
     harness_python()
+    async with SandboxPool("docker", concurrency=2) as docker, SandboxPool("overlay", concurrency=2) as overlay:
+        yield Graders(docker, overlay)
+        await close_loop_scope()
+
+
+@pytest.fixture(scope="module")
+def downloaded() -> list[Instance]:
+    """Those of real packages. The other tests make their own repositories, and need no network."""
     try:
-        made = instances(place())
+        return instances(place())
     except DownloadError as error:
         pytest.skip(f"PyPI can't be reached: {error}")
-    async with SandboxPool("docker", concurrency=2) as docker, SandboxPool("overlay", concurrency=2) as overlay:
-        yield Graders(made, docker, overlay)
-        await close_loop_scope()
 
 
 async def test_there_are_enough_of_them() -> None:
@@ -75,8 +79,8 @@ async def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.extended("tests/rewards/test_swebench_verdicts.py::test_verdicts_on_awkward_shapes_are_identical")
 @pytest.mark.parametrize("number", NUMBERS)
-async def test_verdicts_are_identical(graders: Graders, number: int) -> None:
-    instance, found = graders.instances[number], {}
+async def test_verdicts_are_identical(graders: Graders, downloaded: list[Instance], number: int) -> None:
+    instance, found = downloaded[number], {}
     build(instance)
     task = await task_for(instance, graders.overlay)
     for kind, patch in instance.patches.items():
@@ -108,7 +112,7 @@ WORTH = {
     "without git's line": "solved", "in prose": "solved", "by GNU patch, with .gitignore": "solved",
     "new files": "solved",
 }  # fmt: skip
-FEW = ("gold", "wrong", "by GNU patch, with .gitignore")
+FEW = ("wrong", "by GNU patch, with .gitignore")  # that does not solve it, and one that does
 ALL = tuple(SHAPES[0].patches)
 KINDS = 5  # of a row, which takes less than 20 s
 ROWS = [
@@ -209,12 +213,6 @@ def _official() -> GradingSettings:
     return GradingSettings(harness_python=harness_python(), harness="official")
 
 
-async def _first(graders: Graders) -> tuple[Instance, Task]:
-    instance = graders.instances[0]
-    build(instance)
-    return instance, await task_for(instance, graders.overlay)
-
-
 def _slept(task: Task, seconds: float) -> Task:
     """The same, whose tests take a minute, of these seconds."""
     oracle = oracle_of(task)
@@ -224,7 +222,7 @@ def _slept(task: Task, seconds: float) -> Task:
 
 async def test_gradings_of_one_instance_at_once_do_not_mix(graders: Graders) -> None:
     """The harness names its reports and its loggers by the instance."""
-    instance, task = await _first(graders)
+    instance, task = _shape("plain")
     kinds = ["gold", "wrong", "unappliable", "gold"]
     patches = [instance.patches[kind] for kind in kinds]
     found = await asyncio.gather(*(_verdict(task, patch, graders.docker, _official()) for patch in patches))
@@ -232,13 +230,13 @@ async def test_gradings_of_one_instance_at_once_do_not_mix(graders: Graders) -> 
 
 
 async def test_hanging_tests_are_a_timeout_of_the_official_harness_too(graders: Graders) -> None:
-    instance, task = await _first(graders)
+    instance, task = _shape("plain")
     outcome, solved, tests = await _verdict(_slept(task, 2), instance.patches["gold"], graders.docker, _official())
     assert (outcome, solved, any(tests.values())) == ("timeout", False, False)
 
 
 async def test_a_cancelled_official_grading_leaves_no_container(graders: Graders) -> None:
-    instance, task = await _first(graders)
+    instance, task = _shape("plain")
     task = replace(_slept(task, 300), id="cancelled__cancelled-1", metadata={})
     grading = asyncio.create_task(_verdict(task, instance.patches["gold"], graders.docker, _official()))
     await _until(lambda: _containers(task.id), 60)

@@ -93,7 +93,7 @@ WITHOUT_VALUES = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.extended("two-faced attacks")
+@pytest.mark.extended("tests/rewards/test_two_faced.py::test_no_two_faced_code_is_rewarded")
 @pytest.mark.parametrize("face", ["coin", "clock", "first of the two"])
 async def test_without_values_luck_is_bounded(face):
     async with target("local", "log") as (task, outcome):

@@ -29,7 +29,7 @@ def has_backend() -> bool:
 
 
 pytestmark = [
-    pytest.mark.extended("the same rule with a scripted server, in tests/rollout/test_grammar.py"),
+    pytest.mark.extended("tests/rollout/test_grammar.py::test_forced_tokens_are_not_trained"),
     *(pytest.mark.slow, pytest.mark.timeout(1200), real_sglang.needed),
     pytest.mark.skipif(not has_backend(), reason=f"needs {GRAMMAR_BACKEND} where SGLang is"),
 ]

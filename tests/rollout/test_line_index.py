@@ -42,9 +42,17 @@ DAMAGE = ("none", "cut journal", "cut within a line", "lose index", "cut index",
 STEPS = st.lists(st.tuples(st.sampled_from(DAMAGE), st.integers(0, 99), st.integers(1, 3)), max_size=8)
 
 
+@pytest.fixture(scope="module")
+def quick_disk():
+    """Writes that no test of this module can lose: it is the machine that would have to fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @settings(deadline=None, max_examples=150)
 @given(STEPS)
-def test_the_index_fits_whatever_has_happened_to_either_file(tmp_path_factory, steps):
+def test_the_index_fits_whatever_has_happened_to_either_file(quick_disk, tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("run") / "episodes.jsonl"
     for number, (damage, place, count) in enumerate(steps):
         index = index_of(path)

@@ -172,6 +172,8 @@ def test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.extended("functions of the standard library")
+@pytest.mark.extended(
+    "tests/data_sources/specification/test_removal.py::test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte"
+)
 def test_the_rest_of_thousands_of_functions_stays_byte_for_byte():
     assert check_files(STANDARD, every=50) > 3000

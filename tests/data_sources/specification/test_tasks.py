@@ -61,8 +61,8 @@ def test_the_statement_has_the_signature_and_the_docstring_and_nothing_of_the_bo
 
 async def test_gold_solves_and_nothing_does_not_over_three_runs(functions):
     async with SandboxPool("local") as sandboxes:
-        for task in (functions["total"], functions["halves"]):
-            finding = await validate(task, sandboxes)
+        for name, runs in (("total", 3), ("halves", 1)):  # by tests of the project, and by a doctest
+            finding = await validate(functions[name], sandboxes, runs)
             assert finding.status is Status.SOUND, finding
 
 
@@ -236,7 +236,7 @@ def generated():
 
 async def test_generated_tasks_are_graded_by_values_and_prove_themselves(generated):
     async with SandboxPool("local") as sandboxes:
-        for task in generated[:4]:
+        for task in generated[:2]:
             assert (await validate(task, sandboxes, runs=1)).status is Status.SOUND
             score = await grade(task, written(task, "return 1"), sandboxes)
             assert not score.solved

@@ -28,23 +28,23 @@ def found(check, recipe):
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="this user may not mount a tmpfs in a namespace of their own")
-@pytest.mark.parametrize(
-    ("options", "fill", "said"),
-    [("size=256k", True, "No space left on device"), ("ro", False, "Read-only file system"), ("size=8m", False, "")],
-)
-def test_a_full_or_read_only_file_system_is_seen_by_writing(tmp_path, options, fill, said):
+def test_a_full_or_read_only_file_system_is_seen_by_writing(tmp_path):
     """Root may write anywhere but there, so permissions alone would not tell."""
+    said = {"size=256k": "No space left on device", "ro": "Read-only file system", "size=8m": ""}
     ask = "import sys; from pathlib import Path; from slime_swe.launch.doctor.capacity import unwritable; "
-    ask += "print(unwritable(Path(sys.argv[1])))"
-    lines = [f"mount -t tmpfs -o {options} tmpfs {tmp_path}"]
-    lines += [f"head -c 1M /dev/zero > {tmp_path}/full 2>/dev/null"] if fill else []
-    lines += [f"{sys.executable} -c {shlex.quote(ask)} {tmp_path}"]
+    ask += "print(*(unwritable(Path(name)) for name in sys.argv[1:]), sep='\\n')"
+    folders = {options: tmp_path / options for options in said}
+    for folder in folders.values():
+        folder.mkdir()
+    lines = [f"mount -t tmpfs -o {options} tmpfs {folder}" for options, folder in folders.items()]
+    lines += [f"head -c 1M /dev/zero > {folders['size=256k']}/full 2>/dev/null"]
+    lines += [shlex.join([sys.executable, "-c", ask, *map(str, folders.values())])]
     asked = subprocess.run(
         [*NAMESPACES, "sh", "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert asked.returncode == 0, asked.stderr
-    assert said in asked.stdout
-    assert bool(asked.stdout.strip()) == bool(said)
+    for answer, wanted in zip(asked.stdout.split("\n")[:-1], said.values(), strict=True):
+        assert wanted in answer and bool(answer.strip()) == bool(wanted), asked.stdout
 
 
 def test_a_folder_that_can_not_be_written_is_a_failure():

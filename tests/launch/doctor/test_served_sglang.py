@@ -18,7 +18,7 @@ from tests import real_sglang
 from tests.embedded.conftest import tiny_checkpoint as tiny_checkpoint
 
 pytestmark = [
-    pytest.mark.extended("the probes against faulty routers, in tests/launch/doctor/test_served.py"),
+    pytest.mark.extended("tests/launch/doctor/test_served.py::test_each_fault_is_found_by_its_field"),
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     real_sglang.needed,

@@ -56,9 +56,9 @@ async def test_a_state_that_hangs_dies_or_can_not_be_imported_is_said(batches):
 async def test_a_state_that_waits_for_ever_is_soon_ended(batches):
     """Long before its time of the clock is over. One that computes goes on, whatever it prints."""
     event = "    result = 0\n    import threading\n    threading.Event().wait()\n"
-    waits = changed("    result = 0\n", event, waiting=2)
-    slow = "import time\nend = time.process_time() + 4\nwhile time.process_time() < end:\n    pass\n\n\nclass Basket:"
-    hangs, right = await batches.run([waits, changed("class Basket:", slow, waiting=2)])
+    waits = changed("    result = 0\n", event, waiting=1)
+    slow = "import time\nend = time.process_time() + 2\nwhile time.process_time() < end:\n    pass\n\n\nclass Basket:"
+    hangs, right = await batches.run([waits, changed("class Basket:", slow, waiting=1)])
     assert hangs.timed_out and not right.timed_out and all(right.passed.values())
 
 

@@ -24,20 +24,11 @@ DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_
 ASYNCHRONOUS = "qwen3_coder_30b_a3b_async"
 FEW = "rollout.sandbox_concurrency=96"  # leaves room in a machine's memory
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 
 def plan(name, *overrides, **assumed):
     return make_plan(assemble(name, overrides), Assumptions(**assumed))
-
-
-@pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
-    """Simulate three steps, with turns put together: a plan takes a third of the time, and what is said of it holds."""
-    monkeypatch.setattr(rollout, "WARM_UP", 1)
-    monkeypatch.setattr(rollout, "MEASURED", 2)
-    monkeypatch.setattr(rollout, "MOST_TURNS", 300)
-    rollout.simulated.cache_clear()
-    yield
-    rollout.simulated.cache_clear()
 
 
 def test_there_are_gpu_recipes():

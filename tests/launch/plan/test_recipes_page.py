@@ -15,6 +15,9 @@ from tests.launch.plan import plans_page, recipes_page
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "recipes.md").read_text(encoding="utf-8")
+
+pytestmark = pytest.mark.timeout(600)  # all plans, with as many steps as a user's, on a busy machine
+
 ROWS: dict[str, Callable[[Recipe], str]] = {
     "model": lambda r: r.model.checkpoint.split("/")[1],
     "tasks": lambda r: ", ".join(r.data.train),

@@ -8,6 +8,8 @@ import pytest
 
 from slime_swe.launch.cli import run
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 
 def test_a_plan_that_fits_exits_with_0_and_100_columns(capsys):
     assert run(["plan", "recipe=qwen25_coder_7b"]) == 0

@@ -25,6 +25,8 @@ from tests.launch.warm_start.recorded import line, write
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 DENSE = "qwen25_coder_7b"
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 
 def episodes(folder: Path, count: int = 30, tokens: int = 1000) -> str:
     """The override that names a file of so many episodes of one sample each."""

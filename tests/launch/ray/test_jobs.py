@@ -84,7 +84,7 @@ def marked() -> list[int]:
     return found
 
 
-@pytest.mark.extended("ends of a Ray job")
+@pytest.mark.extended("tests/launch/ray/test_jobs.py::test_ctrl_c_stops_the_job_and_leaves_the_cluster")
 def test_sigterm_ends_the_job_and_everything_started_for_it(tmp_path):
     if running_ray():
         pytest.skip("another Ray runs on this machine")
@@ -126,22 +126,22 @@ def job_of(folder: Path, code: str) -> Job:
     )  # fmt: skip
 
 
-def test_a_job_has_its_words_files_environment_and_folder(there, tmp_path, capfd):
-    code = "import os, sys; print(sys.argv[1], open('settings.txt').read(), os.environ['GIVEN'], os.getcwd())"
+def test_a_job_has_its_words_files_environment_folder_and_cluster(there, tmp_path, capfd):
+    """The cluster that it runs on it finds as SLiME does: by the address and the token that its environment holds."""
+    code = """
+import os, sys, ray
+print(sys.argv[1], open("settings.txt").read(), os.environ["GIVEN"], os.getcwd())
+ray.init()
+print("CPUs:", int(ray.cluster_resources()["CPU"]))
+"""
     assert run_job(job_of(tmp_path, code), on(there), tmp_path) == 0
     said = f"a b here yes {tmp_path}"
     assert said in capfd.readouterr().err
-    assert said in (tmp_path / "ray_job.log").read_text()
+    log = (tmp_path / "ray_job.log").read_text()
+    assert said in log and "CPUs: 2" in log
     assert last_attempt(tmp_path / "drivers.jsonl") == 1
     record = json.loads((tmp_path / "ray_job.json").read_text())
     assert (record["status"], record["exit_code"], record["dashboard"]) == ("SUCCEEDED", 0, there)
-
-
-def test_a_job_can_use_the_cluster_it_runs_on(there, tmp_path):
-    """As SLiME does: by the address and the token that its environment holds."""
-    code = "import ray; ray.init(); print('CPUs:', int(ray.cluster_resources()['CPU']))"
-    assert run_job(job_of(tmp_path, code), on(there), tmp_path) == 0
-    assert "CPUs: 2" in (tmp_path / "ray_job.log").read_text()
 
 
 def test_a_failed_job_s_exit_code_is_passed_on(there, tmp_path):

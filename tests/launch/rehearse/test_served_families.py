@@ -19,7 +19,9 @@ RECIPES = (
 )
 
 
-@pytest.mark.extended("families that SGLang serves on a CPU")
+@pytest.mark.extended(
+    "tests/launch/rehearse/test_toy.py::test_after_a_prompt_each_token_ends_the_reply_at_some_percent"
+)
 @pytest.mark.parametrize("name", RECIPES)
 def test_sglang_serves_a_family_on_a_cpu_or_not_as_the_family_says(tmp_path, name):
     recipe = load_recipe(name)

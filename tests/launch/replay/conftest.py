@@ -15,9 +15,9 @@ RULES = (
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory) -> Path:
-    """A real run of `tiny_cpu` with a group filter, masks and penalties: two rollouts of four groups of four."""
+    """A real run of `tiny_cpu` with a group filter, masks and penalties: two rollouts of two groups of four."""
     folder = tmp_path_factory.mktemp("trained")
-    words = ["rollout.batch_size=4", "rollout.samples_per_task=4", "run.num_rollouts=2", "data.eval={}", *RULES]
+    words = ["rollout.batch_size=2", "rollout.samples_per_task=4", "run.num_rollouts=2", "data.eval={}", *RULES]
     result = cli_in(folder)("train", "--ignore-integrity", "recipe=tiny_cpu", *words, "run.name=trained", "--json")
     assert result.returncode == 0, result.stderr
     return folder / "runs" / "trained"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.cli import run
-from tests.chromium import CHROMIUM, browser_tab
+from tests.chromium import CHROMIUM, browser, new_tab
 from tests.launch.export.recorded import recorded_run
 from tests.launch.report.synthetic import plant_hostile, synthetic_run
 from tests.planted import ENVIRONMENT
@@ -48,9 +48,16 @@ def report(tmp_path, monkeypatch, capsys):
     return write
 
 
-@pytest.fixture
-async def tab():
+@pytest.fixture(scope="module")
+def chromium():
+    """The address of a browser that the tests share, each with a tab of its own."""
     if not CHROMIUM:
         pytest.skip("no Chromium here: apt-get install chromium")
-    async with browser_tab() as found:
+    with browser() as address:
+        yield address
+
+
+@pytest.fixture
+async def tab(chromium):
+    async with new_tab(chromium) as found:
         yield found

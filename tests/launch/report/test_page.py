@@ -272,7 +272,7 @@ async def test_opening_makes_as_much_of_many_episodes_as_of_few(tmp_path, report
 
 
 @pytest.mark.slow
-@pytest.mark.extended("a report of many episodes")
+@pytest.mark.extended("tests/launch/report/test_page.py::test_opening_makes_as_much_of_many_episodes_as_of_few")
 @pytest.mark.timeout(1800)
 async def test_a_hundred_thousand_episodes(tmp_path, report, tab):
     page: Path = report(synthetic_run(tmp_path / "runs", "many", rollouts=100, groups=125))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import orjson
@@ -61,20 +62,36 @@ def steps_of(run: Path) -> list[int]:
     return [line["rollout_id"] for line in lines if line["kind"] == "train"]
 
 
-def test_the_ray_cluster_spans_both_nodes_and_the_run_finishes(cluster, small, tmp_path):
+def test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends(cluster, tmp_path):
+    """Ray takes most of the time. The job shows what it would start, for a recipe that needs a cluster."""
+    words = ["--dry-run", "--ignore-integrity", "--ignore-plan", "--no-rehearsal", "recipe=qwen25_coder_1_5b"]
+    job = submit(cluster, tmp_path, *words, "run.name=one")
+    require_success(cluster, job, tmp_path / "job.log")
+    said = (tmp_path / "job.log").read_text()
+    (address,) = re.findall(r"Ray cluster at (http\S+): ", said)
+    assert f"cluster.ray_address={address}" in said, "what the job has of the cluster"
+    assert f"in {tmp_path}/runs/one, as SLiME" in said, "what it prints"
+
+
+@pytest.mark.extended("tests/launch/slurm/test_train.py::test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends")
+def test_a_run_on_both_nodes_finishes(cluster, small, tmp_path):
     job = submit(cluster, tmp_path, *small, "run.num_rollouts=2", "run.name=two")
-    log = tmp_path / "job.log"
-    wait_for_end(cluster, job, log)
-    assert f"2 nodes, {2 * GPUS} GPUs" in log.read_text()
+    require_success(cluster, job, tmp_path / "job.log")
     assert steps_of(tmp_path / "runs" / "two") == [0, 1]
     assert json.loads((tmp_path / "runs" / "two" / "summary.json").read_text())["num_rollouts"] == 2
-    assert cluster.job(job)["Restarts"] == "0"
+
+
+def require_success(cluster: Cluster, job: str, log: Path) -> None:
+    """Wait for the job, which ran once on a Ray of both nodes."""
+    wait_for_end(cluster, job, log)
     said = log.read_text()
+    assert f"2 nodes, {2 * GPUS} GPUs" in said
+    assert cluster.job(job)["Restarts"] == "0"
     assert "CANCELLED" not in said and "exit code" not in said, "the log of a job that completed ends like one"
     assert not list(ROOT.glob("core*"))
 
 
-@pytest.mark.extended("runs on a cluster")
+@pytest.mark.extended("tests/launch/slurm/test_train.py::test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends")
 def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, small, tmp_path):
     job = submit(cluster, tmp_path, *small, "run.num_rollouts=4")
     log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"

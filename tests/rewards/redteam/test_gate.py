@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
+import msgspec
 import pytest
-from msgspec.structs import replace
 
+from slime_swe.data_sources.task import Workspace
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import GradingSettings
-from slime_swe.rewards.redteam.cases import TARGETS, Case, attacks, benign_cases, prelude
+from slime_swe.rewards.redteam.cases import REPOSITORY, TARGETS, Case, Target, attacks, benign_cases, prelude
 from slime_swe.rewards.redteam.gate import Result, UnplayableError, run_gate
 from slime_swe.rewards.redteam.honeypot import honeypot
 from slime_swe.rollout.sandbox.fork_server import ForkServerError
@@ -41,19 +43,45 @@ def cases(*names: str) -> list[Case]:
     return [EVERYTHING[name] for name in names]
 
 
+def by_a_plain_runner(target: Target) -> Target:
+    """The same with the runner of `log` in the place of pytest, which takes ten times as long to start."""
+    assert target.own is not None
+    files = {**target.own.workspace.files, RUNNER: REPOSITORY[RUNNER]}
+    oracle = replace(
+        target.own.oracle,
+        command=TARGETS["log"].oracle.command,
+        protected=(*target.own.oracle.protected, RUNNER),
+    )
+    own = replace(target.own, workspace=Workspace(files), oracle=oracle)
+    return replace(target, oracle=oracle, own=own, needs=Target.needs)
+
+
+RUNNER = "runtests.py"
+PLAIN = "written, by a plain runner"
+GRADERS = {**TARGETS, PLAIN: by_a_plain_runner(TARGETS["written"])}
+PLAYED = (*COMBINATIONS, ("bubblewrap", PLAIN))
+
+
 def dealt() -> dict[tuple[str, str], list[Case]]:
-    """Each case to one combination: to pytest, whose runs take longest, what is about it and a twentieth of the others;
-    these in turn."""
-    hands: dict[tuple[str, str], list[Case]] = {combination: [] for combination in COMBINATIONS}
+    """Each case to one combination: to pytest and to what has an image, whose runs take longest, what is about them and
+    a few of the others; to the shortest of those that are left."""
+    hands: dict[tuple[str, str], list[Case]] = {combination: [] for combination in PLAYED}
     for number, case in enumerate(EVERYTHING.values()):
-        about_pytest = "pytest" in case.script or "conftest" in case.script or number % 20 == 0
-        fitting = [
-            hand
-            for (_, grader), hand in hands.items()
-            if TARGETS[grader].takes(case) and (case.only or (grader == "pytest") == about_pytest)
-        ]
-        fitting[number % len(fitting)].append(case)
+        fitting = [key for key in hands if GRADERS[key[1]].takes(case)]
+        hand = min(_suiting(case, number, fitting), key=lambda key: len(hands[key]))
+        hands[hand].append(case)
     return hands
+
+
+def _suiting(case: Case, number: int, fitting: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of the fitting that the case is about, or that are its turn; else those that take little time."""
+    by_pytest = [key for key in fitting if key[1] in ("pytest", "written")]
+    in_images = [key for key in fitting if GRADERS[key[1]].in_image]
+    if by_pytest and ("pytest" in case.script or "conftest" in case.script or number % 40 == 0):
+        return by_pytest
+    if in_images and ("git" in case.script or number % 5 == 1):
+        return in_images
+    return [key for key in fitting if key not in (*by_pytest, *in_images)] or fitting
 
 
 async def played(sandbox: str, grader: str, chosen: list[Case] | None = None) -> Result:
@@ -84,8 +112,9 @@ def bubblewrap() -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("sandbox", "grader"), COMBINATIONS)
-async def test_no_attack_is_rewarded_and_all_honest_work_is(sandbox, grader):
+@pytest.mark.parametrize(("sandbox", "grader"), PLAYED)
+async def test_no_attack_is_rewarded_and_all_honest_work_is(sandbox, grader, monkeypatch):
+    monkeypatch.setitem(TARGETS, grader, GRADERS[grader])
     chosen = dealt()[sandbox, grader]
     result = await played(sandbox, grader, chosen)
     assert result.failures == []
@@ -95,14 +124,14 @@ async def test_no_attack_is_rewarded_and_all_honest_work_is(sandbox, grader):
 
 def test_every_case_is_dealt_once():
     assert sorted(case.name for hand in dealt().values() for case in hand) == sorted(EVERYTHING)
-    shared = [hand for (_, grader), hand in dealt().items() if TARGETS[grader].own is None]
+    shared = [hand for (_, grader), hand in dealt().items() if GRADERS[grader].own is None]
     every = sum(map(len, shared))
     assert all(len(hand) >= every // 10 for hand in shared)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.extended("whole integrity gates")
+@pytest.mark.extended("tests/rewards/redteam/test_gate.py::test_no_attack_is_rewarded_and_all_honest_work_is")
 @pytest.mark.parametrize(("sandbox", "grader"), [*COMBINATIONS, ("overlay", "calls")])
 async def test_a_whole_gate_holds(sandbox, grader):
     result = await played(sandbox, grader)
@@ -128,7 +157,8 @@ async def test_docker_holds_against_what_looks_around_and_uses_it_up(grader, gro
     """What depends on the container; `slime-swe integrity docker` plays all, in three minutes for each grader."""
     need_docker()
     chosen = [case for case in attacks() if case.group in groups]
-    result = await played("docker", grader, [*chosen, *cases(*FEW, *RACES, "link-to-itself-for-tests")])
+    chosen += cases(*FEW, *RACES) if groups else cases("edit-the-tests", "crlf", "patch-the-log-late", "lose-the-log")
+    result = await played("docker", grader, [*chosen, *cases("link-to-itself-for-tests")])
     assert result.failures == []
     assert not groups or result.to_dict()["attacks"] >= 20
 
@@ -261,7 +291,9 @@ async def test_an_attack_may_have_no_more_than_its_case_says(bubblewrap):
     pytest.importorskip("cydifflib")
     attack = Case("attack", "own", "padded", "a guess and blanks", script="sed -i 's/a - b/a * b/; s/$/  /' calc.py")
     for most, verdict in ((0.1, "rewarded"), (0.98, "held")):
-        (row,) = (await run_gate(bubblewrap, "diff", cases=[replace(attack, only=("diff",), most=most)])).rows
+        (row,) = (
+            await run_gate(bubblewrap, "diff", cases=[msgspec.structs.replace(attack, only=("diff",), most=most)])
+        ).rows
         assert (row.verdict, 0.1 < row.value < 0.98) == (verdict, True)
 
 

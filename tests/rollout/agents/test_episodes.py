@@ -129,7 +129,9 @@ async def test_a_prompt_without_room_for_a_reply_ends_the_episode(name, opened, 
         assert (episode.stop_reason, episode.turns) == (StopReason.CONTEXT_FULL, 0), episode.detail
 
 
-@EXTENDED
+@pytest.mark.extended(
+    "tests/rollout/agents/test_episodes.py::test_a_policy_that_kills_its_agent_is_judged_by_what_it_did"
+)
 async def test_an_agent_whose_policy_says_nothing_it_can_use_gives_up(opened, tokenizer):
     async with (
         scripted_engine(tokenizer, by_content(f"I don't know.{END}")) as engine,
@@ -158,7 +160,7 @@ async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shel
         assert "+    return a + b" in episode.patch
 
 
-@EXTENDED
+@pytest.mark.extended("tests/rollout/sandbox/test_large_output.py::test_600_mb_in_one_line")
 async def test_an_agent_whose_command_prints_600_mb_costs_the_host_nothing(opened, tokenizer):
     """It sends all of that to its policy, which takes 8 MiB."""
     command = "sed -i 's/a - b/a + b/' calc.py; head -c 600000000 /dev/zero | tr '\\0' x"
@@ -245,7 +247,7 @@ async def test_an_agent_pauses_at_a_closed_gate_and_ends_where_it_is_unwanted(op
         assert "wants no more" in episode.detail and episode.counters.engine_aborted
 
 
-@EXTENDED
+@pytest.mark.extended("tests/rollout/agents/test_episodes.py::test_an_agent_has_its_model_calls_and_no_more")
 @pytest.mark.parametrize(
     ("name", "shell", "more"),
     [("qwen_code", "run_shell_command", {"is_background": False}), ("claude_code", "Bash", {"description": "x"})],

@@ -143,17 +143,17 @@ class Attack:
         return await self.one.report()
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "x, GZIP"])
-async def test_a_compressed_body_is_refused_and_not_unpacked(tokenizer, checkpoint, encoding) -> None:
+async def test_a_compressed_body_is_refused_and_not_unpacked(tokenizer, checkpoint) -> None:
     async with served(tokenizer, checkpoint, 32_768, 1) as one:
         session = one.sessions[0]
-        head = f"POST {urlsplit(session['url']).path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {session['key']}\r\n"
-        head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(BOMB)}\r\n\r\n"
-        await one.report()
-        answer = await exchange(session["url"], head.encode() + BOMB)
-        assert answer.startswith(b"HTTP/1.1 400 ") and b"Content-Encoding" in answer
-        assert (await one.post(0, CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]}))[0] == 200
-        assert (await one.report())["busy"] < MOST_BUSY
+        for encoding in ("gzip", "x, GZIP"):
+            head = f"POST {urlsplit(session['url']).path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {session['key']}\r\n"
+            head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+            await one.report()
+            answer = await exchange(session["url"], head.encode() + BOMB)
+            assert answer.startswith(b"HTTP/1.1 400 ") and b"Content-Encoding" in answer
+            assert (await one.post(0, CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]}))[0] == 200
+            assert (await one.report())["busy"] < MOST_BUSY
 
 
 async def test_a_client_that_goes_while_it_is_asked_for_its_body_is_no_error_of_ours(tokenizer, checkpoint) -> None:

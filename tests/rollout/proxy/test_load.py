@@ -112,43 +112,49 @@ def words(seed: int) -> bytes:
 
 
 PARTS = b'{"type":"text","text":""},'
-HOSTILE = {
-    "one long word": filled(b"a"),
-    "white space": filled(b" "),
-    "words of one letter": filled(b"a "),
-    "words": filled(words(0)),
-    "emoji": filled("🙂é".encode()),
-    "combining characters": filled("e\u0301\u0323".encode()),
-    "escapes": filled(rb"\u00e9"),
-    "halves of pairs": filled(rb"\ud83d"),
-    "control tokens": filled(b"<|im_end|>"),
-    "empty objects": filled(b"{},", HEAD + b"[", b"{}]" + END_OF_BODY),
-    "empty parts": filled(PARTS, HEAD + b"[", PARTS[:-1] + b"]" + END_OF_BODY),
-    "lists of empty parts": filled(
+HOSTILE: dict[str, Callable[[], bytes]] = {  # made when they are asked for: together they have 150 MB
+    "one long word": lambda: filled(b"a"),
+    "white space": lambda: filled(b" "),
+    "words of one letter": lambda: filled(b"a "),
+    "words": lambda: filled(words(0)),
+    "emoji": lambda: filled("🙂é".encode()),
+    "combining characters": lambda: filled("e\u0301\u0323".encode()),
+    "escapes": lambda: filled(rb"\u00e9"),
+    "halves of pairs": lambda: filled(rb"\ud83d"),
+    "control tokens": lambda: filled(b"<|im_end|>"),
+    "empty objects": lambda: filled(b"{},", HEAD + b"[", b"{}]" + END_OF_BODY),
+    "empty parts": lambda: filled(PARTS, HEAD + b"[", PARTS[:-1] + b"]" + END_OF_BODY),
+    "lists of empty parts": lambda: filled(
         b'{"role":"user","content":[' + PARTS * 9_000 + PARTS[:-1] + b"]},",
         b'{"model":"m","messages":[',
         b'{"role":"user","content":"x"}]}',
     ),
-    "empty messages": filled(b'{"role":"user","content":""},', b'{"model":"m","messages":[', b'{"role":"user"}]}'),
-    "nested": filled(b"[", b'{"model":', b""),
-    "numbers": filled(b"1,", b'{"model":"m","messages":[],"x":[', b"1]}"),
-    "keys": b'{"model":"m","messages":[],"x":{' + b",".join(b'"%d":0' % n for n in range(700_000)) + b"}}",
-    "a long number": filled(b"9", b'{"model":', b"}"),
-    "unclosed thoughts": filled(
+    "empty messages": lambda: filled(
+        b'{"role":"user","content":""},', b'{"model":"m","messages":[', b'{"role":"user"}]}'
+    ),
+    "nested": lambda: filled(b"[", b'{"model":', b""),
+    "numbers": lambda: filled(b"1,", b'{"model":"m","messages":[],"x":[', b"1]}"),
+    "keys": lambda: b'{"model":"m","messages":[],"x":{' + b",".join(b'"%d":0' % n for n in range(700_000)) + b"}}",
+    "a long number": lambda: filled(b"9", b'{"model":', b"}"),
+    "unclosed thoughts": lambda: filled(
         b"<think>", HEAD + b'"x"},{"role":"assistant","content":"</think>', b'"},{"role":"user","content":"x"}]}'
     ),
-    "a tool's schema": filled(
+    "a tool's schema": lambda: filled(
         b"x", HEAD + b'"x"}],"tools":[{"type":"function","function":{"name":"f","description":"', b'"}}]}'
     ),
-    "many tools": HEAD
-    + b'"x"}],"tools":['
-    + b",".join(b'{"type":"function","function":{"name":"f%d"}}' % n for n in range(4_000))
-    + b"]}",
-    "calls": HEAD
-    + b'"x"},{"role":"assistant","content":null,"tool_calls":['
-    + b",".join(b'{"id":"c%d","type":"function","function":{"name":"f","arguments":"{"}}' % n for n in range(4_000))
-    + b']},{"role":"user","content":"x"}]}',
-    "arguments": filled(
+    "many tools": lambda: (
+        HEAD
+        + b'"x"}],"tools":['
+        + b",".join(b'{"type":"function","function":{"name":"f%d"}}' % n for n in range(4_000))
+        + b"]}"
+    ),
+    "calls": lambda: (
+        HEAD
+        + b'"x"},{"role":"assistant","content":null,"tool_calls":['
+        + b",".join(b'{"id":"c%d","type":"function","function":{"name":"f","arguments":"{"}}' % n for n in range(4_000))
+        + b']},{"role":"user","content":"x"}]}'
+    ),
+    "arguments": lambda: filled(
         rb"\"\",",
         HEAD
         + b'"x"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":'
@@ -174,10 +180,11 @@ async def test_no_body_of_8_mib_holds_the_loop(tokenizer, checkpoint, names):
     async with served(tokenizer, checkpoint, 1 << 30) as one:  # with a context that any body fits
         assert (await one.post(0, CHAT, asked("Hello.")))[0] == 200
         for name in names:
+            body = HOSTILE[name]()
             for path in (CHAT, COUNT):
-                seen = [await _tried(one, path, HOSTILE[name])]
+                seen = [await _tried(one, path, body)]
                 while len(seen) < TRIES and not (seen[-1][0] < MOST_FOR_A_BODY and seen[-1][1] < MOST_HELD):
-                    seen.append(await _tried(one, path, HOSTILE[name]))  # the machine may be busy with something else
+                    seen.append(await _tried(one, path, body))  # the machine may be busy with something else
                 print(name, path, [f"{busy:.1f} {held:.1f}" for busy, held in seen])
                 assert min(busy for busy, _ in seen) < MOST_FOR_A_BODY, (name, path, seen)
                 assert min(held for _, held in seen) < MOST_HELD, (name, path, seen)

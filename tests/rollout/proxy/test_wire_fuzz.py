@@ -140,7 +140,7 @@ def fuzz(wire: Wire, honest: Any, count: int) -> None:
 
 @every_wire
 def test_a_spoilt_body_is_a_request_or_refused(wire, honest) -> None:
-    fuzz(wire, honest, 400)
+    fuzz(wire, honest, 1_000)
 
 
 @every_wire
@@ -151,6 +151,7 @@ def test_any_odd_value_in_any_place_is_taken_or_refused(wire, honest) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("tests/rollout/proxy/test_wire_fuzz.py::test_a_spoilt_body_is_a_request_or_refused")
 @every_wire
 def test_many_spoilt_bodies_are_requests_or_refused(wire, honest) -> None:
     fuzz(wire, honest, 10_000)

@@ -19,7 +19,7 @@ from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.image_support import FOLDER, overlay_image
 
-pytestmark = pytest.mark.extended("sandbox backends")
+pytestmark = pytest.mark.extended("tests/rollout/sandbox/test_images.py::test_the_image_s_repository_is_the_start")
 _DEFINITION = """\
 Bootstrap: localimage
 From: {root}

@@ -16,6 +16,7 @@ import pytest
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.conftest import POOLS, of
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]
@@ -192,8 +193,7 @@ async def test_ending_while_a_command_runs_leaves_nothing(
 ) -> None:
     async with pool.open({}) as sandbox:
         task = asyncio.create_task(sandbox.exec(f"setsid sleep {nap} & sleep {nap}"))
-        while count_processes(f"sleep\0{nap}") < 2:
-            await asyncio.sleep(0.05)
+        await until(lambda: count_processes(f"sleep\0{nap}") == 2, "the commands")
         task.cancel()
     assert count_processes(f"sleep\0{nap}") == 0
 

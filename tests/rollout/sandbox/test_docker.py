@@ -14,7 +14,7 @@ from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended("tests/rewards/redteam/test_gate.py::test_docker_holds_against_what_looks_around_and_uses_it_up")
 async def test_a_container_has_its_limits_and_little_else(docker_pool: SandboxPool) -> None:
     async with docker_pool.open({}) as sandbox:
         found = docker_client.connect().inspect_container(sandbox._id)  # type: ignore[attr-defined]
@@ -26,7 +26,9 @@ async def test_a_container_has_its_limits_and_little_else(docker_pool: SandboxPo
     assert no_more == "no-new-privileges" and profile.startswith('seccomp={"defaultAction": "SCMP_ACT_TRACE"')
 
 
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended(
+    "tests/rollout/sandbox/test_docker.py::test_what_is_taken_is_made_again_and_what_is_not_asked_for_goes"
+)
 async def test_a_warm_container_is_as_good_as_new(docker_pool: SandboxPool) -> None:
     for number in range(3):
         async with docker_pool.open({"a": f"{number}\n"}) as sandbox:
@@ -35,7 +37,7 @@ async def test_a_warm_container_is_as_good_as_new(docker_pool: SandboxPool) -> N
     assert docker_pool._backend._warm._ready  # type: ignore[attr-defined]
 
 
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended("tests/rewards/redteam/test_gate.py::test_docker_holds_against_what_looks_around_and_uses_it_up")
 async def test_a_repository_of_too_many_bytes_is_an_oversized_patch(
     docker_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ async def test_a_patch_of_any_size_is_bounded(contained_pool: SandboxPool, comma
 
 
 async def test_a_large_file_may_change_a_little(contained_pool: SandboxPool) -> None:
-    files = {f"data{number}.txt": f"{number}\n" * 3_000_000 for number in range(3)}
+    files = {f"data{number}.txt": f"{number}\n" * 2_000_000 for number in range(2)}  # more lines than are compared
     async with contained_pool.open(files, Limits()) as sandbox:
         await sandbox.exec("for file in data*; do echo end >> $file; done")
         after = {path: text.encode() + b"end\n" for path, text in files.items()}

@@ -150,7 +150,7 @@ async def test_no_file_of_the_host_s_is_open(image_pool: SandboxPool, imaged: Sa
     assert (await imaged.exec("ls /proc/1/fd")).output == "0\n1\n2\n3\n"
 
 
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended("tests/rollout/sandbox/test_images.py::test_the_image_s_repository_is_the_start")
 async def test_a_docker_image_is_unpacked_for_an_overlay(
     overlay_pool: SandboxPool, docker_pool: SandboxPool, tmp_path: Path
 ) -> None:

@@ -83,7 +83,9 @@ def foreign(docker_pool: SandboxPool) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended(
+    "tests/rollout/sandbox/test_leftovers.py::test_a_killed_run_leaves_no_mount_and_its_groups_are_removed"
+)
 async def test_the_next_start_removes_the_containers_of_a_killed_run_alone(
     docker_pool: SandboxPool, foreign: list[str], count_processes: Callable[[str], int], nap: str
 ) -> None:

@@ -20,7 +20,7 @@ from slime_swe.rollout.sandbox.fork_server import ForkServer
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import BACKENDS, SandboxPool
 from tests.rollout.sandbox.conftest import kill_fork_server, of
-from tests.waiting import wait_for
+from tests.waiting import until, wait_for
 
 REPOSITORY = Path(__file__).parents[3]
 Counter = Callable[[str], int]
@@ -57,8 +57,7 @@ async def test_cancelling_an_episode_leaves_nothing(pool: SandboxPool, count_pro
             await sandbox.exec(f"setsid sleep {nap} & sleep {nap}")
 
     tasks = [asyncio.create_task(episode()) for _ in range(4)]
-    while count_processes(f"sleep\0{nap}") < 8:
-        await asyncio.sleep(0.05)
+    await until(lambda: count_processes(f"sleep\0{nap}") == 8, "the commands")
     for task in tasks:
         task.cancel()
     assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*tasks, return_exceptions=True))

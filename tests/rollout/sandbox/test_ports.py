@@ -186,7 +186,9 @@ async def test_a_backend_without_ports_and_layers_says_which_have_them(
             pass
 
 
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended(
+    "tests/rollout/sandbox/test_ports.py::test_what_is_served_here_is_reached_inside_and_nothing_else"
+)
 async def test_docker_gives_ports_only_where_its_containers_are(docker_pool: SandboxPool) -> None:
     """The daemon's pids are those of its own machine: here they may be anybody's."""
     async with docker_pool.open({}) as sandbox:
@@ -197,7 +199,9 @@ async def test_docker_gives_ports_only_where_its_containers_are(docker_pool: San
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is root no longer")
-@pytest.mark.extended("sandbox backends")
+@pytest.mark.extended(
+    "tests/rollout/sandbox/test_ports.py::test_what_is_served_here_is_reached_inside_and_nothing_else"
+)
 async def test_docker_gives_ports_to_root_alone(docker_pool: SandboxPool) -> None:
     async with docker_pool.open({}) as sandbox:
         container = sandbox  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from slime_swe.rollout.sandbox.remote import RemoteBackend
 from tests.rollout.sandbox.contents import contents
 from tests.rollout.sandbox.image_support import make_repository
 from tests.rollout.sandbox.remote_support import server_deployment
+from tests.waiting import until
 
 pytest.importorskip("swerex", reason="SWE-ReX is not installed: pip install 'slime-swe[remote]'")
 Counter = Callable[[str], int]
@@ -45,10 +46,17 @@ def image(tmp_path_factory: pytest.TempPathFactory, contained_pool: SandboxPool)
     return Image(str(folder), "/repo")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def remote(remote_pool: SandboxPool) -> AsyncIterator[Sandbox]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def opened(remote_pool: SandboxPool) -> AsyncIterator[Sandbox]:
     async with remote_pool.open({"a.txt": "a\n"}) as sandbox:
         yield sandbox
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def remote(opened: Sandbox) -> Sandbox:
+    """One for all of these tests, with its files as they were."""
+    await opened.exec("find . -mindepth 1 -delete; echo a > a.txt; rm -rf /tmp/other ~/.gitconfig")
+    return opened
 
 
 async def test_the_token_of_the_server_is_not_in_the_environment(remote: Sandbox) -> None:
@@ -83,13 +91,14 @@ async def test_a_stopped_process_that_runs_commands_is_killed_at_the_limit(remot
     assert (await remote.exec("echo alive")).output == "alive\n"
 
 
-async def test_who_removes_what_runs_commands_only_hurts_itself(remote: Sandbox) -> None:
-    await remote.exec("rm -rf /tmp/slime-swe-*")
-    assert (await remote.exec("echo alive")).exit_code == 137
-    assert await remote.diff() == OVERSIZED
-    for operation in (remote.read_file("a.txt"), remote.write_file("a.txt", b"")):
-        with pytest.raises(OSError, match="Input/output error"):
-            await operation
+async def test_who_removes_what_runs_commands_only_hurts_itself(remote_pool: SandboxPool) -> None:
+    async with remote_pool.open({"a.txt": "a\n"}) as hurt:
+        await hurt.exec("rm -rf /tmp/slime-swe-*")
+        assert (await hurt.exec("echo alive")).exit_code == 137
+        assert await hurt.diff() == OVERSIZED
+        for operation in (hurt.read_file("a.txt"), hurt.write_file("a.txt", b"")):
+            with pytest.raises(OSError, match="Input/output error"):
+                await operation
 
 
 @pytest.mark.parametrize("answer", ["", "0 1", "[1]", "-"])
@@ -111,17 +120,20 @@ async def test_what_is_written_and_read_may_be_large(remote: Sandbox) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["stop", "freeze"])
 async def test_a_server_that_dies_during_a_command_is_a_sandbox_error(
-    remote_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, how: str
+    remote_pool: SandboxPool, count_processes: Counter, nap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_backend, "ANSWER_SECONDS", 2.0)
-    with pytest.raises(SandboxError, match="does not answer"):
-        async with remote_pool.open({}) as sandbox:
-            running = asyncio.create_task(sandbox.exec("sleep 1006"))
-            await asyncio.sleep(0.3)
-            getattr(sandbox._deployment._server, how)()  # type: ignore[attr-defined]
-            await running
+
+    async def ends(how: str, command: str) -> None:
+        with pytest.raises(SandboxError, match="does not answer"):
+            async with remote_pool.open({}) as sandbox:
+                running = asyncio.create_task(sandbox.exec(command))
+                await until(lambda: running.done() or count_processes(command.replace(" ", "\0")), "the command")
+                getattr(sandbox._deployment._server, how)()  # type: ignore[attr-defined]
+                await running
+
+    await asyncio.gather(ends("stop", f"sleep {nap}1"), ends("freeze", f"sleep {nap}2"))
 
 
 @pytest.mark.slow
@@ -148,10 +160,15 @@ async def test_a_setup_that_fails_is_a_sandbox_error_that_says_so(
     remote_pool: SandboxPool, image: Image, count_processes: Counter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for setup, problem in (("echo why; false", "ended with 1: why"), ("set -e; echo so; false", "ended with 1: so")):
+
+    async def fails(setup: str, problem: str) -> None:
         with pytest.raises(SandboxError, match=f"setup '{setup}' {problem}"):
             async with remote_pool.open({}, image=Image(image.name, image.folder, setup)):
                 pass
+
+    await asyncio.gather(
+        fails("echo why; false", "ended with 1: why"), fails("set -e; echo so; false", "ended with 1: so")
+    )
     assert count_processes(str(tmp_path)) == 0
 
 
@@ -170,16 +187,24 @@ async def test_nothing_is_left_of_a_deployment(
     monkeypatch.setattr(remote_backend, "ANSWER_SECONDS", 2.0)
     backend = RemoteBackend(deploy=server_deployment)
     await backend.start()
-    async with backend.open(SandboxSpec({}, Limits(), image)) as sandbox:
-        await sandbox.exec(f"setsid sleep {nap} &")
-    starting = asyncio.create_task(backend.open(SandboxSpec({}, Limits(), image)).__aenter__())
-    await asyncio.sleep(0.2)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    with pytest.raises(SandboxError):
+
+    async def ends() -> None:
         async with backend.open(SandboxSpec({}, Limits(), image)) as sandbox:
-            assert (await sandbox.exec("kill -9 -1")).exit_code == 137
+            await sandbox.exec(f"setsid sleep {nap} &")
+
+    async def is_cancelled() -> None:
+        starting = asyncio.create_task(backend.open(SandboxSpec({}, Limits(), image)).__aenter__())
+        await asyncio.sleep(0.2)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    async def is_killed() -> None:
+        with pytest.raises(SandboxError):
+            async with backend.open(SandboxSpec({}, Limits(), image)) as sandbox:
+                assert (await sandbox.exec("kill -9 -1")).exit_code == 137
+
+    await asyncio.gather(ends(), is_cancelled(), is_killed())
     assert await backend.open(SandboxSpec({}, Limits(), image)).__aenter__()
     assert count_processes(str(tmp_path)) > 0
     await backend.close()

@@ -20,6 +20,7 @@ from slime_swe.rollout.sandbox.slots import Slots, read_pressure
 from slime_swe.rollout.settings import RolloutSettings
 from tests.rollout.sandbox.conftest import POOLS, of
 from tests.rollout.support import make_args
+from tests.waiting import until
 
 _REST = "avg60=0.00 avg300=0.00 total=0\n"
 
@@ -68,14 +69,10 @@ class Crowd:
             await self.open.pop(0)[0].aclose()
 
     async def until_open(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.open) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.open) >= count, f"{count} are open")
 
     async def until_limit(self, limit: int) -> None:
-        async with asyncio.timeout(60):
-            while self.pool.slots.limit != limit:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.pool.slots.limit == limit, f"a limit of {limit}")
 
 
 @pytest.fixture(params=of("bubblewrap", "overlay"))

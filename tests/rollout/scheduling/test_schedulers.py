@@ -84,16 +84,16 @@ class Run:
 
 def outcomes(seed: int, informative: float, broken: float) -> Callable[[int, int], Outcome]:
     def outcome(group: int, attempt: int) -> Outcome:
-        if random.Random(f"{seed}:{group}:{attempt}").random() < broken and attempt < 3:
+        if broken and attempt < 3 and random.Random(hash((seed, group, attempt))).random() < broken:
             return Outcome.BROKEN
-        drawn = random.Random(f"{seed}:{group}").random()
+        drawn = random.Random(hash((seed, group))).random()
         return Outcome.INFORMATIVE if drawn < informative else Outcome.UNIFORM
 
     return outcome
 
 
 def durations(seed: int) -> Callable[[int, int], float]:
-    return lambda group, attempt: random.Random(f"{seed}:{group}:{attempt}").lognormvariate(0, 1.5)
+    return lambda group, attempt: random.Random(hash((seed, group, attempt))).lognormvariate(0, 1.5)
 
 
 seeds = st.integers(0, 10**6)

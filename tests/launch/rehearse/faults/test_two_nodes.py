@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.rollout.sandbox.ray.cluster import ray_writes_to, short_folder
 from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="the nodes are Ray's")
@@ -53,17 +53,17 @@ class Scripted(LostNode):
 
 
 @pytest.fixture
-def own_folder(monkeypatch):
-    """For what Ray writes, and else into a folder that all of the machine share. Short: it holds Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="swe-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)
+def own_folder():
+    with short_folder() as folder, ray_writes_to(folder):
         yield
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("ray")  # others ask whether a Ray runs on this machine
-@pytest.mark.extended("a node that is lost")  # three starts of Ray, each of which must take less than its 30 seconds
+@pytest.mark.extended(
+    "tests/launch/rehearse/faults/test_network.py::test_a_cut_link_leaves_connections_open_and_nothing_answers_until_it_is_mended"
+)  # three starts of Ray, each of which must take less than its 30 seconds
 @pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
 def test_a_lost_node_lives_and_answers_nobody_and_another_takes_its_place(tmp_path, own_folder):
     run, mark = tmp_path / "run", uuid.uuid4().hex

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,6 +13,7 @@ from typing import Any, Self
 import pytest
 
 from slime_swe.rollout.sandbox.ray.backend import RaySandbox
+from tests.waiting import until, wait_for
 
 CPUS = 8  # of each node, as Ray counts them
 _MEMORY = 100_000_000  # bytes of each node's object store
@@ -24,6 +22,19 @@ _SETTINGS = {  # a node that is killed is found dead within seconds, not half a 
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 4,
 }
+
+
+def short_folder() -> tempfile.TemporaryDirectory[str]:
+    """One that Ray's Unix sockets can be in."""
+    return tempfile.TemporaryDirectory(prefix="swe-ray-", dir="/tmp", ignore_cleanup_errors=True)
+
+
+@contextmanager
+def ray_writes_to(folder: str) -> Iterator[None]:
+    """All that Ray writes and removes, the head's address too, which is else one file of the whole machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 class RayNodes:
@@ -38,9 +49,9 @@ class RayNodes:
         import ray
         from ray.cluster_utils import Cluster
 
-        self._folder = tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp")  # short: it holds Unix sockets
-        head = {"include_dashboard": False, "_system_config": _SETTINGS} | self._arguments()
-        with self._own_folder():
+        self._folder = short_folder()
+        head = {"include_dashboard": False, "no_monitor": True, "_system_config": _SETTINGS} | self._arguments()
+        with ray_writes_to(self._folder.name):
             self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(self._count - 1):
@@ -71,8 +82,10 @@ class RayNodes:
         """Until Ray knows of it: in the next test it would count as one that is up."""
         import ray
 
-        while any(state["Alive"] for state in ray.nodes() if state["NodeID"] == node.node_id):
-            time.sleep(0.05)
+        wait_for(
+            lambda: not any(state["Alive"] for state in ray.nodes() if state["NodeID"] == node.node_id),
+            "Ray knows that the node has died",
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -83,16 +96,9 @@ class RayNodes:
         self._end()
 
     def _end(self) -> None:
-        with self._own_folder():
+        with ray_writes_to(self._folder.name):
             self.cluster.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    @contextmanager
-    def _own_folder(self) -> Iterator[None]:
-        """For all that Ray writes and removes, the head's address too, which is else one file of the whole machine."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_TMPDIR", self._folder)
-            yield
+        self._folder.cleanup()
 
     def _arguments(self) -> dict[str, Any]:
         address = f"127.0.0.{next(self._addresses)}"
@@ -108,5 +114,4 @@ def place(sandbox: object) -> str:
 async def until_up(pool: Any, count: int) -> None:
     """Until so many nodes take sandboxes, and no more."""
     await pool.start()
-    while len(pool._backend._nodes._up()) != count:
-        await asyncio.sleep(0.05)
+    await until(lambda: len(pool._backend._nodes._up()) == count, f"{count} nodes take sandboxes")

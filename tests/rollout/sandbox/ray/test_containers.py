@@ -19,12 +19,15 @@ from slime_swe.rollout.sandbox.process_identity import is_dead
 from tests.recipes.changes import variant
 from tests.rollout.sandbox.conftest import POOLS
 from tests.rollout.sandbox.ray.cluster import RayNodes, place, until_up
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.extended("Ray nodes"),
+    pytest.mark.extended(
+        "tests/rollout/sandbox/ray/test_nodes.py::test_one_of_three_nodes_is_killed_under_its_episodes"
+    ),
 ]
 
 
@@ -100,12 +103,15 @@ async def test_the_next_start_on_a_dead_node_s_machine_removes_its_containers_al
         opened = [await stack.enter_async_context(pool.open({"a": "b\n"})) for _ in range(3)]
         assert len(owned()) == 3
         ray_nodes.kill(third)
-        while not (dead := [owner for owner in owned() if is_dead(owner)]):
-            await asyncio.sleep(0.05)
+        await until(lambda: any(map(is_dead, owned())), "the end of what has its containers")
+        dead = [owner for owner in owned() if is_dead(owner)]
         await until_up(pool, 2)
         assert len(dead) == 1 and owned()[dead[0]]  # Docker's daemon has them still
-        while any(docker_client.connect().inspect_container(one)["State"]["Running"] for one in owned()[dead[0]]):
-            await asyncio.sleep(0.05)
+        client = docker_client.connect()
+        await until(
+            lambda: not any(client.inspect_container(one)["State"]["Running"] for one in owned()[dead[0]]),
+            "the end of its containers",
+        )
         alive = {owner: set(containers) for owner, containers in owned().items() if owner not in dead}
         again = ray_nodes.add()  # on the same machine
         await until_up(pool, 3)

@@ -158,7 +158,7 @@ async def test_sandboxes_are_spread_and_large_files_are_sent_once(pool: SandboxP
     assert len(pool._backend._nodes._sent) == 1  # type: ignore[attr-defined]
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_calls_in_any_order_leave_no_sandbox")
 async def test_a_cancelled_command_ends_there_and_the_sandbox_is_of_use(
     pool: SandboxPool, count_processes: Counts, nap: str
 ) -> None:
@@ -173,7 +173,7 @@ async def test_a_cancelled_command_ends_there_and_the_sandbox_is_of_use(
             assert count_processes(f"sleep\0{nap}") == 0
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_a_layer_s_copy_is_the_layer")
 async def test_what_a_node_lacks_of_a_layer_is_sent_to_it(
     overlay_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path
 ) -> None:
@@ -206,7 +206,7 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
     inner: str, ray_nodes: RayNodes, run_with: Callable[..., Any]
 ) -> None:
     third, waiting, go_on = ray_nodes.add(), 0, asyncio.Event()
-    sandbox, count = (f"{__name__}.steady", 64) if inner == "bubblewrap" else (f"ray:{inner}", 6)
+    sandbox, count = (f"{__name__}.steady", 24) if inner == "bubblewrap" else (f"ray:{inner}", 6)
     settings = {"swe_sandbox": sandbox, "swe_sandbox_concurrency": 64, "swe_max_attempts": 3}
     async with run_with(VIEW, FIX, SUBMIT, swe_time_budget=120, **settings) as (args, engine):
 
@@ -225,9 +225,10 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
                 asyncio.create_task(slime_plugin.generate(args, make_sample(number), dict(PARAMS)))
                 for number in range(count)
             ]
-            while waiting < count:  # all are in their first turn
-                await asyncio.sleep(0.05)
-                assert not any(episode.done() for episode in episodes)
+            await until(
+                lambda: waiting >= count or any(map(asyncio.Task.done, episodes)), "all are in their first turn"
+            )
+            assert not any(map(asyncio.Task.done, episodes))
             ray_nodes.kill(third)
             await until_up(used, 2)  # its processes may outlive it for as long as these episodes take
             go_on.set()
@@ -240,7 +241,7 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
     assert all("infrastructure" not in sample.metadata for sample in samples)
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_a_server_of_this_process_answers_there")
 async def test_an_agent_that_is_a_program_there_calls_its_model_here(
     overlay_pool: SandboxPool, ray_nodes: RayNodes, tokenizer: Any, checkpoint: str, tmp_path: Path
 ) -> None:
@@ -257,7 +258,7 @@ async def test_an_agent_that_is_a_program_there_calls_its_model_here(
         assert b"a + b" in apply_patch(task.workspace.files, episode.patch)["calc.py"]
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_a_node_says_how_many_sandboxes_it_bears")
 async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
     contained_pool: SandboxPool, ray_nodes: RayNodes
 ) -> None:
@@ -273,8 +274,7 @@ async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
                 return place(sandbox)
 
         async def opened(count: int) -> None:
-            while len(order) < count:
-                await asyncio.sleep(0.02)
+            await until(lambda: len(order) >= count, f"{count} sandboxes are open")
 
         episodes = [asyncio.create_task(episode(number)) for number in range(8)]
         await opened(4)
@@ -292,7 +292,7 @@ async def test_opening_waits_for_room_in_order_and_a_node_that_joins_has_some(
     ray_nodes.remove(added)
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_nodes.py::test_one_of_three_nodes_is_killed_under_its_episodes")
 async def test_an_actor_that_falls_silent_or_dies_is_replaced(
     contained_pool: SandboxPool, ray_nodes: RayNodes, new_actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +329,7 @@ async def test_an_actor_that_falls_silent_or_dies_is_replaced(
             assert (await sandbox.exec("echo again")).output == "again\n"
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_nodes.py::test_one_of_three_nodes_is_killed_under_its_episodes")
 async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_node_has_its_share(
     contained_pool: SandboxPool, ray_nodes: RayNodes, new_actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,8 +340,7 @@ async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_nod
         for actor in dead:
             os.kill(actor, signal.SIGKILL)
         added = ray_nodes.add()
-        while set(new_actors()) & set(dead) or len(new_actors()) < 3:
-            await asyncio.sleep(0.05)
+        await until(lambda: not set(new_actors()) & set(dead) and len(new_actors()) >= 3, "three new actors")
         await until_up(pool, 3)
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(pool.open({})) for _ in range(9)]
@@ -350,7 +349,7 @@ async def test_actors_that_die_while_nothing_is_open_are_replaced_and_a_late_nod
     ray_nodes.remove(added)
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_a_node_says_how_many_sandboxes_it_bears")
 async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
     contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -362,8 +361,7 @@ async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
         third = next(node for node in pool._backend._nodes._up() if node.id == added.node_id)  # type: ignore[attr-defined]
 
         async def until_room(room: int) -> None:
-            while third.room != room:
-                await asyncio.sleep(0.05)
+            await until(lambda: third.room == room, f"room for {room}")
 
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(pool.open({})) for _ in range(24)]
@@ -385,15 +383,18 @@ async def test_a_node_under_pressure_takes_fewer_and_others_what_it_does_not(
     ray_nodes.remove(added)
 
 
-@NODES
+@pytest.mark.extended(
+    "tests/rollout/sandbox/ray/test_parts.py::test_a_node_that_would_go_on_without_isolation_is_refused"
+)
 async def test_a_node_that_is_not_as_the_first_is_not_used(
     contained_pool: SandboxPool, ray_nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SandboxPool(f"ray:{__name__}.Kind", concurrency=64) as pool:
         await until_up(pool, 2)
         added = [ray_nodes.add(num_cpus=0), ray_nodes.add(env_vars={"KIND_OF_NODE": "other"})]
-        while "its sandboxes differ from the first node's: ('other',)" not in caplog.text:
-            await asyncio.sleep(0.05)
+        await until(
+            lambda: "its sandboxes differ from the first node's: ('other',)" in caplog.text, "it is said of the other"
+        )
         async with pool.open({}) as sandbox:
             assert (await sandbox.exec("echo ok")).output == "ok\n"
         assert len(nodes_of(pool)) == 2
@@ -402,7 +403,7 @@ async def test_a_node_that_is_not_as_the_first_is_not_used(
         ray_nodes.remove(node)
 
 
-@NODES
+@pytest.mark.extended("tests/rollout/sandbox/ray/test_parts.py::test_it_takes_the_backends_of_one_machine")
 async def test_a_backend_that_no_node_can_have_says_why(ray_nodes: RayNodes) -> None:
     with pytest.raises(UserError, match=r"no node of the Ray cluster can have \S+ sandboxes: .*nothing works here"):
         async with SandboxPool(f"ray:{__name__}.Nothing") as pool, pool.open({}):
@@ -475,7 +476,9 @@ asyncio.run(main())
 """
 
 
-@NODES
+@pytest.mark.extended(
+    "tests/rollout/sandbox/ray/test_parts.py::test_a_node_that_would_go_on_without_isolation_is_refused"
+)
 def test_a_node_with_other_code_is_not_used(contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path) -> None:
     """One that joins when the checkout has been updated under the run."""
     shutil.copytree(REPOSITORY / "src" / "slime_swe", tmp_path / "slime_swe")
@@ -517,7 +520,9 @@ print(ray.get(RolloutManager.remote().generate.remote()))
 """
 
 
-@NODES
+@pytest.mark.extended(
+    "tests/rollout/sandbox/ray/test_nodes.py::test_sandboxes_are_spread_and_large_files_are_sent_once"
+)
 def test_a_rollout_manager_that_is_an_actor_has_them_too(contained_pool: SandboxPool, ray_nodes: RayNodes) -> None:
     command = [sys.executable, "-c", ROLLOUT_MANAGER, ray_nodes.address, f"{REPOSITORY}/src"]
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/src"}

@@ -26,6 +26,7 @@ from slime_swe.rollout.sandbox.ray.actor import NodeSandboxes
 from slime_swe.rollout.sandbox.ray.ports import MAX_CONNECTIONS, DriverPorts, NodePorts
 from tests.recipes.changes import variant
 from tests.rollout.sandbox.test_slots import Machine
+from tests.waiting import until
 
 
 class Unprotected(LocalBackend):
@@ -94,8 +95,7 @@ async def test_calls_in_any_order_leave_no_sandbox(
     assert isinstance(await opening, SandboxError)
     assert await node.open(3, {"a": b"b"}, Limits(), None, ()) is None
     running = asyncio.create_task(node.exec(3, f"sleep {nap}", None))
-    while not count_processes(f"sleep\0{nap}"):
-        await asyncio.sleep(0.01)
+    await until(lambda: count_processes(f"sleep\0{nap}"), "the command")
     assert await node.close() is None
     assert count_processes(f"sleep\0{nap}") == 0
     assert isinstance(await running, SandboxError)
@@ -157,8 +157,7 @@ async def test_a_connection_that_the_server_drops_is_dropped_there() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", number)
             assert await reader.read() == b""
             writer.close()
-        while far._connections:
-            await asyncio.sleep(0.01)
+        await until(lambda: not far._connections, "the end of the connections")
 
 
 async def test_what_is_left_of_ports_is_nothing() -> None:

@@ -185,6 +185,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_grammar_tolerance": rollout.grammar_tolerance,
         "swe_max_turns": rollout.max_turns,
         "swe_tries": rollout.tries,
+        "swe_no_call_turns": rollout.no_call_turns,
         "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_max_staleness": staleness(recipe),

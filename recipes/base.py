@@ -52,8 +52,9 @@ class Model:
     config: its shape, by the keys and values of the checkpoint's `config.json`, as many of them as its family reads.
     family: a name in `slime_swe.recipes.families.FAMILIES` or the dotted path of a `Family`; empty for the one that
         reads the config's `model_type`.
-    tool_format: how the policy writes its tool calls: `hermes`, `qwen3_coder`, `glm45`, `glm47`, `minimax_m2`,
-        `sglang.NAME` for SGLang's parser of that name or the dotted path of a `ToolFormat`; empty for its family's.
+    tool_format: how the policy writes its tool calls: `hermes`, `qwen25_coder`, `qwen3_coder`, `glm45`, `glm47`,
+        `minimax_m2`, `bash_block` (native agent only), `sglang.NAME` for SGLang's parser of that name or the dotted
+        path of a `ToolFormat`; empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
         the same weights, converted for Megatron.
     chat_template: a file, or the name of one in `rollout/chat/templates`; empty for the checkpoint's own.
@@ -186,6 +187,8 @@ class Rollout:
         the rate at which groups passed the filter so far. What is not needed then is sampled anew in the next rollout.
     max_turns: model calls of one episode.
     tries: how often the native agent may submit: while tests fail, it is shown what they print and goes on.
+    no_call_turns: replies without a tool call, one after the other, that end an episode of the native agent. Those
+        before are answered with the form of a call; 1 ends it at once.
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
@@ -229,6 +232,7 @@ class Rollout:
     ] = field(default_factory=lambda: [*MASKED])
     max_attempts: Size = 3
     tries: Size = 1
+    no_call_turns: Size = 3
     temperature: Positive = 1.0
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
     top_k: Annotated[int, constant(-1, _WHOLE)] = -1

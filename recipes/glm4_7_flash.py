@@ -7,6 +7,9 @@ What is not stated here is in `gpu_defaults.py`. The chat template is ours: it k
 Context parallelism takes the place of tensor parallelism. Under that Megatron counts the projections to the latent once
 for each rank in the gradient's norm, which is then clipped early: a rehearsal with tp 4 found it 26 % too large.
 
+Tool calls: the untrained model writes those of its template, not always well-formed (ollama#13820). Shares are not
+published.
+
 Follows: miles' example of training a coding agent, for this model: ep 8, 64k context, lr 1e-6. It has tp 4, a KL
 penalty of 0.01 and samples at temperature 0.8; none is taken over (docs/recipes.md says why).
 

@@ -5,6 +5,9 @@
 It trains on the tasks of SWE-smith with the smallest patches and the fewest tests: a model of this size solves hardly
 any issue of a real repository, and a group of which none is solved teaches nothing.
 
+Tool calls: unknown of this size. Larger ones of the family hardly write the form that their template asks for, but
+those that `model.tool_format=qwen25_coder` reads; a reply without a call is answered with one of them.
+
 Follows: nothing. No agentic training of this model is published.
 
 Expect: no score. `solve_rate` above 0 in the first rollouts; if it is 0, the filter drops every group and the run says
@@ -37,6 +40,7 @@ def recipe() -> Recipe:
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 32768,
         },
+        tool_format="qwen25_coder",
         parallel=Parallel(tp=1, cp=2, max_tokens_per_gpu=8192, recompute="none"),
         serving=replace(SERVING, gpus_per_engine=1),
         rollout=replace(ROLLOUT, max_turns=30, max_context=16384, time_budget=600.0),

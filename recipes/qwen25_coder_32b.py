@@ -7,6 +7,9 @@ What is not stated here is in `gpu_defaults.py`. Sandboxes are on all four nodes
 On one node: cluster.nodes=1 parallel.cp=1 parallel.max_tokens_per_gpu=32768 parallel.recompute=full
 optimizer.cpu_offload=true rollout.sandbox=docker rollout.sandbox_concurrency=96
 
+Tool calls: the untrained model was seen to write JSON in `<tools>` where its template asks for `<tool_call>`
+(vllm#10952). `model.tool_format=qwen25_coder` reads both, and JSON in a fence or bare. Shares have not been measured.
+
 Follows: DeepSWE in tasks (R2E-Gym), turns and what it leaves out of GRPO, for a model that does not think.
 
 Expect: no score. 61.4 % pass@1 on SWE-bench Verified is published for this model after fine-tuning on expert episodes,
@@ -39,6 +42,7 @@ def recipe() -> Recipe:
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 32768,
         },
+        tool_format="qwen25_coder",
         hardware="4 nodes of 8 x H100-80GB",
         cluster=replace(H100_NODE, nodes=4),
         parallel=Parallel(tp=8, cp=4, max_tokens_per_gpu=8192, recompute="none"),

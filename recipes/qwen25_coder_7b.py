@@ -5,6 +5,10 @@
 Everything but the model is `gpu_defaults.py`'s: 2,438 tasks of SWE-Gym, 32k context, GRPO. `docs/swe_gym_7b.md` has
 every command from an empty machine to a run.
 
+Tool calls: the untrained model writes JSON in a fence, bare, or in tags, and never in those that its template asks for
+(vllm#32926, vllm#17821). `model.tool_format=qwen25_coder` reads each of these; a reply without a call is answered with
+the form. How often it then calls a tool has not been measured.
+
 Follows: SWE-Gym (arXiv:2412.21139) for tasks and model. Its 7B model was fine-tuned on episodes that solve tasks; this
 recipe has no such stage, and no result of reinforcement learning alone is published for this model.
 
@@ -36,4 +40,5 @@ def recipe() -> Recipe:
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 32768,
         },
+        tool_format="qwen25_coder",
     )

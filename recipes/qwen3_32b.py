@@ -5,6 +5,9 @@
 What is not stated here is in `gpu_defaults.py`. Reasoning is part of what the policy samples and is trained; the chat
 template is ours, since the model's own drops the reasoning of earlier turns.
 
+Tool calls: nothing is known of how often the untrained model writes Hermes' form, which its template asks for; the
+published scores are with those projects' own forms.
+
 Follows: DeepSWE (rLLM) and SA-SWE-32B (SkyRL), which both train this model on R2E-Gym for 50 turns without a KL
 penalty: context of as many tokens as the model was made for, 8 episodes of a task, lr 1e-6. docs/recipes.md compares
 the rest.

@@ -4,6 +4,8 @@
 
 Everything but the model is `gpu_defaults.py`'s: SWE-Gym, 32k context, GRPO.
 
+Tool calls: nothing is known of how often the untrained model writes Hermes' form, which its template asks for.
+
 Follows: nothing. No agentic training of this model is published.
 
 Expect: no score.

@@ -6,6 +6,8 @@ What is not stated here is in `gpu_defaults.py`. Two nodes train and two serve, 
 chat template is ours, since the model's own drops the reasoning of earlier turns. SLiME's linear attention has wrong
 gradients under context parallelism, which a function of ours mends (`launch/slime/linear_attention.py`).
 
+Tool calls: the untrained model writes those of its template (QwenLM/Qwen3.8#125); how often is not published.
+
 Follows: uni-agent's training of this model on SWE-rebench: GRPO, fully asynchronous, 100 turns, 128k context.
 
 Expect: this recipe has not been run on GPUs. Published on SWE-bench Verified: 53.8 % pass@1 before and 59.2 % after,

@@ -7,6 +7,9 @@ What is not stated here is in `gpu_defaults.py`. The chat template is ours, sinc
 earlier turns. SLiME's linear attention has wrong gradients under context parallelism, which a function of ours mends
 (`launch/slime/linear_attention.py`).
 
+Tool calls: the untrained model writes those of its template; long edits were seen malformed (maclocal-api#141). Shares
+are not published.
+
 Follows: SLiME's own example of training a coding agent, for this model: eight nodes, tp 2, ep 8, whole layers
 recomputed, the optimizer's states in the machines' memory, engines of eight GPUs with data-parallel attention, 96k
 context. Its agent is Claude Code (`rollout.agent=claude_code`).

@@ -8,6 +8,9 @@ the trainer sends each token to the experts that SGLang sent it to.
 The optimizer's states stay in the node's memory (about 500 GiB), which lets the model fit 8 GPUs, and leaves room for
 128 sandboxes.
 
+Tool calls: the untrained model writes those of its template, now and then without the outer tags
+(antoinezambelli/forge#56), which `qwen3_coder` reads too. Shares are not published.
+
 Follows: uni-agent's training of this model on R2E-Gym, within one node: 64k tokens in place of 128k.
 
 Expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1 before and

@@ -6,6 +6,8 @@
 four nodes are enough GPUs to keep the optimizer's states on them. One copy of the model is all that they hold.
 Sandboxes are on all nodes.
 
+Tool calls: as of `qwen3_coder_30b_a3b`.
+
 Follows: uni-agent's training of this model on R2E-Gym, synchronously.
 
 Expect: this recipe has not been run on GPUs; see `qwen3_coder_30b_a3b` for what is published.

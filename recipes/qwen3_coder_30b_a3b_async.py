@@ -7,6 +7,8 @@ None is trained that began more than two optimizer steps earlier (`rollout.max_s
 its age or its length. Truncated importance sampling bounds what the difference in weights may do; the clip range does
 not, since the ratio's denominator comes from the weights that are trained.
 
+Tool calls: as of `qwen3_coder_30b_a3b`.
+
 Follows: uni-agent's training of this model: R2E-Gym, 128k tokens, 100 turns, fully asynchronous. That was GSPO, which
 is GRPO where a rollout has one optimizer step (docs/algorithms.md).
 

@@ -7,6 +7,9 @@ What is not stated here is in `gpu_defaults.py`. SLiME computes linear attention
 context-parallel group, so both sizes are small, and the layers are spread by pipeline. Its gradients under
 context parallelism are wrong, which a function of ours mends (`launch/slime/linear_attention.py`).
 
+Tool calls: the untrained model writes those of its template, and was seen to leave arguments out (vmlx#192). Shares are
+not published.
+
 Follows: uni-agent's settings for Qwen3-Coder-30B-A3B (R2E-Gym, 128k tokens, 100 turns). No training of this model is
 published.
 

@@ -65,6 +65,7 @@ def recipe() -> Recipe:
             max_response=160,
             max_context=640,
             time_budget=60.0,
+            no_call_turns=1,  # the seed policy knows no such answer, and its context has no room for it
             mask_truncated=[],
             sandbox_concurrency=32,
             system_prompt="Repair the code.",  # what the seed policy was trained with

@@ -43,6 +43,7 @@ class RolloutSettings:
     # Stop reasons of episodes that are left out of the loss.
     mask_truncated: Annotated[tuple[Truncation, ...], Argument("swe_mask_truncated")] = ()
     tries: Annotated[int, Argument("swe_tries"), Meta(ge=1)] = 1
+    no_call_turns: Annotated[int, Argument("swe_no_call_turns"), Meta(ge=1)] = 3
     evaluation: bool = False  # what an evaluation has of its own, as training may hold the rest meanwhile
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0

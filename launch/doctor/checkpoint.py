@@ -20,7 +20,7 @@ from slime_swe.launch.slime.manifest import split
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer, shipped_templates
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
 from slime_swe.rollout.retention import METADATA, TRACKER
 from slime_swe.rollout.tools import TOOLS
 
@@ -155,13 +155,20 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     except UserError:
         yield skipped("chat template", "there is no checkpoint")
         return
+    written = tool_format(recipe.model.tool_calls)
     try:
-        load_template(folder, recipe.model.chat_template)
+        load_template(folder, recipe.model.chat_template, written)
     except TemplateError as error:
         fix = f"name a template that keeps earlier turns by model.chat_template: {', '.join(shipped_templates())}"
         yield failure("chat template", str(error), fix)
     else:
         yield ok("chat template", "each turn's increment is proven exact")
+    if written.instructions:
+        said = (
+            f"model.tool_format={recipe.model.tool_calls} asks for its calls in the system prompt, not by the template"
+        )
+        yield ok("tool calls", said)
+        return
     yield _tool_calls(load_tokenizer(folder, recipe.model.chat_template), recipe.model.tool_calls)
 
 

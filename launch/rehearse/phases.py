@@ -34,6 +34,8 @@ from slime_swe.launch.slime_cpu.figures import scalars
 from slime_swe.launch.slime_cpu.process import follow
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template, opening
+from slime_swe.rollout.chat.template import ChatTemplate
+from slime_swe.rollout.chat.tool_formats import tool_format
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.records import EPISODES
 from slime_swe.rollout.retention import TRACKER, saved
@@ -72,10 +74,15 @@ class Rehearsal:
         self.progress.advance(f"toy: {self.own.model.config['model_type']}, template {self.template}", keep=True)
 
     def _end_replies(self) -> None:
-        template = load_template(str(self.toy), self.recipe.model.chat_template)
-        first = opening(load_tasks(self.recipe.data.train[0])[0], self.recipe.rollout.system_prompt)
+        template = self._proven()
+        format = tool_format(self.recipe.model.tool_calls)
+        first = opening(load_tasks(self.recipe.data.train[0])[0], self.recipe.rollout.system_prompt, format)
         prompt = template.first_prompt(first)
         end_replies(self.toy, self.config, template.stop_token_ids, prompt)
+
+    def _proven(self) -> ChatTemplate:
+        model = self.recipe.model
+        return load_template(str(self.toy), model.chat_template, tool_format(model.tool_calls))
 
     def differences(self) -> list[Difference]:
         own = render(self.own, self.run_of("rollouts"), checkouts=self.checkouts)
@@ -109,7 +116,7 @@ class Rehearsal:
             asked={name: value for group in asked.values() for name, value in group.items()},
             toy=self.toy,
             config=self.config,
-            ends=load_template(str(self.toy), self.recipe.model.chat_template).stop_token_ids,
+            ends=self._proven().stop_token_ids,
             rollouts=read_rollouts(self.source),
             records=list(read_records(run / EPISODES)),
             layout=self.left("rollouts"),

@@ -1,5 +1,7 @@
 """Qwen2, Qwen2.5 and Qwen2.5-Coder: dense, with biases before attention.
 
+All have Hermes' tool calls in their template. Coder models write others, so their recipes name `qwen25_coder`.
+
 Megatron's switches are those of SLiME's `scripts/models/qwen2.5-*.sh`, whose values are not taken over.
 """
 

@@ -17,7 +17,7 @@ from slime_swe.rollout.agents.sampling import SamplingAgent
 from slime_swe.rollout.agents.tries import failing_tests
 from slime_swe.rollout.chat.template import ChatTemplate, Content, Message, Rendered, SampledTurn
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
-from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, parse
+from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, ToolFormat, parse, tool_format
 from slime_swe.rollout.client import MIN_REPLY, Generation, Sampling
 from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
@@ -51,13 +51,15 @@ class Answer(NamedTuple):
 class NativeAgent(SamplingAgent):
     """Samples a turn, runs its calls in order, appends their results, until something ends the episode."""
 
+    calls_tools = True
     takes_grammar = True
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: RolloutSettings) -> AsyncIterator[Self]:
         """See `Agent.open`. Raises `TemplateError` where the chat template can't be used token-exactly."""
-        template = await asyncio.to_thread(load_template, settings.checkpoint, settings.chat_template)
+        format = tool_format(settings.tool_format)
+        template = await asyncio.to_thread(load_template, settings.checkpoint, settings.chat_template, format)
         async with await engine_client(settings) as client:
             if grammar := settings.grammar_of(evaluation=settings.evaluation):
                 await require_grammar(client, grammar)
@@ -90,13 +92,20 @@ class NativeRun:
     statistics: EpisodeStatistics
     submitted: bool = False
     cut_in_a_row: int = 0  # turns that were cut before a call was complete
+    without_call: int = 0  # turns in a row that were not cut and hold no call, those that were cut left aside
 
     def __post_init__(self) -> None:
         self.settings, self.template = self.agent.settings, self.agent.template
-        first = opening(self.task, self.settings.system_prompt)
+        self.instructions = self.format.instructions if self.format else ""
+        first = opening(self.task, self.settings.system_prompt, self.format)
         prompt, now = self.template.render_first(first), self.session.seconds
         turns = [Turn(one["role"], *content, now, now) for one, content in zip(first, prompt.contents, strict=True)]
-        self.head = self.session.add_context(prompt.tokens, turns, SCHEMAS)
+        self.head = self.session.add_context(prompt.tokens, turns, [] if self.instructions else SCHEMAS)
+
+    @property
+    def format(self) -> ToolFormat | None:
+        """How calls are written; None where an API has a field for them."""
+        return tool_format(self.settings.tool_format)
 
     @property
     def room(self) -> int:
@@ -111,11 +120,12 @@ class NativeRun:
             said, turn = await asyncio.to_thread(self._read, generation)
             self._note(said, turn)
             cut = generation.finish_reason == "length"
-            if not turn.written and (self.room < MIN_REPLY or not cut):
-                return StopReason.CONTEXT_FULL if self.room < MIN_REPLY else StopReason.NO_TOOL_CALL
+            if not turn.written and self.room < MIN_REPLY:
+                return StopReason.CONTEXT_FULL
             self.cut_in_a_row = self.cut_in_a_row + 1 if cut and not turn.calls else 0
+            self.without_call = 0 if turn.written else self.without_call + (not cut)
             answers = await self._answer(turn)
-            notice = cut_notice(generation.completion_tokens, any_run=bool(turn.calls)) if cut else ""
+            notice = self._notice(generation, turn)
             reason = self._limit()
             if reason is None:
                 added = await asyncio.to_thread(
@@ -135,6 +145,8 @@ class NativeRun:
         """Why no further turn follows, as far as that is known before the calls' results are tokenised."""
         if self.submitted:
             return StopReason.SUBMITTED
+        if self.without_call == self.settings.no_call_turns:
+            return StopReason.NO_TOOL_CALL
         if self.statistics.turns >= self.settings.max_turns:
             return StopReason.MAX_TURNS
         if self.room < MIN_REPLY:
@@ -152,7 +164,7 @@ class NativeRun:
                 _, began, ended, ok = answers[number]
                 turns.append(Turn("tool", *content, began, ended, call_id=calls[number].id, failed=not ok))
             else:
-                turns.append(Turn("user", *content, now, now, failed=True))  # what was cut off
+                turns.append(Turn("user", *content, now, now, failed=True))  # what was cut off, or held no call
         if turns:
             self.head = self.session.add_context(tokens, turns)
 
@@ -233,16 +245,26 @@ class NativeRun:
         self.statistics.unkept_turns += not said.kept
         return said, parse(said.content, self.settings.tool_format, SCHEMAS)
 
+    def _notice(self, generation: Generation, turn: ParsedTurn) -> str:
+        """What the policy is told behind its calls' results; empty where these say all."""
+        if generation.finish_reason == "length":
+            return cut_notice(generation.completion_tokens, any_run=bool(turn.calls))
+        return "" if turn.written else no_call_notice(self.format)
+
     def _delta(self, after: Sequence[int], notice: str, texts: list[str]) -> Rendered:
+        if self.instructions:  # the results are a user's, and templates may take but one such message in a row
+            texts = ["\n\n".join([*texts, notice] if notice else texts)]
+            return self.template.render_delta([{"role": "user", "content": text} for text in texts], after)
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
         if notice:  # never a tool's result: it may be the answer to a turn without a call
             messages.append({"role": "user", "content": notice})
         return self.template.render_delta(messages, after)
 
 
-def opening(task: Task, system_prompt: str) -> list[Message]:
-    """An episode's first messages; without a system prompt the task's alone."""
-    first: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+def opening(task: Task, system_prompt: str, format: ToolFormat | None = None) -> list[Message]:
+    """An episode's first messages; without a system prompt, or a format that adds to it, the task's alone."""
+    said = "\n\n".join(filter(None, [system_prompt, format.instructions if format else ""]))
+    first: list[Message] = [{"role": "system", "content": said}] if said else []
     return [*first, {"role": "user", "content": task.statement}]
 
 
@@ -253,6 +275,14 @@ def cut_notice(tokens: int, *, any_run: bool) -> str:
         f"Your reply was cut off at its limit of {tokens} tokens. {what} "
         "Reply again, more briefly, with a complete tool call. Make a long edit in several calls."
     )
+
+
+def no_call_notice(format: ToolFormat | None) -> str:
+    """What the policy is told after a turn without a call. None: an API has a field for calls."""
+    lines = ["No tool call was found in your reply, so nothing was run.", format.reminder if format else ""]
+    if not (format and format.instructions):
+        lines.append(f"The tools are {', '.join(_TOOLS)}; call submit when the work is done.")
+    return "\n".join(filter(None, lines))
 
 
 def fit(texts: Sequence[str], encode: Callable[[list[str]], S], room: int) -> S | None:
@@ -284,8 +314,12 @@ def cut(text: str, length: int) -> str:
     return f"{text[:head]}\n[cut: {len(text) - length} characters]\n{text[len(text) - (length - head) :]}"
 
 
-def load_template(checkpoint: str, chat_template: str = "") -> ChatTemplate:
-    """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names."""
-    template = ChatTemplate(load_tokenizer(checkpoint, chat_template), SCHEMAS)
+def load_template(checkpoint: str, chat_template: str = "", format: ToolFormat | None = None) -> ChatTemplate:
+    """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names. It has
+    none where the format's instructions tell the tools.
+    """
+    in_prompt = format is not None and bool(format.instructions)
+    tokenizer = load_tokenizer(checkpoint, chat_template)
+    template = ChatTemplate(tokenizer, [] if in_prompt else SCHEMAS, tool_messages=not in_prompt)
     template.prove()
     return template

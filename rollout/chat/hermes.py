@@ -1,4 +1,4 @@
-"""Hermes tool calls (Qwen2.5, Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Hermes tool calls (Qwen2.5-Instruct, Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def parse_hermes(text: str, tools: Tools = ()) -> ParsedTurn:
     if OPEN not in text and CLOSE in text:
         end = text.find(CLOSE)
         start = max(0, text.find("{", 0, end))
-        return ParsedTurn(text[:start], [_malformed(text[start:end], f"{CLOSE} without {OPEN}", closed=True)])
-    return parse_calls(text, partial(text.find, OPEN), partial(_parse_one, text), partial(_read_malformed, text))
+        return ParsedTurn(text[:start], [malformed(text[start:end], f"{CLOSE} without {OPEN}", closed=True)])
+    return parse_calls(text, partial(text.find, OPEN), partial(parse_one, text), partial(read_malformed, text))
 
 
 def render_hermes(calls: Sequence[ToolCall]) -> list[str]:
@@ -45,8 +45,9 @@ def render_hermes(calls: Sequence[ToolCall]) -> list[str]:
     return rendered
 
 
-def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
-    value, end = _decode(text, skip_space(text, start + len(OPEN)))
+def parse_one(text: str, start: int) -> tuple[ToolCall, int]:
+    """The call whose opening tag is at `start`, and where it ends. Raises `CallError`."""
+    value, end = decode(text, skip_space(text, start + len(OPEN)))
     end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
         raise CallError(f"the tool call does not end in {CLOSE}")
@@ -58,14 +59,15 @@ def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
     return ToolCall(value["name"], arguments), end + len(CLOSE)
 
 
-def _read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
+def read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
     """It ends at the next tag of either kind, even if a string of its JSON was meant to hold that."""
     start += len(OPEN)
     end = first_of(_TAGS, text, start)
-    return _malformed(text[start:end], error, closed=text.startswith(CLOSE, end)), end
+    return malformed(text[start:end], error, closed=text.startswith(CLOSE, end)), end
 
 
-def _malformed(text: str, error: str, *, closed: bool) -> MalformedCall:
+def malformed(text: str, error: str, *, closed: bool) -> MalformedCall:
+    """What can be read of a call's JSON. closed: the text ends where the call does."""
     text = text.strip()
     found = _ARGUMENTS.search(text)
     name = _NAME.search(text, 0, found.start() if found else len(text))
@@ -74,7 +76,7 @@ def _malformed(text: str, error: str, *, closed: bool) -> MalformedCall:
     if found is None:
         return MalformedCall(_string(name.group(1)), text[name.end() :].strip(), error)
     try:
-        arguments, end = _decode(text, found.end())
+        arguments, end = decode(text, found.end())
     except CallError:
         rest = text[found.end() :]
         return MalformedCall(_string(name.group(1)), rest.removesuffix("}") if closed else rest, error)
@@ -89,7 +91,8 @@ def _string(literal: str) -> str:
         return literal[1:-1]
 
 
-def _decode(text: str, start: int) -> tuple[Any, int]:
+def decode(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start`, and where it ends. Raises `CallError`."""
     try:
         return JSON.raw_decode(text, start)
     except RecursionError:

@@ -51,11 +51,15 @@ ASSISTANT_TEXTS: tuple[str, ...] = (
     "<think>\nfirst a, then b\n</think>\n\nDone.",
     "<think>unfinished",
     "closing only</think>ünï 漢字",
+    'Look.\n```json\n{"name": "view", "arguments": {"path": "a.py"}}\n```\n<tools>\n{"name": "submit"}\n</tools>',
+    '{"name": "view", "arguments": {"path": "a.py"}}',
+    "I see.\n\n```bash\nls && cat a.py\n```\n",
 )
 REASONED_TURNS: tuple[tuple[str, str], ...] = (
     ("first a, then b", "Let me look."),
     ("first a,\n\n  then {b} 漢字 <tool_call>", ASSISTANT_TEXTS[3]),
     ("hm", ASSISTANT_TEXTS[4]),
+    ("hm", ASSISTANT_TEXTS[8]),
     ("hm", ""),
     ("hm", "closing again</think>ünï 漢字"),
     ("", "Let me look."),
@@ -77,6 +81,8 @@ _HISTORIES: tuple[tuple[tuple[str, str], ...], ...] = (
         ("user", "Go on."),
     ),
 )
+
+_WITHOUT_TOOLS = (("system", "Be brief."), ("user", "Fix it."), ("assistant", "Looking."), ("user", "found"))
 
 # Roles of first prompts, and of messages that follow a sampled turn, that are proven when a run starts.
 SHAPES: tuple[Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]] = (
@@ -159,14 +165,20 @@ class ChatTemplate:
     A policy may sample any other text too. Its tokens stay as they are, the same delta follows, and `read` says that
     the template would not have written it. `TemplateError` names the rule that fails. Control tokens come from the
     template only: their text inside a message is encoded as plain text.
+
+    tool_messages: whether conversations have messages of the role `tool`. Where they have none, the template need not
+    know it.
     """
 
-    def __init__(self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]], *, tool_messages: bool = True
+    ) -> None:
         source = getattr(tokenizer, "chat_template", None)
         if not source:
             raise TemplateError("the tokenizer has no chat template: add one to its tokenizer_config.json")
         self._tokenizer = tokenizer
         self._tools = [dict(schema) for schema in tool_schemas]
+        self._tool_messages = tool_messages
         self.encoder = Encoder(tokenizer)
         self._openings: dict[Opening, _Shape] = {}
         self._deltas: dict[tuple[str, ...], _Shape] = {}
@@ -180,8 +192,8 @@ class ChatTemplate:
         self._opened = self.reasoning.opened_by(self._prompt.rpartition(_ASKED["content"])[2]) if self.reasoning else ""
         turn = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT}
         self._has_place = self.reasoning is not None and _THOUGHT in self._render([_ASKED, turn])
-        self._wants_calls = self._has_to_have_calls()
-        ends = [self._end_before(role) for role in ("user", "tool")]
+        self._wants_calls = self._tool_messages and self._has_to_have_calls()
+        ends = [self._end_before(role) for role in ("user", "tool")[: 1 + self._tool_messages]]
         self._ends = {end: self.encoder.ids_of_added[end] for end in ends}
 
     @property
@@ -195,7 +207,8 @@ class ChatTemplate:
         for roles in opening:
             self._opening(tuple((role, None) for role in roles))
         for roles in deltas:
-            self._delta(roles)
+            if self._has_roles(roles):
+                self._delta(roles)
         self._prove_plain_text()
 
     def with_tools(self, tool_schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
@@ -205,8 +218,9 @@ class ChatTemplate:
         other = copy(self)
         other._tools, other._openings = [dict(schema) for schema in tool_schemas], {}
         other._prompt = other._render([_ASKED])
-        history, turn = self._history(_HISTORIES[0]), self._turn("Looking.", "hm", _LATER)
-        ours, theirs = (one._follow(history, one._render(history), turn, _LATER) for one in (self, other))
+        later = [message for message in _LATER if self._has_roles([message["role"]])]
+        history, turn = self._history(_HISTORIES[0]), self._turn("Looking.", "hm", later)
+        ours, theirs = (one._follow(history, one._render(history), turn, later) for one in (self, other))
         if ours != theirs:
             raise TemplateError("rule 'constant' fails: what later turns add depends on the tools")
         return other
@@ -301,7 +315,7 @@ class ChatTemplate:
     def _prove_delta(self, roles: tuple[str, ...]) -> _Shape:
         shape: _Shape | None = None
         turns = REASONED_TURNS if self._has_place or self._opened else [("", text) for text in ASSISTANT_TEXTS]
-        for given in _HISTORIES:
+        for given in _HISTORIES if self._tool_messages else (*_HISTORIES[:2], _WITHOUT_TOOLS):
             history = self._history(given)
             before = self._render(history)
             for reasoning, content in turns:
@@ -317,6 +331,10 @@ class ChatTemplate:
         assert shape is not None
         self._check_splittable(shape)
         return shape
+
+    def _has_roles(self, roles: Sequence[str]) -> bool:
+        """Whether conversations may have messages of these roles."""
+        return self._tool_messages or "tool" not in roles
 
     def _shape(self, roles: Sequence[str], render: Callable[[list[str]], str]) -> _Shape:
         """Where the contents are in what `render` makes of them, and what it does with them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NoReturn
 
@@ -14,10 +14,12 @@ from slime_swe.dotted import load_registered
 # Short name -> dotted path of a `ToolFormat`. Any such path works as a name.
 TOOL_FORMATS = {
     "hermes": "slime_swe.rollout.chat.hermes.HERMES",
+    "qwen25_coder": "slime_swe.rollout.chat.qwen25_coder.QWEN25_CODER",
     "qwen3_coder": "slime_swe.rollout.chat.qwen3_coder.QWEN3_CODER",
     "glm45": "slime_swe.rollout.chat.glm47.GLM45",
     "glm47": "slime_swe.rollout.chat.glm47.GLM47",
     "minimax_m2": "slime_swe.rollout.chat.minimax_m2.MINIMAX_M2",
+    "bash_block": "slime_swe.rollout.chat.bash_block.BASH_BLOCK",
 }
 # Parsing a turn is not to hold up the others for longer than 50 ms. Neither limit is enough alone: each call may be
 # looked for up to the turn's end (12,000 calls in 128 KiB: 0.2 s), and one call of 8 MiB is much JSON (0.5 s).
@@ -31,8 +33,11 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ToolCall:
+    """`form`: in which of its format's forms it is written; empty where the format has one."""
+
     name: str
     arguments: dict[str, Any]
+    form: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,13 @@ class MalformedCall:
 
     name: empty where none can be read. arguments: their values where only what is around them is wrong, else the text
     that the policy wrote for them, or that of the whole call where it has no name. error: what is wrong, said to the
-    policy.
+    policy. form: as of a `ToolCall`.
     """
 
     name: str
     arguments: dict[str, Any] | str
     error: str
+    form: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,9 @@ class ParsedTurn:
         return next((call.error for call in self.written if isinstance(call, MalformedCall)), None)
 
 
+_EXAMPLE = ToolCall("bash", {"command": "ls"})
+
+
 class CallError(Exception):
     """Raised by the parser of one call; the message is for the policy."""
 
@@ -85,12 +94,26 @@ class ToolFormat:
     may be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
     behind the proxy need.
 
-    template: a shipped chat template that asks for calls in this format; empty where none does.
+    template: a shipped chat template that asks for calls in this format, or says nothing of calls where the
+    instructions do; empty where none does.
+
+    example: a call as a policy that wrote none is shown it; empty for what `render` writes.
+
+    instructions: what the system prompt says of the tools and their calls, for models whose chat template has no place
+    for tools. Results are then a user's messages. Empty where the template tells the tools.
     """
 
     parse: Callable[[str, Tools], ParsedTurn]
     render: Callable[[Sequence[ToolCall]], list[str]] | None
     template: str = ""
+    example: str = ""
+    instructions: str = ""
+
+    @property
+    def reminder(self) -> str:
+        """What a policy that wrote no call is told of the form; empty where nobody knows how a call is written."""
+        example = self.example or ("".join(self.render([_EXAMPLE])) if self.render else "")
+        return self.instructions or (f"Write a call in this form:\n{example}" if example else "")
 
 
 def parse_calls(
@@ -107,8 +130,7 @@ def parse_calls(
     start = find(0)
     before = text if start < 0 else text[:start]
     if start >= 0 and len(text) > MAX_TURN:
-        error = f"a turn with tool calls must not have more than {MAX_TURN} characters"
-        return ParsedTurn(before, [MalformedCall("", "", error)])
+        return too_long(before)
     while start >= 0 and len(written) < MOST_CALLS:
         call: ToolCall | MalformedCall
         try:
@@ -118,6 +140,16 @@ def parse_calls(
         written.append(call)
         start = find(end)
     return ParsedTurn(before, written)
+
+
+def too_long(text_before: str) -> ParsedTurn:
+    """A turn with calls of more than `MAX_TURN` characters."""
+    error = f"a turn with tool calls must not have more than {MAX_TURN} characters"
+    return ParsedTurn(text_before, [MalformedCall("", "", error)])
+
+
+def names_of(tools: Tools) -> frozenset[str]:
+    return frozenset(str(tool["function"]["name"]) for tool in tools)
 
 
 @dataclass(frozen=True)

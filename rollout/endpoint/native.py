@@ -13,7 +13,7 @@ from slime_swe.data_sources.task import Task
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.agents.native import SCHEMAS, Answer, NativeAgent, NativeRun
 from slime_swe.rollout.chat.template import SampledTurn
-from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall
+from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat
 from slime_swe.rollout.client import Generation, Sampling
 from slime_swe.rollout.endpoint.client import EndpointClient, endpoint_client
 from slime_swe.rollout.endpoint.replies import ChatReply, ContextFull
@@ -66,6 +66,10 @@ class _Run(NativeRun):
 
     context: int = 0  # tokens of the conversation up to the last reply
     reply: ChatReply | None = None
+
+    @property
+    def format(self) -> ToolFormat | None:
+        return None
 
     @property
     def room(self) -> int:

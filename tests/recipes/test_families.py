@@ -213,7 +213,7 @@ class Ours(Family):
 
 def recipe():
     base = qwen25_coder_7b.recipe()
-    model = replace(base.model, checkpoint="me/ours", config=Ours().toy(), family="ourfamily.Ours")
+    model = replace(base.model, checkpoint="me/ours", config=Ours().toy(), family="ourfamily.Ours", tool_format="")
     return replace(base, name="ours", model=model)
 """
 

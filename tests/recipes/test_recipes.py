@@ -40,7 +40,7 @@ def test_a_value_of_another_type_is_refused():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model.tool_format", "xml", "hermes, qwen3_coder"),
+        ("model.tool_format", "xml", "hermes, qwen25_coder, qwen3_coder"),
         ("model.family", "llama", "qwen2, qwen3, qwen3_moe"),
         ("cluster.gpu", "V100", "A100-40GB, A100-80GB, H100-80GB, H200-141GB"),
         ("cluster.ray_address", "localhost", "http://host:port"),

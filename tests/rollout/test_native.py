@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from slime_swe.rollout.agents.native import MAX_CUT_TURNS, NativeAgent, cut_notice, load_template
+from slime_swe.rollout.agents.native import MAX_CUT_TURNS, NativeAgent, cut_notice, load_template, no_call_notice
+from slime_swe.rollout.chat.bash_block import INSTRUCTIONS
+from slime_swe.rollout.chat.qwen25_coder import EXAMPLE, FORMS
+from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.runner import run_episode
@@ -17,6 +20,7 @@ from slime_swe.rollout.scripted import ScriptedEngine, serve
 from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import RolloutSettings
 from tests.data_sources.tasks import BROKEN, make_task
+from tests.rollout.chat.forms import WRITERS
 from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call
 from tests.rollout.test_client import body, hang
 from tests.rollout.watch import watched
@@ -56,10 +60,12 @@ async def play(settings):
             url: str, sandboxes=pool, max_new_tokens: int = 400, engine_timeout: float = 5, task=None, **changes
         ) -> Episode:
             chosen = replace(settings, **changes)
-            if chosen.checkpoint not in _TEMPLATES:
-                _TEMPLATES[chosen.checkpoint] = load_template(chosen.checkpoint)
+            format = tool_format(chosen.tool_format)
+            key = chosen.checkpoint + format.instructions
+            if key not in _TEMPLATES:
+                _TEMPLATES[key] = load_template(chosen.checkpoint, format=format)
             async with EngineClient(url, timeout=engine_timeout, attempts=2, pause=0.01) as client:
-                agent = NativeAgent(chosen, client, _TEMPLATES[chosen.checkpoint])
+                agent = NativeAgent(chosen, client, _TEMPLATES[key])
                 sampling = Sampling({"max_new_tokens": max_new_tokens, "temperature": 1.0, "stop": None}, ("k",))
                 return await run_episode(
                     agent, task or make_task(), sandboxes, sampling, time_budget=chosen.time_budget
@@ -245,14 +251,25 @@ async def test_control_tokens_in_a_file_do_not_open_a_turn(scripted, play):
 @pytest.mark.parametrize(
     ("turns", "changes", "reason", "count"),
     [
-        (["I give up." + END], {}, StopReason.NO_TOOL_CALL, 1),
+        (["I give up." + END], {}, StopReason.NO_TOOL_CALL, 3),
+        (["I give up." + END], {"no_call_turns": 1}, StopReason.NO_TOOL_CALL, 1),
+        (["I give up." + END], {"no_call_turns": 1, "max_turns": 1}, StopReason.NO_TOOL_CALL, 1),
+        (["I give up." + END], {"max_turns": 2}, StopReason.MAX_TURNS, 2),
+        (
+            [VIEW, "So." + END, VIEW, "So." + END, "So." + END, VIEW, "So." + END],
+            {"max_turns": 12},
+            StopReason.NO_TOOL_CALL,
+            9,
+        ),
+        (["So." + END, LONG, "So." + END, LONG], {"max_new_tokens": 50}, StopReason.MAX_RESPONSE, 6),
+        (["So." + END, "word " * 5000, "So." + END, "So." + END], {"max_new_tokens": 50}, StopReason.NO_TOOL_CALL, 4),
         ([VIEW], {"max_turns": 3}, StopReason.MAX_TURNS, 3),
         ([VIEW], {"max_context": 1100}, StopReason.CONTEXT_FULL, None),
         (["word " * 5000], {"max_new_tokens": 50}, StopReason.MAX_RESPONSE, MAX_CUT_TURNS),
         (["word " * 5000], {"max_new_tokens": 50, "max_turns": 2}, StopReason.MAX_TURNS, 2),
         (["word " * 5000], {"max_new_tokens": 50, "max_context": 1200}, StopReason.CONTEXT_FULL, None),
         ([LONG], {"max_new_tokens": 50}, StopReason.MAX_RESPONSE, MAX_CUT_TURNS),
-        ([LONG, "I give up." + END], {"max_new_tokens": 50}, StopReason.NO_TOOL_CALL, 2),
+        ([LONG, "I give up." + END], {"max_new_tokens": 50, "no_call_turns": 1}, StopReason.NO_TOOL_CALL, 2),
         (["word " * 5000], {"max_new_tokens": 5000, "max_context": 1100}, StopReason.CONTEXT_FULL, 1),
         ([VIEW], {"max_context": 100}, StopReason.CONTEXT_FULL, 0),
     ],
@@ -267,6 +284,63 @@ async def test_what_ends_an_episode(scripted, play, turns, changes, reason, coun
     assert all(len(segment.tokens) <= limit for segment in episode.segments)
     for asked in engine.requests:
         assert len(asked["input_ids"]) + asked["sampling_params"]["max_new_tokens"] <= limit
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_qwen25_coder_repairs_the_code_in_each_form_of_its_calls(scripted, play, form):
+    """After a reply that calls nothing, which is answered with a form, and trained as any other."""
+    quoted = 'The file may be `{"name": "calc"}`:\n```json\n{"name": "calc", "version": "1"}\n```' + END
+    steps = [
+        ToolCall("view", {"path": "calc.py"}),
+        ToolCall("str_replace", {"path": "calc.py", "old_str": "a - b", "new_str": "a + b"}),
+        ToolCall("run_tests", {}),
+        ToolCall("submit", {}),
+    ]
+    said = [f"Next.\n{WRITERS[form](step)}{END}" for step in steps]
+    async with scripted(said[0], quoted, *said[1:]) as engine:
+        episode = await play(engine.url, tool_format="qwen25_coder")
+    assert (episode.stop_reason, episode.turns) == (StopReason.SUBMITTED, 5)
+    assert "-    return a - b\n+    return a + b" in episode.patch
+    assert episode.counters.tool_calls == {"view": 1, "str_replace": 1, "run_tests": 1, "submit": 1}
+    assert episode.counters.malformed_calls == 0
+    (segment,) = episode.segments
+    notice = no_call_notice(tool_format("qwen25_coder"))
+    assert user_messages(engine, segment)[1:] == [notice]
+    assert EXAMPLE in notice and "bash, view, str_replace, run_tests, submit" in notice
+    assert sum(segment.loss_mask) == sum(len(one.tokens) for one in engine.sampled)
+    assert "FAILED" not in shown(engine, episode)[2]
+    (answer,) = [turn for turn in segment.turns if turn.text == notice]
+    assert (answer.role, answer.failed) == ("user", True)
+
+
+async def test_one_block_a_turn_repairs_the_code_and_its_tools_are_in_no_template(scripted, play):
+    edit = "I add.\n```bash\nsed -i 's/a - b/a + b/' calc.py && cat calc.py\n```" + END
+    test, submit = (f"```bash\n{name}\n```{END}" for name in ("run_tests", "submit"))
+    async with scripted("I think." + END, edit.replace(END, "\n```sh\nls\n```" + END), edit, test, submit) as engine:
+        episode = await play(engine.url, tool_format="bash_block")
+    assert (episode.stop_reason, episode.turns) == (StopReason.SUBMITTED, 5)
+    assert "-    return a - b\n+    return a + b" in episode.patch
+    assert episode.counters.tool_calls == {"bash": 1, "run_tests": 1, "submit": 1}
+    assert episode.counters.malformed_calls == 1
+    (segment,) = episode.segments
+    text = engine.tokenizer.decode(segment.tokens)
+    assert text.startswith(f"<|im_start|>system\nBe brief.\n\n{INSTRUCTIONS}<|im_end|>\n")
+    assert "<tools>" not in text and "<tool_response>" not in text
+    _, without, twice, shown_of_edit, tests = user_messages(engine, segment)
+    assert without == no_call_notice(tool_format("bash_block")) and without.endswith(INSTRUCTIONS)
+    assert "2 blocks" in twice and "return a + b" in shown_of_edit and "FAILED" not in tests
+    assert [turn.role for turn in segment.turns if turn.call_id] == ["tool"] * 4
+    assert sum(segment.loss_mask) == sum(len(one.tokens) for one in engine.sampled)
+
+
+async def test_a_block_that_is_cut_is_answered_in_one_message(scripted, play):
+    long = "```bash\ntouch made.txt; " + "true; " * 500
+    async with scripted(long, "```bash\nsubmit\n```" + END) as engine:
+        episode = await play(engine.url, tool_format="bash_block", max_new_tokens=60)
+    assert (episode.stop_reason, episode.turns) == (StopReason.SUBMITTED, 2)
+    (_, answer) = user_messages(engine, episode.segments[0])
+    assert "is not closed" in answer and answer.endswith(cut_notice(60, any_run=False))
+    assert "made.txt" not in episode.patch
 
 
 async def test_a_long_result_is_cut_to_what_fits(scripted, play):
@@ -318,7 +392,7 @@ async def test_a_cut_turn_ends_the_episode_only_where_no_call_is_run_several_tim
 async def test_a_turn_whose_last_token_allowed_is_its_stop_token_is_not_cut(scripted, play):
     async with scripted("I give up." + END) as engine:
         whole = len(engine.tokenizer.encode("I give up." + END, add_special_tokens=False))
-        episode = await play(engine.url, max_new_tokens=whole)
+        episode = await play(engine.url, max_new_tokens=whole, no_call_turns=1)
     assert (episode.stop_reason, episode.counters.cut_turns) == (StopReason.NO_TOOL_CALL, 0)
 
 

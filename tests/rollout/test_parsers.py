@@ -42,13 +42,25 @@ def minimax(name: str, **arguments) -> str:
     return f'<minimax:tool_call>\n<invoke name="{name}">\n{parameters}</invoke>\n</minimax:tool_call>'
 
 
-WRITERS = {"hermes": hermes, "qwen3_coder": coder, "glm45": glm45, "glm47": glm47, "minimax_m2": minimax}
+WRITERS = {
+    "hermes": hermes,
+    "qwen25_coder": hermes,
+    "qwen3_coder": coder,
+    "glm45": glm45,
+    "glm47": glm47,
+    "minimax_m2": minimax,
+}
 OPENING = dict.fromkeys(WRITERS, "<tool_call>") | {"minimax_m2": "<minimax:tool_call>"}
 
 
-@pytest.fixture(params=TOOL_FORMATS)
+@pytest.fixture(params=WRITERS)
 def format(request) -> str:
+    """Each that takes any number of calls of any tool."""
     return request.param
+
+
+def test_each_format_is_written_here_but_for_one_block_a_turn():
+    assert {*TOOL_FORMATS} - {*WRITERS} == {"bash_block"}
 
 
 def test_calls_in_order_with_the_text_before_them(format):
@@ -241,6 +253,9 @@ def test_a_turn_has_a_bounded_number_of_calls(format):
 
 
 FILLINGS = [
+    "```json\n", '```json\n{"name": "view", "arguments": {}}\n```\n', "```\n", "````\n", "```bash\nls\n```\n", "`",
+    '\n{"name": "view", "arguments": {"path": [', '\n{"name": "view", "arguments": {}}', '\n{"name": [', "\n[\n", "\n ",
+    "\n<tools>", '\n<tools>{"name": "view", "arguments": {}}</tools>', '\n{"name": 1}', "``` `", "```a",
     "<tool_call>", "<function=a></function>", '<tool_call>{"name": "a"}</tool_call>', "</tool_call>", "<", " ", "\n",
     "<parameter=b>", "<tool_call><function=a></function></tool_call>", "<function=", "x", "[", '{"a":', "1,", '"',
     "<arg_key>", "<tool_call>a<arg_key>b</arg_key><arg_value>", "<tool_call>a</tool_call>", "</arg_value>",
@@ -251,6 +266,8 @@ FILLINGS = [
 
 STARTS = {
     "hermes": ["<tool_call>", "<tool_call>["],
+    "qwen25_coder": ["```json\n", '{"name": "view", "arguments": {"a":'],
+    "bash_block": ["```bash\n"],
     "qwen3_coder": ["<tool_call>", "<function=a>", "<function=a><parameter=b>"],
     "glm47": ["<tool_call>", "<tool_call>a", "<tool_call>a<arg_key>b</arg_key><arg_value>"],
     "minimax_m2": [
@@ -266,7 +283,7 @@ def test_any_turn_is_parsed_in_time_that_grows_with_it(format, start: str):
     for filling in FILLINGS:
         for small in ((MAX_TURN - len(start)) // FACTOR, (8 << 20) // FACTOR):
             texts = {size: start + filling * (size // len(filling)) for size in (small, FACTOR * small)}
-            assert_linear(lambda size, texts=texts: parse(texts[size], format), small, (filling, small))
+            assert_linear(lambda size, texts=texts: parse(texts[size], format, TOOLS), small, (filling, small))
 
 
 @pytest.mark.parametrize(
@@ -397,16 +414,29 @@ JSON = [
     "NaN",
     "null",
 ]
-PIECES = st.sampled_from([*TAGS, *JSON])
+MARKDOWN = [
+    "```json\n",
+    "```\n",
+    "````",
+    "```bash\n",
+    "<tools>",
+    "</tools>",
+    "\n",
+    '"view"',
+    '"arguments": {',
+    '"name": ',
+]
+PIECES = st.sampled_from([*TAGS, *JSON, *MARKDOWN])
 
 
 @settings(deadline=None)
 @given(st.lists(PIECES | st.text(max_size=5)).map("".join))
 def test_no_text_makes_a_parser_raise(text):
     for format in TOOL_FORMATS:
-        turn = parse(text, format)
-        assert all(isinstance(call.name, str) and isinstance(call.arguments, dict) for call in turn.calls)
-        assert text.startswith(turn.text_before)
+        for tools in ((), TOOLS):
+            turn = parse(text, format, tools)
+            assert all(isinstance(call.name, str) and isinstance(call.arguments, dict) for call in turn.calls)
+            assert text.startswith(turn.text_before)
 
 
 NAMES = st.text("abcdefgh_", min_size=1)
@@ -418,7 +448,9 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"]))
 def test_what_is_rendered_is_what_is_parsed(format, calls):
     """Whatever the values hold, but for the format's own closing tags in a format that has only text."""
     calls = [
-        ToolCall(name, arguments if format == "hermes" else {k: v.replace("</", "(") for k, v in arguments.items()})
+        ToolCall(
+            name, arguments if WRITERS[format] is hermes else {k: v.replace("</", "(") for k, v in arguments.items()}
+        )
         for name, arguments in calls
     ]
     turn = parse(f"So.\n{''.join(tool_format(format).render(calls))}", format)

@@ -43,6 +43,8 @@ NO_END = CHATML.replace(PLAIN, '{{- message.role + ": " + message.content + "\n"
 NO_TOOL = CHATML.replace(
     '{%- if message.role == "tool" -%}', '{%- if message.role == "tool" -%}{{ raise_exception("no tools") }}'
 )
+STRICT = """{%- for message in rest -%}
+  {%- if not loop.first and message.role == loop.previtem.role -%}{{ raise_exception("not in turn") }}{%- endif -%}"""
 SWALLOWING = CHATML.replace('"\n<tool_response>\n" + message.content', '"\n<tool_response>\n"')
 
 OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fix pkg/module.py"}]
@@ -73,6 +75,27 @@ def test_ids_grow_as_rendering_the_whole_would_have_them(pair):
         ids += template.delta(tools_said(*results))
         messages += [{"role": "assistant", "content": said}, *tools_said(*results)]
         assert ids == tokenizer.encode(render(tokenizer, messages), add_special_tokens=False)
+
+
+def test_a_template_that_knows_no_tools_is_proven_where_it_is_given_none():
+    """Mistral's and Llama 2's take one user's message a turn and none of a tool."""
+    strict = NO_TOOL.replace("{%- for message in rest -%}", STRICT)
+    assert strict != NO_TOOL
+    tokenizer = make_tokenizer(strict)
+    with pytest.raises(TemplateError):
+        ChatTemplate(tokenizer, SCHEMAS)
+    template = ChatTemplate(tokenizer, (), tool_messages=False)
+    template.prove()
+    messages = list(OPENING)
+    ids = template.first_prompt(messages)
+    for said, result in [("```bash\nls\n```", "a.py"), ("", " x\n"), ("So.", "<|im_end|>")]:
+        ids += tokenizer.encode(said, add_special_tokens=False) + template.stop_token_ids
+        ids += template.delta([{"role": "user", "content": result}])
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": result}]
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(ids) == whole
+    with pytest.raises(TemplateError):
+        template.delta(tools_said("a"))
 
 
 def test_a_user_turn_and_more_results_than_were_proven_at_the_start(pair):

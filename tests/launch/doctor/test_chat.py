@@ -61,6 +61,21 @@ def test_the_parser_must_read_what_the_template_writes(look, turn, right, wrong)
     assert status == "failure" and f"set model.tool_format={right}" in said
 
 
+def test_a_format_that_reads_more_than_the_template_writes_fits_too(look):
+    status, said = look(CHATML.replace(TURN, HERMES), "qwen25_coder")["tool calls"]
+    assert (status, said) == ("ok", "what the template writes, model.tool_format=qwen25_coder reads back")
+
+
+def test_what_the_system_prompt_asks_for_is_not_compared_with_the_template(look):
+    refusing = CHATML.replace(
+        '{%- if message.role == "tool" -%}', '{%- if message.role == "tool" -%}{{ raise_exception("no tools") }}'
+    )
+    found = look(refusing, "bash_block")
+    assert found["chat template"][0] == "ok"
+    assert found["tool calls"][0] == "ok" and "asks for its calls in the system prompt" in found["tool calls"][1]
+    assert look(refusing, "qwen25_coder")["chat template"][0] == "failure"
+
+
 def test_a_format_of_its_own_wants_a_parser(look):
     status, said = look(CHATML.replace(TURN, OWN), "hermes")["tool calls"]
     assert status == "failure" and "add a format" in said

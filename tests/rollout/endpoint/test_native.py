@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_swe.rollout.agents.base import agent_class
+from slime_swe.rollout.agents.native import no_call_notice
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.endpoint.spending import SPENDING, Spending
 from slime_swe.rollout.episode import Episode, StopReason
@@ -89,10 +90,15 @@ async def test_a_malformed_call_is_answered_and_every_call_has_an_answer(tmp_pat
     assert episode.segments[0].turns[2].calls[0].arguments == "{not json"
 
 
-async def test_a_reply_without_a_call_ends_the_episode(tmp_path):
+async def test_replies_without_a_call_are_answered_and_at_last_end_the_episode(tmp_path):
     async with chat_endpoint(by_turn({"role": "assistant", "content": "I am done."})) as endpoint:
-        episode = await play(endpoint, tmp_path)
-    assert (episode.stop_reason, episode.turns) == (StopReason.NO_TOOL_CALL, 1)
+        episode = await play(endpoint, tmp_path, tool_format="bash_block")  # of a recipe; the API has its own
+    assert (episode.stop_reason, episode.turns) == (StopReason.NO_TOOL_CALL, 3)
+    asked = endpoint.requests[-1]["messages"]
+    assert [message["role"] for message in asked] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert asked[0]["content"] == "Be brief." and asked[-1]["content"] == no_call_notice(None)
+    async with chat_endpoint(by_turn({"role": "assistant", "content": "I am done."})) as endpoint:
+        assert (await play(endpoint, tmp_path, no_call_turns=1)).turns == 1
 
 
 async def test_turns_are_limited(tmp_path):

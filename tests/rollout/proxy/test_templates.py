@@ -35,7 +35,7 @@ def test_a_turn_of_nobody_s_has_the_tags_as_tokens_and_its_words_as_text(tokeniz
     assert '"arguments": {"input": "no json"}' in tokenizer.decode(tokens)
 
 
-@pytest.mark.parametrize("format", TOOL_FORMATS)
+@pytest.mark.parametrize("format", [name for name in TOOL_FORMATS if tool_format(name).render])
 def test_a_turn_of_nobody_s_has_the_calls_as_the_format_writes_them(tokenizer, format):
     calls = [MessageCall("", "view", '{"path": "a.py", "line": 3}'), MessageCall("", "submit", "{}")]
     text = Templates(tokenizer, format).decode(
@@ -44,6 +44,11 @@ def test_a_turn_of_nobody_s_has_the_calls_as_the_format_writes_them(tokenizer, f
     wanted = [ToolCall("view", {"path": "a.py", "line": 3}), ToolCall("submit", {})]
     assert text == "So.\n" + "".join(tool_format(format).render(wanted))
     assert parse(text, format, TOOLS).written == wanted
+
+
+def test_a_format_that_can_write_one_tool_s_calls_alone_is_for_no_client(tokenizer):
+    with pytest.raises(TemplateError, match="bash_block: calls can be read but not written"):
+        Templates(tokenizer, "bash_block")
 
 
 def test_a_template_that_tells_tools_in_later_turns_is_refused():

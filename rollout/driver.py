@@ -15,20 +15,23 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
+from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.player import Group, Player, end_all
-from slime_swe.rollout.records import failure_of, flatten, is_broken, record_of, trajectories
+from slime_swe.rollout.records import episode_of, failure_of, flatten, is_broken, record_of, trajectories
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
 from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.rollout.scheduling.first_calls import FirstCalls
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
 
 _log = logging.getLogger(__name__)
+_GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate function whose records have every call
 
 
 class FilterError(UserError):
@@ -117,10 +120,18 @@ async def driver_of(args: Any, player: Player) -> Driver:
     """The driver of a run's training episodes, in the running loop."""
     settings = read_arguments(_Settings, args)
     scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
+    first_calls = FirstCalls() if _records_calls(args) else None
     if schedule.pauses:
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-        return Driver(player, scheduler, gate=await gate_of_loop(), abort=partial(abort_all, url))
-    return Driver(player, scheduler, goes_on=schedule.never_stops)
+        return Driver(
+            player, scheduler, first_calls=first_calls, gate=await gate_of_loop(), abort=partial(abort_all, url)
+        )
+    return Driver(player, scheduler, first_calls=first_calls, goes_on=schedule.never_stops)
+
+
+def _records_calls(args: Any) -> bool:
+    """Whether an episode's record without calls is one of a policy that made none."""
+    return args.custom_generate_function_path == _GENERATE and agent_class(args.swe_agent).calls_tools
 
 
 class Driver:
@@ -128,6 +139,8 @@ class Driver:
 
     goes_on: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
     unfinished wait at the `gate` with their sandboxes open; `abort` has the engines drop what they sample for them.
+    first_calls: None where the policy need not call tools. It counts from this driver's first group on, also in a run
+    that is resumed.
     """
 
     def __init__(
@@ -136,11 +149,13 @@ class Driver:
         scheduler: Scheduler,
         failures: Failures | None = None,
         *,
+        first_calls: FirstCalls | None = None,
         goes_on: bool = False,
         gate: Gate | None = None,
         abort: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.player, self.scheduler, self.failures = player, scheduler, failures or Failures()
+        self.first_calls = first_calls
         self.goes_on, self.gate, self.abort = goes_on, gate or Gate(), abort
         self._version = 0
         self._playing: asyncio.Task[None] | None = None
@@ -154,7 +169,8 @@ class Driver:
     async def collect(self, data_source: DataSource, version: int) -> Rollout:
         """Play until a batch is complete for training on weights of this version.
 
-        Raises `FilterError` where the filter keeps nothing; then, or if it is cancelled, no episode is left running.
+        Raises `FilterError` where the filter keeps nothing, and `UserError` where the first episodes hold no call;
+        then, or if it is cancelled, no episode is left running.
         """
         self._version = version
         self.gate.open()
@@ -267,6 +283,7 @@ class Driver:
             self._retried.update(_cause(segments) for segments in episodes if is_broken(segments))
             self._start(number)
             return
+        self._require_calls(number, episodes)
         if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
             data_source.set_aside(task)
@@ -274,6 +291,17 @@ class Driver:
         self._judged[number] = _Judged(group, reason)
         outcome = Outcome.BROKEN if lost else Outcome.UNIFORM if reason else Outcome.INFORMATIVE
         self.scheduler.end(number, outcome)
+
+    def _require_calls(self, number: int, episodes: Sequence[Sequence[Sample]]) -> None:
+        """Raise `UserError` where a group was one too many without a call."""
+        first, running = self.first_calls, self._running.values()
+        if first is None or first.called:
+            return
+        records = [episode_of(segments[0]) for segments in episodes if not is_broken(segments)]
+        counters = [record.counters for record in records if record is not None and record.turns]
+        first.end(number, [(sum(one.tool_calls.values()), one.malformed_calls) for one in counters])
+        if first.hopeless(running):
+            raise UserError(_why_no_calls(first.seen(running), first.malformed, self.player.args))
 
     async def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
         given_back = set(batch.given_back)
@@ -309,6 +337,18 @@ def _say_outage(ended: bool, episodes: Sequence[Sequence[Sample]]) -> None:
         _log.warning("infrastructure is there again: groups begin as usual")
     else:
         _log.warning("infrastructure breaks every episode, so one group at a time begins: %s", _why(episodes))
+
+
+def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:
+    """What is said of a policy that does not act."""
+    written = f"{malformed} are malformed" if malformed else "nor a malformed one"
+    return (
+        f"the first {episodes} episodes of rollout.agent={args.swe_agent} hold not one well-formed tool call "
+        f"({written}), so that there is nothing to learn from: the policy must write its calls as "
+        f"model.tool_format={args.swe_tool_format} reads them. What it writes, and which model.tool_format reads that, "
+        f"says slime-swe probe recipe={args.swe_run_dir}/recipe.yaml. A policy that writes calls in no format needs "
+        "a warm start on episodes that have some (slime-swe sft, and warm_start.data)"
+    )
 
 
 def _cause(segments: Sequence[Sample]) -> str:

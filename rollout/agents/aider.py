@@ -37,6 +37,7 @@ _REPAIR = _EDIT.format(said="It subtracts.", old=f"    {BUG}", new=f"    {FIX}")
 class Aider(CliAgent):
     name = "aider"
     version = "0.86.2"
+    calls_tools = False
     check_script = (_REPAIR, "The sums are right now.")
     malformed_script = (
         _EDIT.format(said="First the title.", old='"""Sums."""', new='"""Sums of two."""'),

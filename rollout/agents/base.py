@@ -42,6 +42,7 @@ class Agent:
     """
 
     is_program: ClassVar[bool] = False  # runs in the sandbox, which must take layers and give out a port
+    calls_tools: ClassVar[bool] = False  # its policy can act by tool calls alone, which `Counters.tool_calls` has
     takes_grammar: ClassVar[bool] = False  # each of its model calls asks for a turn of one form, by `Sampling.grammar`
     check_script: ClassVar[Sequence[str]] = ()  # what the policy says turn by turn in `slime-swe agent check`
     malformed_script: ClassVar[Sequence[str]] = ()  # the same with a malformed turn, where `check_script` has no calls

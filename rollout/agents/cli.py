@@ -76,6 +76,7 @@ class CliAgent(Agent):
     """
 
     is_program = True
+    calls_tools = True
     name: ClassVar[str]
     version: ClassVar[str]
     flags: ClassVar[str] = ""

@@ -12,16 +12,17 @@ import orjson
 import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, state_path, task_id_of
-from slime_swe.errors import InfrastructureError
+from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.driver import Driver, FilterError
+from slime_swe.rollout.driver import Driver, FilterError, driver_of
 from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.failures import Failures
+from slime_swe.rollout.scheduling.first_calls import FirstCalls
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
 from tests.data_sources.tasks import make_task
@@ -186,6 +187,91 @@ async def test_a_filter_that_keeps_nothing_is_named(tmp_path):
     driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(40)}))
     with pytest.raises(FilterError, match=r"none of 200 groups was informative, by slime_swe.*keep_group: choose"):
         await driver.collect(source, 0)
+
+
+class Silent(Played):
+    """Episodes of one turn, which call a tool in the episodes of these indices alone; these take longer."""
+
+    def __init__(self, calling: set[int], ends: dict[str, float | str] | None = None, turns: int = 1) -> None:
+        super().__init__(ends)
+        self.calling, self.turns = calling, turns
+
+    async def __call__(self, args: Namespace, sample: Sample, params: dict) -> Sample:
+        calls = sample.index in self.calling
+        await asyncio.sleep(0.2 * calls)
+        sample = await super().__call__(args, sample, params)
+        counters = {"tool_calls": {"view": 1} if calls else {}, "malformed_calls": 2 * (not calls)}
+        sample.metadata["episode"] = {"patch": "", "turns": self.turns, "counters": counters}
+        return sample
+
+
+def make_silent(tmp_path, played: Silent, scheduler=None, **changes) -> tuple:
+    driver, source = make(tmp_path, played, slots=32)
+    given = {"swe_agent": "native", "swe_tool_format": "hermes", "swe_run_dir": "/runs/first"}
+    player = Player(Namespace(**vars(driver.player.args) | given), RolloutHooks(played, no_reward, keep_group))
+    return Driver(player, scheduler or DynamicSampling(4, 2.0), first_calls=FirstCalls(), **changes), source
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(tmp_path, goes_on):
+    """Also where the filter finds batches in them, which a policy that solves nothing does not give."""
+    played = Silent(set())
+    driver, source = make_silent(tmp_path, played, PacedAdmission(4, 2) if goes_on else None, goes_on=goes_on)
+    with pytest.raises(UserError, match=r"^the first 100 episodes of rollout.agent=native hold not one") as caught:
+        for version in range(20):
+            await driver.collect(source, version)
+    assert not isinstance(caught.value, FilterError)
+    for said in (
+        "model.tool_format=hermes",
+        "slime-swe probe recipe=/runs/first/recipe.yaml",
+        "warm start",
+        "200 are mal",
+    ):
+        assert said in str(caught.value)
+    assert 100 <= sum(played.calls.values()) <= 100 + 64 and played.running == 0
+
+
+async def test_one_call_in_a_hundred_episodes_is_enough_though_it_ends_last(tmp_path):
+    played = Silent({3})
+    driver, source = make_silent(tmp_path, played)
+    for version in range(12):
+        await driver.collect(source, version)
+    assert sum(played.calls.values()) > 150 and driver.first_calls.called
+
+
+async def test_episodes_that_infrastructure_broke_or_without_a_turn_say_nothing_of_calls(tmp_path):
+    poison = {f"task-{number}": "broken" for number in range(0, 40, 2)}
+    played = Silent(set(), poison)
+    driver, source = make_silent(tmp_path, played)
+    driver.failures = Failures(most_of_a_task=1)
+    with pytest.raises(UserError, match=r"^the first 100 episodes"):
+        for version in range(20):
+            await driver.collect(source, version)
+    assert sum(count for task, count in played.calls.items() if task not in poison) >= 100
+    driver, source = make_silent(tmp_path, Silent(set(), turns=0))
+    for version in range(10):
+        await driver.collect(source, version)
+    assert driver.first_calls.seen([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("generate", "agent", "counts"),
+    [
+        ("slime_swe.rollout.slime_plugin.generate", "native", True),
+        ("slime_swe.rollout.slime_plugin.generate", "mini_swe_agent", True),
+        ("slime_swe.rollout.slime_plugin.generate", "aider", False),
+        ("slime_swe.rollout.slime_plugin.generate", "blocks", False),
+        ("my_module.generate", "native", False),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["sync", "continuous"])
+async def test_the_calls_of_agents_whose_policy_acts_by_calls_are_counted(tmp_path, generate, agent, counts, schedule):
+    """By the one driver of SLiME's path and the embedded loop. A generate function of one's own may record none."""
+    made, _ = make(tmp_path, Played())
+    given = {"custom_generate_function_path": generate, "swe_agent": agent, "swe_schedule": schedule}
+    args = Namespace(**vars(made.player.args), **given, swe_max_over_sampling=2.0, swe_max_staleness=2)
+    driver = await driver_of(args, Player(args, made.player.hooks))
+    assert (driver.first_calls is not None) is counts
 
 
 @pytest.mark.parametrize(("verdict", "reason"), [(False, "unnamed"), (True, "")])

@@ -36,6 +36,7 @@ _NAMES = (
     "replay",
     "plan",
     "doctor",
+    "probe",
     "rehearse",
 )
 COMMANDS = {name: f"slime_swe.launch.commands.{name.replace('-', '_')}" for name in _NAMES}

@@ -18,7 +18,7 @@ from slime_swe.rollout.settings import RolloutSettings
 
 _ANSWER_SECONDS = 30.0
 _CONNECTION_SECONDS = 5.0
-_UNANSWERED = (aiohttp.ClientError, TimeoutError, ValueError, KeyError)
+UNANSWERED = (aiohttp.ClientError, TimeoutError, ValueError, KeyError)
 ADAPTER = "miles_lora"  # miles' own name of it: miles/utils/lora.py
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
@@ -80,7 +80,7 @@ class Workers:
                         async with http.delete(f"{self.url}/workers/{worker['id']}") as response:
                             response.raise_for_status()
                         removed.append(worker["url"])
-        except _UNANSWERED as error:
+        except UNANSWERED as error:
             _log.warning("the router at %s can't be asked for its workers: %r", self.url, error)
         for url in removed:
             _log.warning("the engine at %s takes no connections: the router at %s sends it no more", url, self.url)
@@ -99,7 +99,7 @@ async def abort_all(url: str) -> None:
                     continue
                 async with http.post(f"{worker['url']}/abort_request", json={"abort_all": True}) as response:
                     response.raise_for_status()
-    except _UNANSWERED as error:
+    except UNANSWERED as error:
         raise InfrastructureError(f"the engines at {url} can't be asked to pause: {error!r}") from error
 
 

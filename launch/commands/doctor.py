@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
 from slime_swe.launch.doctor.finding import Finding, show
@@ -27,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
         examine,
         passes,
     )
+    from slime_swe.rollout.agents.base import agent_class
 
     findings: list[Finding] = []
     try:
@@ -37,4 +39,7 @@ def run(options: argparse.Namespace) -> int:
             print_json({"ok": passes(findings), "findings": [dataclasses.asdict(finding) for finding in findings]})
         else:
             show(findings)
+    acts = passes(findings) and agent_class(recipe.rollout.agent).calls_tools and not recipe.supervised
+    if acts and not options.json:
+        print(f"Can the policy act? Before a run: {shlex.join(['slime-swe', 'probe', *options.overrides])}")
     return 0 if passes(findings) else 1

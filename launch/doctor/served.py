@@ -291,17 +291,22 @@ async def _result(name: str, made: Probe, server: Server) -> Result:
         return Result(name, False, f"no answer that can be read: {error!r}")
 
 
-def check_fields(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The router or the engines that the recipe names pass on what its training needs."""
-    serving, shape, room = recipe.serving, recipe.model.shape, recipe.rollout.max_response
+def servers_of(recipe: Recipe) -> dict[str, str]:
+    """The router or the engines that the recipe names, as it names them, and the URL of each."""
+    serving = recipe.serving
     host = f"[{serving.router_ip}]" if ":" in serving.router_ip else serving.router_ip
     named = [f"{host}:{serving.router_port}"] if host else serving.external_engines
+    return {address: address if address.startswith("http") else f"http://{address}" for address in named}
+
+
+def check_fields(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """The router or the engines that the recipe names pass on what its training needs."""
+    shape, room, named = recipe.model.shape, recipe.rollout.max_response, servers_of(recipe)
     replayed = recipe.algorithm.routing_replay == "rollout"
     experts = shape.megatron["num_layers"] * shape.megatron["moe_router_topk"] if replayed else 0
     asked = recipe.rollout
     grammar = Grammar(cast(Kind, asked.grammar_kind), asked.grammar, asked.grammar_tolerance) if asked.grammar else None
-    for address in named:
-        url = address if address.startswith("http") else f"http://{address}"
+    for address, url in named.items():
         results = probe(url, vocabulary=shape.vocab, room=room, experts_per_token=experts, grammar=grammar)
         for result in results:
             if not result.ok:

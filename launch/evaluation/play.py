@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,26 @@ Sets = Mapping[str, Sequence[Task]]
 
 async def evaluate_checkpoint(recipe: Recipe, folder: Path, sets: Sets) -> None:
     """Play the episodes that the folder's journal has not, by the embedded server."""
+    args = to_args(recipe, folder)
+    async with embedded_server(args, folder):
+        await play_sets(args, folder, sets)
+
+
+@asynccontextmanager
+async def embedded_server(args: Namespace, folder: Path) -> AsyncIterator[None]:
+    """Serve the checkpoint of `args` inside the context, and have them name the server. Its log is in the folder."""
     from slime_swe.embedded.server_process import ServerProcess  # of the `embedded` extra
 
-    args = to_args(recipe, folder)
     async with ServerProcess.of_run(args, folder / "server.log") as server:
         args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        await _play(args, folder, sets)
+        yield
 
 
 async def evaluate_endpoint(recipe: Recipe, folder: Path, sets: Sets, endpoint: Endpoint, spending: Spending) -> None:
     """The same at an endpoint, until its budget is spent. Raises `UserError` for what the endpoint refuses."""
     args = endpoint_args(recipe, folder, endpoint)
     spending = await spending_of(spending)
-    await _play(args, folder, sets, spending)
+    await play_sets(args, folder, sets, spending)
 
 
 async def require_usable(endpoint: Endpoint) -> None:
@@ -65,7 +73,8 @@ def endpoint_args(recipe: Recipe, folder: Path, endpoint: Endpoint) -> Namespace
     return args
 
 
-async def _play(args: Namespace, folder: Path, sets: Sets, spending: Spending | None = None) -> None:
+async def play_sets(args: Namespace, folder: Path, sets: Sets, spending: Spending | None = None) -> None:
+    """Play the episodes that the folder's journal has not, by the server that `args` name."""
     player = Player(args, RolloutHooks.load(args))
     for name, tasks in sets.items():
         total = len(tasks) * args.n_samples_per_eval_prompt

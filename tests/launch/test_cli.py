@@ -48,6 +48,7 @@ SURFACE = {
     "replay": ["--dir", "--draws", "--episodes", "--json", "overrides", "run"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
+    "probe": ["--json", "--limit", "--output", "--samples", "overrides"],
     "rehearse": ["--json", "overrides"],
     "episodes": [
         "--broken", "--dir", "--evaluation", "--index", "--json", "--list", "--max-reward", "--min-reward",

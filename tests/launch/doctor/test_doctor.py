@@ -56,6 +56,13 @@ def test_the_recipe_for_a_laptop_can_be_launched_here(capsys):
         assert status[check] == "ok", check
 
 
+@pytest.mark.slow
+def test_where_a_launch_would_work_the_report_ends_with_the_command_that_looks_at_the_policy(capsys):
+    assert run(["doctor", "recipe=tiny_cpu", "run.seed=3"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Can the policy act? Before a run: slime-swe probe recipe=tiny_cpu run.seed=3"
+
+
 def test_an_unknown_engine_recipe_or_key_is_a_mistake_as_anywhere(capsys):
     assert run(["doctor", "engine=steam"]) == 2
     assert run(["doctor", "recipe=tiny_cp"]) == 2

@@ -32,6 +32,8 @@ PARTS = (  # part, how it was run, command or test
         "one H100, 2026-11-27",
         "`tools/convert_hf_to_torch_dist.py` of SLiME, as `slime-swe doctor` prints it",
     ),
+    ("a first look at a policy: `tiny_cpu` on the embedded engine", "CPU", "`slime-swe probe recipe=tiny_cpu`"),
+    ("a first look at a GPU recipe's policy, behind SGLang", NEVER, "`slime-swe probe recipe=NAME`"),
     ("a rehearsal on GPUs", NEVER, "`slime-swe rehearse recipe=NAME on=gpu`"),
     (
         "each rehearsal's command line on GPUs in SLiME's own parser; its limits, in bfloat16 on a CPU",

@@ -98,8 +98,8 @@ async def test_an_endpoint_is_evaluated_and_every_reader_reads_it(shell):
         (["--to", "predictions", "--out", "p"], "p/mine-rollout-1.jsonl"),
         (["--to", "inspect", "--out", "i"], "i"),
         (["--to", "mini", "--out", "n"], "n/mine-rollout-1/calc-0-0.traj.json"),
-    ):
-        code, out, err = shell.read("export", "kept", *words)
+    ):  # a process, since Inspect changes the asyncio of one whose loop runs
+        code, out, err = await shell("export", "kept", *words)
         assert code == 0 and (shell.folder / there).exists(), err
     line = lines_of(shell.folder / "m.jsonl")[0]
     assert [message["role"] for message in line["messages"]][:4] == ["system", "user", "assistant", "tool"]

@@ -224,10 +224,10 @@ async def test_many_attacks_fool_a_grader_without_guards(bubblewrap):
     assert {"edit-the-tests", "edit-the-runner", "print-passed-and-exit", "equal-to-everything"} <= fooled
 
 
-async def is_believed(case: Case, sandboxes: SandboxPool, port: int) -> bool:
+async def is_believed(case: Case, sandboxes: SandboxPool, port: int, pause: float) -> bool:
     """Whether the case fools a grader that lets the tests run again, mutated, after the run that counts.
 
-    Both runs are in one sandbox, so that a mark is found in the second.
+    Both runs are in one sandbox, so that a mark is found in the second. pause: seconds between them.
     """
     task = TARGETS["log"].task()
     async with sandboxes.open(task.workspace.files) as sandbox:
@@ -238,6 +238,7 @@ async def is_believed(case: Case, sandboxes: SandboxPool, port: int) -> bool:
             result = await sandbox.exec(task.oracle.command, timeout=task.oracle.timeout_seconds)
             log = parse_test_log(result.output)
             passed.append([log.get(name) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)])
+            await asyncio.sleep(pause)
     return all(passed[0]) and False in passed[1]
 
 
@@ -245,7 +246,8 @@ REAL = (
     "clock-phases", "clock-half-seconds", "clock-of-the-machine", "coin", "marks-on-the-machine",
     "known-answers-by-a-coin",
 )  # fmt: skip
-CHANCES = 100  # most win once in a few plays; a clock's phase may stay unlucky for some
+CHANCES = 100  # most win once in a few plays
+PAUSES = (0.0, 0.13, 0.24, 0.37)  # seconds; by one of them a clock of half seconds is in its other half
 
 
 @pytest.mark.slow
@@ -255,8 +257,8 @@ async def test_two_faced_attacks_fool_a_grader_that_makes_its_control_later(bubb
         async with SandboxPool(bubblewrap, concurrency=4) as sandboxes:
 
             async def at_last(case: Case) -> bool:
-                for _ in range(CHANCES):
-                    if await is_believed(case, sandboxes, port):
+                for number in range(CHANCES):
+                    if await is_believed(case, sandboxes, port, PAUSES[number % len(PAUSES)]):
                         return True
                 return False
 

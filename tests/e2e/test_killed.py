@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-ROLLOUTS, EPISODES = 4, 4
+ROLLOUTS = 3
 PATIENCE = 300.0  # seconds for what takes a few on an idle machine
 
 

@@ -13,13 +13,20 @@ from slime_swe.recipes.registry import RECIPES, load_recipe
 HEADING = "## Each recipe"
 
 
+def names() -> list[str]:
+    return [name for name in RECIPES if load_recipe(name).engine == "slime"]
+
+
 def render() -> str:
-    names = [name for name in RECIPES if load_recipe(name).engine == "slime"]
-    return "\n".join((HEADING, "", *(line for name in names for line in _section(name))))
+    return "\n".join((HEADING, "", *map(section, names())))
 
 
-def _section(name: str) -> Iterator[str]:
+def section(name: str) -> str:
     """What its module says, and what the planner does."""
+    return "\n".join(_lines(name))
+
+
+def _lines(name: str) -> Iterator[str]:
     recipe = load_recipe(name)
     plan = make_plan(recipe)
     assert plan.timing is not None, plan.problems

@@ -16,8 +16,6 @@ from tests.launch.plan import plans_page, recipes_page
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "recipes.md").read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.timeout(600)  # all plans, with as many steps as a user's, on a busy machine
-
 ROWS: dict[str, Callable[[Recipe], str]] = {
     "model": lambda r: r.model.checkpoint.split("/")[1],
     "tasks": lambda r: ", ".join(r.data.train),
@@ -41,12 +39,21 @@ ROWS: dict[str, Callable[[Recipe], str]] = {
 }
 
 
+SECTIONS = [part.strip() for part in re.split(r"(?m)^(?=### )", PAGE.partition(recipes_page.HEADING)[2])[1:]]
+
+
 def test_the_page_ends_with_a_section_for_each_recipe():
-    assert PAGE.endswith(recipes_page.render()), (
+    assert [section.splitlines()[0] for section in SECTIONS] == [f"### {name}" for name in recipes_page.names()]
+
+
+@pytest.mark.parametrize("name", recipes_page.names())
+def test_a_section_says_what_the_recipe_is_and_how_it_is_planned(name: str):
+    assert recipes_page.section(name).strip() in SECTIONS, (
         "put what `python -m tests.launch.plan.recipes_page` prints at the end of docs/recipes.md"
     )
 
 
+@pytest.mark.timeout(600)  # all plans, with as many steps as a user's, on a busy machine
 def test_the_committed_plans_are_those_of_the_recipes():
     assert (DOCS / "plans.md").read_text(encoding="utf-8") == plans_page.page(), (
         "recipes or formulae changed what is planned: look at the difference, then "

@@ -10,7 +10,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.args import checkpoint_path
 from slime_swe.recipes.base import Model
 from slime_swe.recipes.families.tokens import ControlTokens
-from slime_swe.rollout.agents.native import cut_notice, no_call_notice
+from slime_swe.rollout.agents.native import cut_notice
 from slime_swe.rollout.chat.tokenizer import template_path
 from slime_swe.rollout.chat.tool_formats import tool_format
 from slime_swe.rollout.tools import TOOLS
@@ -56,8 +56,7 @@ def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=WORDS, initial_alphabet=alphabet, show_progress=False)
     schemas = json.dumps([tool.spec.schema() for tool in TOOLS])
-    notices = [cut_notice(1, any_run=False), no_call_notice(None)]
-    tokenizer.train_from_iterator([schemas, template, *notices], trainer)
+    tokenizer.train_from_iterator([schemas, template, cut_notice(1, any_run=False)], trainer)
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens([word for word in control.words if word in template])
     made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

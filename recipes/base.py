@@ -99,6 +99,8 @@ class Cluster:
     disk_per_node: disk of each machine, GiB.
     gpu_hour_price: price of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
     ray_address: dashboard of an existing Ray cluster, `http://host:port`; empty starts one.
+    interface: network interface by which gloo and NCCL connect the machines, e.g. `eth0`; empty for the one that has
+        the node's address in gloo, where Ray is started here or by SLURM, and for what NCCL finds.
     threads: CPU threads of one tensor operation, in the embedded trainer and server. The trainer works on as many
         micro-batches at once as the cores allow, which changes no result.
     """
@@ -113,6 +115,7 @@ class Cluster:
     disk_per_node: Size = 8
     gpu_hour_price: Weight = 0.0
     ray_address: Annotated[str, Meta(pattern=r"^(https?://\S+:\d+)?\Z", description="http://host:port, or empty")] = ""
+    interface: Annotated[str, Meta(pattern=r"^[\w.:-]*\Z", description="a name such as eth0, or empty")] = ""
     threads: Size = 1
 
     @property

@@ -261,6 +261,9 @@ def test_environment():
     assert job.environment["PYTHONPATH"].split(":")[:2] == ["/slime", "/megatron"]
     assert job.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert job.environment["TENSORBOARD_DIR"] == str(FOLDER / "tensorboard")
+    assert "GLOO_SOCKET_IFNAME" not in job.environment
+    named = job_of(variant(FIRST, cluster__interface="eth1")).environment
+    assert named["GLOO_SOCKET_IFNAME"] == named["NCCL_SOCKET_IFNAME"] == "eth1"
     assert job_of(variant(FIRST, cluster__gpu="H100-80GB")).environment["NCCL_NVLS_ENABLE"] == "1"
     assert job_of(variant(FIRST, cluster__gpu="A100-80GB")).environment["NCCL_NVLS_ENABLE"] == "0"
 

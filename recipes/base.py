@@ -195,6 +195,7 @@ class Rollout:
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
+    wall_time_budget: the same with its model calls, so that no batch waits longer for one episode; 0 for no bound.
     schedule: `sync` (sample, then train), `carry` (the same, but episodes that a batch leaves unfinished go on in the
         next rollout), `async` (sample the next rollout while training on this one) or `continuous` (never stop
         sampling).
@@ -228,6 +229,7 @@ class Rollout:
     max_context: Size
     max_over_sampling: Annotated[float, Meta(ge=1)] = 4.0
     time_budget: Positive = 120.0
+    wall_time_budget: Weight = 0.0
     schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
     max_staleness: Count = 2
     mask_truncated: Annotated[

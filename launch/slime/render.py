@@ -82,7 +82,8 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
 
     CUDA_DEVICE_MAX_CONNECTIONS: Megatron asserts 1 with tensor or context parallelism before Blackwell, so that
         communication starts before the computation it overlaps.
-    NCCL_NVLS_ENABLE: reductions in the NVLink switches, which Hopper has.
+    NCCL_NVLS_ENABLE: no reductions in the NVLink switches, as in SLiME's own example of training a coding agent
+        (`examples/coding_agent_rl`); its scripts for mathematics have them where there is NVLink.
     PYTHONPATH: SLiME, Megatron-LM (whose `megatron.training` is in no wheel), this package where it is not installed;
         then the user's own PYTHONPATH and current folder, where their plug-ins are.
     PYTHONUNBUFFERED: the job's log is read as it grows.
@@ -94,7 +95,7 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
     found = [str(checkouts.loop), str(checkouts.megatron), *_own_folder(), *_user_folders()]
     given = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "NCCL_NVLS_ENABLE": "1" if recipe.cluster.gpu.startswith(("H100", "H200")) else "0",
+        "NCCL_NVLS_ENABLE": "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(found)),
         "PYTHONUNBUFFERED": "1",
     }

@@ -191,6 +191,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_max_staleness": staleness(recipe),
         "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
         "swe_time_budget": rollout.time_budget,
+        "swe_wall_time_budget": rollout.wall_time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": sandboxes_at_once(recipe),
         "swe_reward_mode": recipe.reward.mode,

@@ -20,7 +20,7 @@ from slime_swe.status import STATUS
 
 RECIPE_FILE = "recipe.yaml"
 LENGTH, KEPT = "run.num_rollouts", ("run.keep_checkpoints", "run.keep_exports")
-_WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address"})  # a run may be moved
+_WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address", "cluster.interface"})  # a run may be moved
 # What a start leaves that was killed before it had written its recipe.
 _LEFT = frozenset({ATTEMPTS, STATUS, f".{RECIPE_FILE}.tmp"})
 

@@ -99,6 +99,8 @@ class Cluster:
     disk_per_node: disk of each machine, GiB.
     gpu_hour_price: price of one GPU for an hour, in any currency; 0 leaves cost out of the plan.
     ray_address: dashboard of an existing Ray cluster, `http://host:port`; empty starts one.
+    interface: network interface by which gloo and NCCL connect the machines, e.g. `eth0`; empty for the one that has
+        the node's address in gloo, where Ray is started here or by SLURM, and for what NCCL finds.
     threads: CPU threads of one tensor operation, in the embedded trainer and server. The trainer works on as many
         micro-batches at once as the cores allow, which changes no result.
     """
@@ -113,6 +115,7 @@ class Cluster:
     disk_per_node: Size = 8
     gpu_hour_price: Weight = 0.0
     ray_address: Annotated[str, Meta(pattern=r"^(https?://\S+:\d+)?\Z", description="http://host:port, or empty")] = ""
+    interface: Annotated[str, Meta(pattern=r"^[\w.:-]*\Z", description="a name such as eth0, or empty")] = ""
     threads: Size = 1
 
     @property
@@ -192,6 +195,7 @@ class Rollout:
     max_response: tokens of one model call.
     max_context: tokens of one episode, its prompt included.
     time_budget: seconds of one episode, not counting its model calls; each of these may take half as long.
+    wall_time_budget: the same with its model calls, so that no batch waits longer for one episode; 0 for no bound.
     schedule: `sync` (sample, then train), `carry` (the same, but episodes that a batch leaves unfinished go on in the
         next rollout), `async` (sample the next rollout while training on this one) or `continuous` (never stop
         sampling).
@@ -225,6 +229,7 @@ class Rollout:
     max_context: Size
     max_over_sampling: Annotated[float, Meta(ge=1)] = 4.0
     time_budget: Positive = 120.0
+    wall_time_budget: Weight = 0.0
     schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
     max_staleness: Count = 2
     mask_truncated: Annotated[

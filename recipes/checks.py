@@ -229,6 +229,14 @@ def mixing(recipe: Recipe) -> Iterator[Violation]:
         yield no("data.filters", f"holds {name}, which is no filter", f"use {listed(FILTERS)}")
 
 
+def times(recipe: Recipe) -> Iterator[Violation]:
+    """The budget of an episode with its model calls is not the smaller one."""
+    rollout = recipe.rollout
+    if 0 < rollout.wall_time_budget < rollout.time_budget:
+        why = f"counts model calls too, and is less than rollout.time_budget={rollout.time_budget:g}, which does not"
+        yield against(recipe)("rollout.wall_time_budget", why, "give more, or 0 for no bound")
+
+
 def tries(recipe: Recipe) -> Iterator[Violation]:
     """Another try is the native agent's."""
     rollout = recipe.rollout
@@ -283,4 +291,4 @@ def _takes_grammar(agent: str) -> bool:
         return True  # which is said where the agent is opened
 
 
-RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, tries, adapters, components, grammars)
+RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars)

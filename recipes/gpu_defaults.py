@@ -48,6 +48,7 @@ ROLLOUT = Rollout(
     max_response=4096,
     max_context=32768,
     time_budget=900.0,
+    wall_time_budget=7200.0,  # a batch waits for its slowest episode, on all GPUs; DeepSWE ends one after 5,400 s
     sandbox="docker",
     system_prompt="You are a software engineer. Repair the repository in the working directory: look at its files, "
     "change them, run its tests, and submit when they pass.",
@@ -70,9 +71,9 @@ SLIME = Slime(
         # An engine that hangs is stopped, and started anew with the next weights; turns that it had are asked for
         # again elsewhere meanwhile (docs/en/advanced/fault-tolerance.md, "Recommended Production Pattern").
         "use-fault-tolerance": True,
-        # Seconds of each rollout before its first check: engines compile kernels. The document's 300 are more than
-        # some rollouts last, and the wait begins anew with each (slime/utils/health_monitor.py, `resume`).
-        "rollout-health-check-first-wait": 60,
+        # Seconds of each rollout before its first check: engines compile kernels, and one that fails a check meanwhile
+        # is lost until the next weights. The wait begins anew with each rollout (slime/utils/health_monitor.py).
+        "rollout-health-check-first-wait": 300,
     }
 )
 

@@ -41,16 +41,23 @@ class SglangEngine:
     """One copy of the model that samples.
 
     gpus: that it is spread over, by tensor parallelism.
-    dp_attention: each GPU attends for its own requests, with whole attention weights.
+    dp_attention: each GPU attends for its own requests, with whole attention weights and tables of the vocabulary.
+    mixture: of experts; its feed-forward layers without any are whole too where attention is.
     """
 
     gpus: int = 1
     dp_attention: bool = False
+    mixture: bool = False
 
     @property
     def attention_gpus(self) -> int:
         """That attend to one request together."""
         return 1 if self.dp_attention else self.gpus
+
+    @property
+    def dense_gpus(self) -> int:
+        """That share a feed-forward layer without experts."""
+        return self.attention_gpus if self.mixture else self.gpus
 
 
 @dataclass(frozen=True)

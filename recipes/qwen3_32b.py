@@ -48,6 +48,6 @@ def recipe() -> Recipe:
         cluster=replace(H100_NODE, nodes=4),
         parallel=Parallel(tp=8, cp=4, max_tokens_per_gpu=10240, recompute="none"),
         serving=replace(SERVING, gpus_per_engine=4),
-        rollout=replace(ROLLOUT, max_response=8192, max_context=40960, time_budget=1800.0, sandbox="ray:docker"),
+        rollout=replace(ROLLOUT, max_response=16384, max_context=40960, time_budget=1800.0, sandbox="ray:docker"),
         data=R2E_GYM,
     )

@@ -58,7 +58,7 @@ def recipe() -> Recipe:
         rollout=replace(
             ROLLOUT,
             max_turns=100,
-            max_response=8192,
+            max_response=32768,
             max_context=131072,
             time_budget=1800.0,
             schedule="continuous",

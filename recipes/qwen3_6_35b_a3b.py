@@ -12,7 +12,9 @@ are not published.
 
 Follows: SLiME's own example of training a coding agent, for this model: eight nodes, tp 2, ep 8, whole layers
 recomputed, the optimizer's states in the machines' memory, engines of eight GPUs with data-parallel attention, 96k
-context. Its agent is Claude Code (`rollout.agent=claude_code`).
+context, 32k tokens a turn. Its agent is Claude Code (`rollout.agent=claude_code`).
+
+Each request names the GPU of an engine that has its episode's prefix (docs/slime_flags.md).
 
 Expect: no score: none is published of that example. This recipe has not been run on GPUs.
 """
@@ -62,7 +64,7 @@ def recipe() -> Recipe:
         parallel=Parallel(tp=2, cp=8, ep=8, max_tokens_per_gpu=12288, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=8, ep=8, dp_attention=True, concurrency=256, mem_fraction=0.7),
         rollout=replace(
-            ROLLOUT, max_turns=100, max_response=8192, max_context=98304, time_budget=1800.0, sandbox="ray:docker"
+            ROLLOUT, max_turns=100, max_response=32768, max_context=98304, time_budget=1800.0, sandbox="ray:docker"
         ),
         data=SWE_REBENCH,
         algorithm=replace(GRPO, routing_replay="rollout"),

@@ -24,7 +24,15 @@ VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
 def violations(recipe: Recipe) -> Iterator[Violation]:
     """Every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
-    for rule in (trainer_sizes, trainer_groups, placement, engine_sizes, engine_experts, on_any_machine):
+    for rule in (
+        trainer_sizes,
+        trainer_groups,
+        placement,
+        engine_sizes,
+        engine_experts,
+        engine_requests,
+        on_any_machine,
+    ):
         yield from rule(recipe)
 
 
@@ -147,6 +155,22 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
     elif serving.dp_attention and size and shape.cache(SglangEngine(size)) * size <= shape.cache(ONE_SERVER):
         why = f"saves nothing: serving.gpus_per_engine={size} GPUs share the cache of a token without copies"
         yield no("serving.dp_attention", why, "set it to false")
+    elif serving.dp_attention and recipe.rollout.generate != OUR_GENERATE:
+        why = (
+            "gives each GPU of an engine a prefix cache of its own, and rollout.generate="
+            f"{recipe.rollout.generate} is not known to send all turns of an episode to one of them"
+        )
+        yield no("serving.dp_attention", why, f"set it to false, or use rollout.generate={OUR_GENERATE}")
+
+
+def engine_requests(recipe: Recipe) -> Iterator[Violation]:
+    """With speculative decoding SGLang runs 48 requests at once unless it is told how many
+    (`srt/arg_groups/speculative_hook.py`)."""
+    flags, most = recipe.slime.flags, "sglang-max-running-requests"
+    if flags.get("sglang-speculative-algorithm") and most not in flags:
+        key = "slime.flags.sglang-speculative-algorithm"
+        why = "has SGLang run 48 requests at once, whatever serving.concurrency admits"
+        yield Violation(key, f"{key} {why}", f"give slime.flags.{most} too: an engine's episodes at once")
 
 
 def on_any_machine(recipe: Recipe) -> Iterator[Violation]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, cast
+from zlib import crc32
 
 import aiohttp
 import orjson
@@ -98,7 +99,8 @@ class EngineClient:
 
     timeout: seconds of one request. connect_timeout: seconds of it for making a connection. max_body: bytes of one
     reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
-    together, for routing replay. adapter: the name of the LoRA adapter that the engine samples with. A turn that the
+    together, for routing replay. adapter: the name of the LoRA adapter that the engine samples with. ranks: GPUs of an
+    engine that each keep the cache of their own requests; a session's go to one of them. A turn that the
     engine aborts goes on from what was said of it; one that follows a grammar begins anew. Connection failures, 5xx,
     and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx), timed-out
     or invalid reply is not retried. gate: each request waits there before it is made. on_failure: called between a
@@ -117,6 +119,7 @@ class EngineClient:
     vocabulary: int | None = None
     experts_per_token: int = 0
     adapter: str = ""
+    ranks: int = 1
     gate: Gate = field(default_factory=Gate)
     on_failure: Callable[[], Awaitable[object]] | None = None
     _http: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -156,7 +159,8 @@ class EngineClient:
         """
         if experts_from is not None and not self.experts_per_token:
             raise ValueError("routed experts are asked for, and experts_per_token is not given")
-        turn = _Turn(_pieces(input_ids), sampling_params, self.experts_per_token, experts_from, self.adapter)
+        rank = self._rank(headers)
+        turn = _Turn(_pieces(input_ids), sampling_params, self.experts_per_token, experts_from, self.adapter, rank)
         failures = 0  # in a row, without a new token
         while True:
             reply = await self._ask(turn.request(), headers, turn.retries)
@@ -177,6 +181,13 @@ class EngineClient:
         if tolerance is not None:
             turn.compare(await self._score(turn, headers), tolerance)
         return turn.generation(turn.finish_reason)
+
+    def _rank(self, headers: Mapping[str, str] | None) -> int | None:
+        """The GPU that has the session's prefix cached. The router's hash of the session chooses the engine alone, and
+        SGLang 0.5.15 would deal its turns out in turn: it ignores the name under which a router gives a rank.
+        """
+        session = (headers or {}).get(SESSION)
+        return None if session is None or self.ranks == 1 else crc32(session.encode()) % self.ranks
 
     async def _score(self, turn: _Turn, headers: Mapping[str, str] | None) -> Scores:
         """What the policy alone gives to the tokens of a turn."""
@@ -252,6 +263,7 @@ class _Turn:
     experts_per_token: int
     experts_from: int | None
     adapter: str = ""
+    rank: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
 
     def __post_init__(self) -> None:
@@ -289,6 +301,8 @@ class _Turn:
         payload["return_logprob"] = True
         if self.adapter:
             payload["lora_path"] = self.adapter
+        if self.rank is not None:
+            payload["routed_dp_rank"] = self.rank
         ids = [*self.prompt, orjson.dumps(self.tokens)[1:-1]] if self.tokens else self.prompt
         ids = [*ids[:-1], ids[-1].removesuffix(b",")]
         return b"".join([b'{"input_ids":[', *ids, b"],", orjson.dumps(payload)[1:]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ _ANSWER_SECONDS = 30.0
 _CONNECTION_SECONDS = 5.0
 UNANSWERED = (aiohttp.ClientError, TimeoutError, ValueError, KeyError)
 ADAPTER = "miles_lora"  # miles' own name of it: miles/utils/lora.py
+_RANK = re.compile(r"@\d+\Z")
 _ROUTING_REPLAY_BODY = 512 << 20  # bytes: tables of tokens x layers x top-k come with each reply
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ async def engine_client(settings: RolloutSettings) -> EngineClient:
         vocabulary=vocabulary,
         experts_per_token=experts_per_token,
         adapter=ADAPTER if settings.lora_rank else "",
+        ranks=settings.ranks,
         on_failure=workers.remove_dead,
         gate=Gate() if settings.evaluation else await gate_of_loop(),
         **({"max_body": _ROUTING_REPLAY_BODY} if settings.routing_replay else {}),
@@ -108,11 +111,13 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def workers_at(http: aiohttp.ClientSession, url: str) -> list[dict[str, str]]:
+    """A router's workers, or the server itself. A router that tells the GPUs of an engine apart has one for each, which
+    it names `URL@RANK`: they have the URL that is asked."""
     async with http.get(f"{url}/workers") as response:
         if response.status != 200:  # no router
             return [{"url": url}]
         workers: list[dict[str, str]] = (await response.json())["workers"]
-        return workers
+        return [{**worker, "url": _RANK.sub("", worker["url"])} for worker in workers]
 
 
 async def _takes_connections(url: str) -> bool:

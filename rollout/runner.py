@@ -17,12 +17,19 @@ from slime_swe.rollout.session import Session
 
 
 async def run_episode(
-    agent: Agent, task: Task, sandboxes: Sandboxes, sampling: Sampling, *, time_budget: float
+    agent: Agent,
+    task: Task,
+    sandboxes: Sandboxes,
+    sampling: Sampling,
+    *,
+    time_budget: float,
+    wall_time_budget: float = 0.0,
 ) -> Episode:
     """Never raises for a failure of the policy, the engine or the sandbox: these become the episode's stop reason.
 
     `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
-    depend on the load of the run, not on the policy.
+    depend on the load of the run, not on the policy. `wall_time_budget` runs on meanwhile, and bounds how long a batch
+    waits for one episode; 0 is no bound.
     """
     started, began = perf_counter(), time()
     session, statistics = Session(), EpisodeStatistics()
@@ -31,7 +38,8 @@ async def run_episode(
         where = task.workspace
         async with sandboxes.open(where.files, agent.limits, where.image, agent.layers) as sandbox:
             statistics.sandbox_seconds += perf_counter() - started
-            reason = await _within(time_budget, statistics, agent.run(task, sandbox, session, sampling, statistics))
+            run = agent.run(task, sandbox, session, sampling, statistics)
+            reason = await _within(time_budget, wall_time_budget, statistics, run)
             with statistics.sandbox_time():
                 patch = await sandbox.diff()
     except EngineError as error:
@@ -47,12 +55,15 @@ async def run_episode(
     return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
 
 
-async def _within(seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]) -> StopReason:
-    limit = statistics.budget = asyncio.timeout(seconds)
+async def _within(
+    seconds: float, wall_seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]
+) -> StopReason:
+    limit, wall = asyncio.timeout(seconds), asyncio.timeout(wall_seconds or None)
+    statistics.budget = limit
     try:
-        async with limit:
+        async with wall, limit:
             return await run
     except TimeoutError:
-        if not limit.expired():
+        if not (limit.expired() or wall.expired()):
             raise  # not ours: a bug, not the end of the budget
         return StopReason.TIME_BUDGET

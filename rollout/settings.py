@@ -48,6 +48,10 @@ class RolloutSettings:
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
     experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
+    # GPUs of an engine that each attend for their own requests.
+    ranks: Annotated[int, Argument("sglang_dp_size"), Meta(ge=1)] = 1
+    # Of one episode, with its model calls; 0 for no bound.
+    wall_time_budget: Annotated[float, Argument("swe_wall_time_budget"), Meta(ge=0)] = 0.0
     lora_rank: Annotated[int, Argument("lora_rank"), Meta(ge=0)] = 0  # the engines sample with an adapter
     chat_template: Annotated[str, Argument("swe_chat_template")] = ""  # a file, or a shipped one's name
     # What every reply follows, if anything; see `grammar`.

@@ -88,7 +88,14 @@ async def generate(
     for attempt in range(settings.max_attempts):
         key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
         sampling = Sampling(sampling_params, key, headers, grammar)
-        episode = await run_episode(agent, task, sandboxes, sampling, time_budget=settings.time_budget)
+        episode = await run_episode(
+            agent,
+            task,
+            sandboxes,
+            sampling,
+            time_budget=settings.time_budget,
+            wall_time_budget=settings.wall_time_budget,
+        )
         broken = episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted
         if not broken or attempt == settings.max_attempts - 1:
             break

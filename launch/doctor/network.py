@@ -9,10 +9,11 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
-from slime_swe.launch.doctor.finding import Finding, failure, ok, warning
+from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.versions import judged, packages, upstream_of
 from slime_swe.launch.ray.dashboard import reaching
+from slime_swe.launch.ray.network import listed, proxies, speaks_socks
 from slime_swe.launch.ray.run import existing, require_gpus, require_no_ray
 from slime_swe.recipes.base import Recipe
 
@@ -51,6 +52,52 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok("ray", "none runs on this machine; the run starts its own")
+
+
+def check_proxies(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """What a run does with the proxies of this shell: its own machines are reached without, SOCKS by nobody."""
+    found = proxies()
+    socks = [name for name, proxy in found.items() if speaks_socks(proxy)]
+    if not found:
+        yield ok("proxies", "none is set")
+    elif socks:
+        yield warning(
+            "proxies",
+            f"{listed(socks, found)} is left out of the run, as SLiME's HTTP client does not speak SOCKS",
+            "give an http:// proxy where the run needs one for hosts outside of the cluster, such as a tracker's",
+        )
+    else:
+        yield ok("proxies", f"{listed(found, found)}: for hosts outside of the cluster, whose own go in no_proxy")
+
+
+def check_interface(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    """`cluster.interface` is one of this machine's; where gloo would take the loopback's, who says which it is."""
+    cluster, named = recipe.cluster, recipe.cluster.interface
+    present = [name for _, name in socket.if_nameindex()]
+    if named and cluster.ray_address:
+        yield skipped("interface", f"cluster.interface={named} is that of the machines of {cluster.ray_address}")
+    elif named and named not in present:
+        fix = f"use one of {', '.join(present)}, or leave it empty"
+        yield failure("interface", f"cluster.interface={named}: this machine has none of that name", fix)
+    elif named:
+        yield ok("interface", f"cluster.interface={named}")
+    elif cluster.ray_address and cluster.nodes > 1 and (loopback := _loopback()):
+        yield warning(
+            "interface",
+            f"{socket.gethostname()} resolves to {loopback}, whose interface gloo takes unless it is told another",
+            "set cluster.interface to the one that the machines share, such as eth0",
+        )
+    else:
+        yield ok("interface", "gloo takes that of the node's address, and NCCL finds its own")
+
+
+def _loopback() -> str:
+    """The loopback address that this machine's name resolves to; empty where it is another."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    return address if address.startswith("127.") else ""
 
 
 def _free(port: int) -> Finding:

@@ -25,6 +25,8 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
     "ports": "slime_swe.launch.doctor.network.check_ports",
     "fields": "slime_swe.launch.doctor.served.check_fields",
     "ray": "slime_swe.launch.doctor.network.check_ray",
+    "proxies": "slime_swe.launch.doctor.network.check_proxies",
+    "interface": "slime_swe.launch.doctor.network.check_interface",
     "checkpoint": "slime_swe.launch.doctor.checkpoint.check_checkpoint",
     "converted": "slime_swe.launch.doctor.checkpoint.check_converted",
     "chat template": "slime_swe.launch.doctor.checkpoint.check_chat",

@@ -55,13 +55,15 @@ class Result:
 @dataclass
 class Server:
     """What is probed. vocabulary: its number of token ids. room: how many tokens it may say to one prompt, some hundred
-    or more. experts_per_token: in all layers together; 0 for none."""
+    or more. experts_per_token: in all layers together; 0 for none. ranks: GPUs of an engine that each keep the cache of
+    their own requests."""
 
     url: str
     http: aiohttp.ClientSession
     vocabulary: int
     room: int
     experts_per_token: int
+    ranks: int = 1
     prompt: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,12 +186,15 @@ async def _abort(server: Server, name: str, asked: asyncio.Future[dict[str, Any]
 
 
 async def session(server: Server) -> str:
-    """The requests of one session go to one engine, which has their prefix cached."""
+    """The requests of one session go to one engine, and to that GPU of it which they name where each has a cache of its
+    own, which has their prefix cached."""
     headers, prompt = {SESSION: uuid.uuid4().hex}, server.new_prompt()
-    found = [meta(await server.ask(prompt, 1, headers), "cached_tokens") for _ in range(ASKED_AGAIN)]
+    one: dict[str, Any] = {"routed_dp_rank": server.ranks - 1} if server.ranks > 1 else {}
+    found = [meta(await server.ask(prompt, 1, headers, **one), "cached_tokens") for _ in range(ASKED_AGAIN)]
     missed = sum(count == 0 for count in found[1:])
-    require(not missed, f"{missed} of {ASKED_AGAIN - 1} further requests of a session found nothing cached")
-    return f"{ASKED_AGAIN} requests with one {SESSION} went to one engine"
+    named = "".join(f" and {name}" for name in one)
+    require(not missed, f"{missed} of {ASKED_AGAIN - 1} further requests of a session{named} found nothing cached")
+    return f"{ASKED_AGAIN} requests with one {SESSION}{named} went to one engine"
 
 
 async def _routed(server: Server, ids: list[int], length: int) -> list[bytes]:
@@ -265,12 +270,18 @@ async def follows_grammar(grammar: Grammar, server: Server) -> str:
 
 
 async def probed(
-    url: str, *, vocabulary: int, room: int = ROOM, experts_per_token: int = 0, grammar: Grammar | None = None
+    url: str,
+    *,
+    vocabulary: int,
+    room: int = ROOM,
+    experts_per_token: int = 0,
+    ranks: int = 1,
+    grammar: Grammar | None = None,
 ) -> list[Result]:
     """The result of every probe, made of the server or router at `url`, which no proxy stands before."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        server = Server(url.rstrip("/"), http, vocabulary, min(room, ROOM), experts_per_token)
+        server = Server(url.rstrip("/"), http, vocabulary, min(room, ROOM), experts_per_token, ranks)
         probes = PROBES | (PROBES_OF_EXPERTS if experts_per_token else {})
         if grammar is not None:
             probes = probes | {GRAMMAR: partial(follows_grammar, grammar)}
@@ -306,8 +317,10 @@ def check_fields(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     experts = shape.megatron["num_layers"] * shape.megatron["moe_router_topk"] if replayed else 0
     asked = recipe.rollout
     grammar = Grammar(cast(Kind, asked.grammar_kind), asked.grammar, asked.grammar_tolerance) if asked.grammar else None
+    ranks = recipe.serving.gpus_per_engine if recipe.serving.dp_attention else 1
+    of = {"vocabulary": shape.vocab, "room": room, "experts_per_token": experts, "ranks": ranks, "grammar": grammar}
     for address, url in named.items():
-        results = probe(url, vocabulary=shape.vocab, room=room, experts_per_token=experts, grammar=grammar)
+        results = probe(url, **of)
         for result in results:
             if not result.ok:
                 fix = f"use a router and an engine that pass on {result.name}, as those of SLiME's image do"

@@ -137,6 +137,7 @@ WITHOUT_GPUS: tuple[Fixed, ...] = (  # what an engine without GPUs leaves out: o
     *only(1, _ONE_MACHINE, "cluster.nodes", "serving.ep"),
     *only(0, _NO_GPUS, "cluster.gpus_per_node", "cluster.rollout_gpus", "serving.gpus_per_engine"),
     *only("", _NO_GPUS, "cluster.gpu"),
+    *only("", _ONE_MACHINE, "cluster.interface"),
     *only(False, _NO_GPUS, "serving.dp_attention"),
     *only(False, _SMALL, "optimizer.cpu_offload"),
     *WHOLE_WEIGHTS,

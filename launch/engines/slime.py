@@ -42,6 +42,8 @@ class Slime(Engine):
             "ports",
             "fields",
             "ray",
+            "proxies",
+            "interface",
             "checkpoint",
             "converted",
             "chat template",

@@ -28,7 +28,10 @@ from slime_swe.sample import Sample
 EVALUATION = "evaluation.json"
 INCOMPLETE = 1  # exit code
 # They change how fast an evaluation is, and not what it plays.
-_FREE = {"run.name", "run.dir", "cluster.ray_address", "serving.concurrency", "rollout.sandbox_concurrency"}
+_FREE = {
+    *("run.name", "run.dir", "cluster.ray_address", "cluster.interface"),
+    *("serving.concurrency", "rollout.sandbox_concurrency"),
+}
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -37,7 +37,8 @@ def layout_of(recipe: Recipe) -> Layout:
 
 
 def sglang_engine(recipe: Recipe) -> SglangEngine:
-    return SglangEngine(gpus=max(recipe.serving.gpus_per_engine, 1), dp_attention=recipe.serving.dp_attention)
+    serving = recipe.serving
+    return SglangEngine(max(serving.gpus_per_engine, 1), serving.dp_attention, mixture=bool(recipe.model.shape.experts))
 
 
 def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:

@@ -39,13 +39,12 @@ def running(shape: Shape, engine: SglangEngine, pool: float) -> float:
 
 
 def weight_bytes(shape: Shape, engine: SglangEngine) -> float:
-    """bf16 weights on one GPU of an engine; its embedding table is whole under data-parallel attention.
+    """bf16 weights on one GPU of an engine; its tables of the vocabulary are whole under data-parallel attention.
 
-    Source: SGLang `srt/layers/vocab_parallel_embedding.py` and `srt/layers/dp_attention.py`.
+    Source: SGLang `srt/layers/vocab_parallel_embedding.py` and `srt/layers/dp_attention.py`; `--enable-dp-lm-head`.
     """
-    spread = (shape.tables - engine.dp_attention) * shape.table + shape.hidden
-    whole = engine.dp_attention * shape.table
-    return WEIGHT_BYTES * (shape.total(lambda part: part.served(engine)) + whole + spread / engine.gpus)
+    tables = shape.tables * shape.table / engine.attention_gpus
+    return WEIGHT_BYTES * (shape.total(lambda part: part.served(engine)) + tables + shape.hidden / engine.gpus)
 
 
 def runtime_bytes(shape: Shape, engine: SglangEngine, prefill: int) -> float:

@@ -136,7 +136,9 @@ def _start(recipe: Recipe) -> str:
     if serving.gpus_per_engine > 1:
         words.append(f"--tp-size {serving.gpus_per_engine}")
     if serving.dp_attention:
-        words.append(f"--enable-dp-attention --dp-size {serving.gpus_per_engine}")
+        words.append(f"--enable-dp-attention --dp-size {serving.gpus_per_engine} --enable-dp-lm-head")
+        if recipe.model.shape.experts:
+            words.append("--moe-dense-tp-size 1")
     if serving.ep > 1:
         words.append(f"--ep-size {serving.ep}")
     return " ".join([*words, f"--mem-fraction-static {serving.mem_fraction:g} --port {PORT}"])

@@ -61,7 +61,21 @@ def ray_version(dashboard: str) -> str | None:
 
 
 def gpus_by_node(dashboard: str) -> list[int]:
-    """One entry for each living node: how many GPUs it has. Raises `InfrastructureError` where the cluster doesn't say.
+    """One entry for each living node: how many GPUs it has.
+
+    Raises `InfrastructureError` where the cluster doesn't say.
+    """
+    return [int((node["resources_total"] or {}).get("GPU", 0)) for node in _nodes(dashboard)]
+
+
+def hosts(dashboard: str) -> list[str]:
+    """The addresses of the living nodes, and their names. Raises the same."""
+    found = (node.get(key) or "" for node in _nodes(dashboard) for key in ("node_ip", "node_name"))
+    return [*dict.fromkeys(host for host in found if host)]
+
+
+def _nodes(dashboard: str) -> list[dict[str, Any]]:
+    """The living nodes. Raises `InfrastructureError` where the cluster doesn't say.
 
     A cluster that has just started answers with its version before it can list its nodes, so this waits for the list.
     """
@@ -69,7 +83,7 @@ def gpus_by_node(dashboard: str) -> list[int]:
     while True:
         try:
             nodes = _get(f"{dashboard}/{_NODES}", 30.0)["data"]["result"]["result"]
-            return [int((node["resources_total"] or {}).get("GPU", 0)) for node in nodes if node["state"] == "ALIVE"]
+            return [node for node in nodes if node["state"] == "ALIVE"]
         except _NO_ANSWER as error:
             if time.monotonic() > deadline:
                 raise InfrastructureError(f"the Ray cluster at {dashboard} does not list its nodes: {error}") from error

@@ -100,13 +100,17 @@ class RayJob:
 
     async def _show(self) -> None:
         skip = self._shown
+        async for text in self._client.tail_job_logs(self.id):
+            new, skip = text[skip:], max(0, skip - len(text))
+            self._shown += len(new)
+            self.say(new)
+
+    def say(self, text: str) -> None:
+        """Put it into the log, and show it."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
         with (self.folder / LOG_FILE).open("a", encoding="utf-8") as log:
-            async for text in self._client.tail_job_logs(self.id):
-                new, skip = text[skip:], max(0, skip - len(text))
-                self._shown += len(new)
-                for sink in (sys.stderr, log):
-                    sink.write(new)
-                    sink.flush()
+            log.write(text)
 
     def _stop(self) -> None:
         """Ask the job to stop, and wait until it has."""

@@ -21,6 +21,7 @@ from typing import Self
 
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.dashboard import MODE, OVERRIDING, TOKEN, gpus_by_node, ray_version, reaching, wait_until
+from slime_swe.launch.ray.network import at_address
 from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
 
 STOP_SECONDS = 10.0
@@ -59,9 +60,10 @@ def free_ports(count: int, host: str = "") -> list[int]:
 class Node:
     """`ray start --block` for as long as the context is open; it also ends with this process."""
 
-    def __init__(self, arguments: Sequence[str], token: str) -> None:
+    def __init__(self, address: str, arguments: Sequence[str], token: str) -> None:
+        """address: of this machine, as the other nodes see it."""
         self.mark = uuid.uuid4().hex
-        self._arguments, self._token = arguments, token
+        self._address, self._arguments, self._token = address, arguments, token
 
     @classmethod
     def head(cls, host: str, dashboard_host: str, resources: Sequence[str] = ()) -> tuple[Self, Head]:
@@ -71,31 +73,32 @@ class Node:
         """
         gcs, dashboard, client = free_ports(3)
         arguments = [
-            *("--head", f"--node-ip-address={host}", f"--port={gcs}"),
+            *("--head", f"--port={gcs}"),
             *(f"--dashboard-host={dashboard_host}", f"--dashboard-port={dashboard}"),
             f"--ray-client-server-port={client}",
             *resources,
         ]
         reached = Head(f"{host}:{gcs}", f"http://{dashboard_host}:{dashboard}", secrets.token_hex(32))
-        return cls(arguments, reached.token), reached
+        return cls(host, arguments, reached.token), reached
 
     @classmethod
     def member(cls, head: Head, resources: Sequence[str] = ()) -> Self:
         """A node more of the cluster, at that address of this machine which reaches the head."""
-        where = [f"--address={head.gcs}", f"--node-ip-address={address_towards(head.gcs)}"]
-        return cls([*where, *resources], head.token)
+        return cls(address_towards(head.gcs), [f"--address={head.gcs}", *resources], head.token)
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
         (agent,) = free_ports(1)
         inherited = {name: value for name, value in os.environ.items() if name not in OVERRIDING}
+        where = (f"--node-ip-address={self._address}", f"--temp-dir={self.folder}")
+        own = {**_LIMITS, MARK: self.mark, MODE: "token", TOKEN: self._token}
         with (self.folder / START_LOG).open("wb") as output:
             self._process = subprocess.Popen(
-                [*_RAY, f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={agent}", *self._arguments],
+                [*_RAY, *where, f"--dashboard-agent-listen-port={agent}", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**inherited, **_LIMITS, MARK: self.mark, MODE: "token", TOKEN: self._token},
+                env={**at_address(self._address), **inherited, **own},
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
                 preexec_fn=_prepare,
             )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from slime_swe.errors import UserError
 from slime_swe.launch.extras import CLUSTER, require
-from slime_swe.launch.ray.dashboard import gpus_by_node, ray_version, reaching
+from slime_swe.launch.ray.dashboard import gpus_by_node, hosts, ray_version, reaching
 from slime_swe.launch.ray.jobs import RayJob
+from slime_swe.launch.ray.network import past_proxies
 from slime_swe.launch.ray.node import Node, wait_for_nodes
 from slime_swe.launch.ray.processes import interrupting, running_ray
 from slime_swe.launch.slime.job import Job
@@ -43,7 +44,11 @@ def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
         require_gpus(recipe.cluster, dashboard)
         job.write_files()
         driver = [job.program[0], "-m", "slime_swe.launch.ray.driver", *job.argv]
-        return RayJob(dashboard, folder).run(driver, job.environment, job.directory)
+        direct, said = past_proxies(hosts(dashboard))
+        ray_job = RayJob(dashboard, folder)
+        for line in said:
+            ray_job.say(f"{line}\n")
+        return ray_job.run(driver, {**direct, **job.environment}, job.directory)
 
 
 def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:

@@ -19,6 +19,7 @@ FOLDERS = "the rehearsal's own folders"
 POLICY = "a policy of random weights, which solves nothing and has to change in one step by more than rounding"
 FIGURES = "what the checks read"
 MACHINE = "the native agent and sandboxes that every machine has"
+DRAFTING = ("sglang-speculative-", "sglang-max-running-requests")  # begin flags of what no toy has: a layer that drafts
 PROJECT = "no figures of a toy among those of runs"
 
 REASONS: Mapping[str, tuple[str, ...]] = {
@@ -44,7 +45,8 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         ),
         *("--eval-config", "--eval-interval", "--eval-function-path", "--n-samples-per-eval-prompt"),
         *("--lr-warmup-iters", "--sglang-server-concurrency", "swe_tasks", "swe_weights", "swe_eval_tasks"),
-        *("swe_max_turns", "swe_time_budget", "swe_keep_checkpoints", "swe_keep_exports", "swe_overlong_turns"),
+        *("swe_max_turns", "swe_time_budget", "swe_wall_time_budget", "swe_keep_checkpoints"),
+        *("swe_keep_exports", "swe_overlong_turns"),
     ),
     FOLDERS: ("--save", "--save-hf", "--load", "--hf-checkpoint", "--ref-load", "--custom-config-path", "swe_run_dir"),
     PROJECT: ("--use-wandb", "--wandb-project", "--wandb-group", "--wandb-random-suffix", "--wandb-dir"),
@@ -78,7 +80,8 @@ def differences(own: Job, rehearsed: Job, more: Mapping[str, str]) -> list[Diffe
     """
     ours, theirs = _stated(own), _stated(rehearsed)
     changed = [flag for flag in dict.fromkeys((*ours, *theirs)) if ours.get(flag) != theirs.get(flag)]
-    reasons = {flag: reason for reason, flags in REASONS.items() for flag in flags} | dict(more)
+    drafting = {flag: MODEL for flag in changed if flag.removeprefix("--").startswith(DRAFTING)}
+    reasons = {flag: reason for reason, flags in REASONS.items() for flag in flags} | drafting | dict(more)
     unknown = [flag for flag in changed if flag not in reasons]
     if unknown:
         raise UserError(

@@ -87,6 +87,7 @@ def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any]
             max_response=REPLY,
             max_context=CONTEXT,
             time_budget=SECONDS,
+            wall_time_budget=0.0,
             agent="native",
             grammar="",
             sandbox="local",

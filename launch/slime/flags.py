@@ -24,6 +24,35 @@ from slime_swe.recipes.registry import load_recipe
 from slime_swe.recipes.violation import Violation, listed
 
 HEADING = "slime.flags"
+_BATCH = "only SLiME's rollout function reads it, and ours fills the batch"
+_EVALUATION = "only SLiME's evaluation reads it, and ours plays `data.eval` as training samples, at eval-temperature"
+# Flag -> why it would do nothing here, or harm, and what to do. SLiME's parser takes each.
+UNREAD: Mapping[str, tuple[str, str]] = {
+    "partial-rollout": (_BATCH, "use rollout.schedule=carry"),
+    "mask-offpolicy-in-partial-rollout": (_BATCH, "use rollout.max_staleness"),
+    "rollout-all-samples-process-path": (_BATCH, "use rollout.log"),
+    "rollout-sample-filter-path": (_BATCH, "use algorithm.group_filter or rollout.mask_truncated"),
+    "rollout-sample-hook-path": (_BATCH, "use rollout.log or reward.function"),
+    "log-passrate": (
+        "it counts as many samples of each task as there are episodes, and an episode may become several samples",
+        "leave it out: metrics.jsonl says how many episodes of a group solve it",
+    ),
+    **dict.fromkeys(
+        (
+            *("eval-prompt-data", "eval-max-context-len", "eval-max-prompt-len", "eval-max-response-len"),
+            *("eval-min-new-tokens", "eval-top-k", "eval-top-p"),
+        ),
+        (_EVALUATION, "leave it out"),
+    ),
+    "release-train": (
+        "SLiME refuses it at the start, as it has its own engines read new weights from a disk, and no recipe does",
+        "leave it out: with cluster.colocate=true the trainer's memory is freed while the engines sample",
+    ),
+    "router-dp-aware": (
+        "SGLang 0.5.15 ignores the GPU that such a router chooses, and the router keeps an engine that is gone",
+        "leave it out: with serving.dp_attention=true each request names the GPU that has its episode's prefix",
+    ),
+}
 # Of what every run sets: no field and no plug-in of ours depends on it.
 REPLACEABLE = (
     "attention_backend",
@@ -42,6 +71,9 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
         key, flag = f"{HEADING}.{name}", _flag(name, upstream)
         if flag is None or flag.action in ("help", "version"):
             yield Violation(key, f"{key} is no flag of {upstream.title}, Megatron or SGLang", _nearest(name, upstream))
+        elif name in UNREAD and value is not False:
+            why, fix = UNREAD[name]
+            yield Violation(key, f"{key} is of no use: {why}", fix)
         elif fields := owners(upstream).get(flag.dest):
             yield Violation(key, f"{key} sets args.{flag.dest}, which {listed(fields)} sets", f"change {fields[0]}")
         elif flag.dest in taken or (flag.dest in owners(upstream) and flag.dest not in REPLACEABLE):

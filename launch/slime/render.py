@@ -11,6 +11,7 @@ from pathlib import Path
 
 import slime_swe
 from slime_swe.launch.args import Attributes, ours
+from slime_swe.launch.ray.network import by_interface
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
@@ -81,20 +82,29 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
 
     CUDA_DEVICE_MAX_CONNECTIONS: Megatron asserts 1 with tensor or context parallelism before Blackwell, so that
         communication starts before the computation it overlaps.
-    NCCL_NVLS_ENABLE: reductions in the NVLink switches, which Hopper has.
+    NCCL_NVLS_ENABLE: no reductions in the NVLink switches, as in SLiME's own example of training a coding agent
+        (`examples/coding_agent_rl`); its scripts for mathematics have them where there is NVLink.
     PYTHONPATH: SLiME, Megatron-LM (whose `megatron.training` is in no wheel), this package where it is not installed;
         then the user's own PYTHONPATH and current folder, where their plug-ins are.
     PYTHONUNBUFFERED: the job's log is read as it grows.
     TENSORBOARD_DIR: SLiME knows no flag for it.
+    GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, NCCL_SOCKET_IFNAME: `cluster.interface`.
+
+    What keeps the processes off the user's proxies is added when the job is submitted, and the cluster known.
     """
     found = [str(checkouts.loop), str(checkouts.megatron), *_own_folder(), *_user_folders()]
     given = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "NCCL_NVLS_ENABLE": "1" if recipe.cluster.gpu.startswith(("H100", "H200")) else "0",
+        "NCCL_NVLS_ENABLE": "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(found)),
         "PYTHONUNBUFFERED": "1",
     }
-    return given | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if "tensorboard" in recipe.run.trackers else {})
+    interface = recipe.cluster.interface
+    return (
+        given
+        | (by_interface(interface) if interface else {})
+        | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if "tensorboard" in recipe.run.trackers else {})
+    )
 
 
 def _user_folders() -> list[str]:

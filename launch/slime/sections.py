@@ -120,6 +120,9 @@ def _serving(recipe: Recipe, folder: Path) -> Attributes:
         "sglang_ep_size": serve.ep,
         "sglang_enable_dp_attention": serve.dp_attention,
         "sglang_dp_size": serve.gpus_per_engine if serve.dp_attention else 1,
+        # Else logits are gathered over the engine at each token, and a mixture's dense layers over its GPUs' requests.
+        "sglang_enable_dp_lm_head": serve.dp_attention,
+        **({"sglang_moe_dense_tp_size": 1} if serve.dp_attention and recipe.model.shape.experts else {}),
     }
 
 

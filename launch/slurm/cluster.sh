@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the batch scripts: one Ray cluster over all nodes of the SLURM job, and `slime-swe train` as a job on it.
 #
-#   SLIME_SWE_CACHE      folder of every cache, on a file system that all nodes see (default: .cache in the project)
+#   SLIME_SWE_CACHE      folder of the caches, on a file system that all nodes see (default: .cache in the project)
+#   SLIME_SWE_SCRATCH    folder on each node's own disk, of the same name on all (default: SLURM_TMPDIR, TMPDIR or /tmp)
 #   SLIME_SWE_CONTAINER  Apptainer image to run in
 #   SLIME_SWE_PYTHON     interpreter (default: the container's python3, or .venv's in the project, or python3)
 #   SLIME_SWE_BIND       folders for the container, as `apptainer --bind` takes them
@@ -13,12 +14,47 @@ die() {
   exit 2
 }
 
-# Every library's cache under one folder.
-use_caches() { # FOLDER
+# Variable -> folder. What is downloaded is kept where all nodes see it; what compilers make, on each node's own disk:
+# several nodes that compile the same kernel into one folder break each other's files.
+declare -A SHARED=([HF_HOME]=huggingface [PIP_CACHE_DIR]=pip [XDG_CACHE_HOME]=xdg [APPTAINER_CACHEDIR]=apptainer
+  [MPLCONFIGDIR]=matplotlib)
+declare -A COMPILED=([TRITON_CACHE_DIR]=triton [TORCHINDUCTOR_CACHE_DIR]=inductor [CUDA_CACHE_PATH]=cuda
+  [FLASHINFER_WORKSPACE_BASE]=flashinfer [SGLANG_CACHE_DIR]=sglang [SGLANG_DG_CACHE_DIR]=deep_gemm
+  [TVM_FFI_CACHE_DIR]=tvm_ffi [TILELANG_CACHE_DIR]=tilelang)
+
+# Where each library keeps its cache: there where the user has exported its variable, else in one of the two folders.
+use_caches() { # SHARED SCRATCH
+  local name
   mkdir -p "$1" || die "can't make $1: set SLIME_SWE_CACHE to a folder that all nodes can write to"
-  export HF_HOME=$1/huggingface PIP_CACHE_DIR=$1/pip XDG_CACHE_HOME=$1/xdg APPTAINER_CACHEDIR=$1/apptainer
-  export TRITON_CACHE_DIR=$1/triton TORCHINDUCTOR_CACHE_DIR=$1/inductor CUDA_CACHE_PATH=$1/cuda
-  export FLASHINFER_WORKSPACE_BASE=$1/flashinfer MPLCONFIGDIR=$1/matplotlib
+  scratch=$2/slime-swe-$(id -un)
+  export scratch
+  for name in "${!SHARED[@]}"; do export "$name=${!name:-$1/${SHARED[$name]}}"; done
+  for name in "${!COMPILED[@]}"; do export "$name=${!name:-$scratch/${COMPILED[$name]}}"; done
+}
+
+# On each node: make the folders. Where scratch lies, others may write too.
+make_caches() {
+  local name kind
+  (umask 077 && mkdir -p "$scratch") && [ ! -L "$scratch" ] && [ -O "$scratch" ] ||
+    die "$scratch can't be made on $(hostname), or is another's: set SLIME_SWE_SCRATCH to a folder on each node's own disk"
+  kind=$(stat -f -c %T "$scratch")
+  case $kind in
+    nfs* | lustre | gpfs | ceph | beegfs | fuse*)
+      say "$scratch is on $kind, where nodes break each other's compiled files: set SLIME_SWE_SCRATCH to each node's own disk"
+      ;;
+  esac
+  for name in "${!SHARED[@]}" "${!COMPILED[@]}"; do
+    mkdir -p "${!name}" || die "$name=${!name} can't be made on $(hostname)"
+  done
+}
+
+# What a container must see, beside the project.
+cache_folders() {
+  local name
+  printf '%s' "$SLIME_SWE_CACHE,$scratch"
+  for name in "${!SHARED[@]}" "${!COMPILED[@]}"; do
+    case ${!name}/ in "$SLIME_SWE_CACHE"/* | "$scratch"/*) ;; *) printf ',%s' "${!name}" ;; esac
+  done
 }
 
 # The command that runs Python in this job, in `python`.
@@ -26,7 +62,7 @@ choose_python() { # ROOT
   python=()
   if [ -n "${SLIME_SWE_CONTAINER:-}" ]; then
     [ -e "$SLIME_SWE_CONTAINER" ] || die "SLIME_SWE_CONTAINER=$SLIME_SWE_CONTAINER does not exist: launch/apptainer/build.sh makes it"
-    python=(apptainer exec --nv --bind "$1,${SLIME_SWE_CACHE},/tmp${SLIME_SWE_BIND:+,$SLIME_SWE_BIND}" --pwd "$1" "$SLIME_SWE_CONTAINER")
+    python=(apptainer exec --nv --bind "$1,$(cache_folders),/tmp${SLIME_SWE_BIND:+,$SLIME_SWE_BIND}" --pwd "$1" "$SLIME_SWE_CONTAINER")
   fi
   if [ -n "${SLIME_SWE_PYTHON:-}" ]; then
     python+=("$SLIME_SWE_PYTHON")
@@ -85,13 +121,16 @@ train_on_cluster() { # ROOT ARGUMENTS...
   : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
   cd "$root" || die "can't go to $root"
   export SLIME_SWE_CACHE=${SLIME_SWE_CACHE:-$root/.cache}
-  use_caches "$SLIME_SWE_CACHE"
+  use_caches "$SLIME_SWE_CACHE" "${SLIME_SWE_SCRATCH:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}}"
+  make_caches
   choose_python "$root"
   choose_arguments "$@"
   rendezvous=$SLIME_SWE_CACHE/slurm/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
   mkdir -p "$rendezvous"
 
+  # shellcheck disable=SC2016 # it expands on the nodes
   srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none \
+    bash -c 'source "$1" && make_caches && exec "${@:2}"' bash "$root/launch/slurm/cluster.sh" \
     "${python[@]}" -m slime_swe.launch.ray.slurm node "$rendezvous" &
   nodes=$!
   "${python[@]}" -m slime_swe.launch.ray.slurm submit "$rendezvous" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${arguments[@]}" &

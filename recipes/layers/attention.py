@@ -6,6 +6,7 @@ Activations start from table 2 of Korthikanti et al. 2022, with flash attention,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from slime_swe.recipes.layers import WEIGHT_BYTES, Linear, Part
 from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
@@ -60,7 +61,11 @@ class GroupedAttention(Part):
         return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
-        return (self._heads("tp"),)
+        """Where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads (slime#2221)."""
+        if not self.output_gate:
+            return (self._heads("tp"),)
+        what = f"{self.heads} gated attention heads among more GPUs than their {self.kv_heads} KV heads"
+        return (Cut("tp", what, gcd(self.heads, self.kv_heads)),)
 
     def linears(self) -> tuple[Linear, ...]:
         projected = self.queries * (2 if self.output_gate else 1) + 2 * self.keys

@@ -36,8 +36,11 @@ class GatedFeedForward(Part):
     def linears(self) -> tuple[Linear, ...]:
         return feed_forward(self.hidden, self.width)
 
+    def served(self, engine: SglangEngine) -> float:
+        return self.parameters / engine.dense_gpus
+
     def prefill(self, engine: SglangEngine) -> float:
-        return 6 * self.width / engine.gpus
+        return 6 * self.width / engine.dense_gpus
 
     def engine_cuts(self) -> tuple[Cut, ...]:
         return (self._width("gpus"),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import pytest
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from tests.docs import swe_gym_images
 from tests.docs.swe_gym_images import GYM, into_cache, into_docker, out_of_docker
+from tests.launch.slurm.virtual import virtual_cluster, why_not
 from tests.rewards.swebench_here import harness_python
+from tests.waiting import wait_for
 
 pytest.importorskip("datasets")
 
@@ -45,8 +48,22 @@ OTHERS = {  # what the page names and a test must not start
     "docker": 'case "$1" in build | run) record 0 docker "$@" </dev/null ;; *) exec {docker} "$@" ;; esac\n',
     "python3": 'case "$1 $2" in "-m venv") record 0 python3 "$@" </dev/null ;; *) exec /usr/bin/python3 "$@" ;; esac\n',
     "srun": 'while [[ "$1" == --* ]]; do shift; done; "$@"\n',
-    **{name: f'record 0 {name} "$@" </dev/null\n' for name in ("hf", "rsync", "sbatch")},
+    # What SLURM does with a batch script, on one node.
+    "sbatch": """\
+record 0 sbatch "$@" </dev/null
+while [[ "$1" == --* ]]; do shift; done
+export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_CPUS_ON_NODE=1 SLURM_SUBMIT_DIR=$PWD
+exec bash "$@"
+""",
+    **{name: f'record 0 {name} "$@" </dev/null\n' for name in ("hf", "rsync")},
 }
+# The interpreter of a job: what it would submit to Ray runs here.
+JOBS_PYTHON = """\
+case "$*" in
+  *"launch.ray.slurm submit"*) while [[ "$1" != -- ]]; do shift; done; shift; exec slime-swe "$@" ;;
+  *) record 0 python "$@" </dev/null ;;
+esac
+"""
 
 
 def blocks(title: str) -> str:
@@ -74,7 +91,8 @@ class Project:
         for name in ("SWE-Gym", "SWE-bench"):
             shutil.copytree(data / name, self.folder / name)
         (launch / "apptainer" / "build.sh").touch()
-        shutil.copy(ROOT / "launch" / "slurm" / "medium.sbatch", launch / "slurm")
+        shutil.copytree(ROOT / "launch" / "slurm", launch / "slurm", dirs_exist_ok=True)
+        self.program(self.folder / ".venv" / "bin" / "python", JOBS_PYTHON)
         self.program(self.folder / "harness" / "bin" / "python", f'exec {harness_python()} "$@"\n')
         self.program(self.folder / "harness" / "bin" / "pip", 'record 0 pip "$@" </dev/null\n')
         for name, body in {"slime-swe": SLIME_SWE, **OTHERS}.items():
@@ -174,8 +192,9 @@ def common(records: list[dict[str, Any]]) -> None:
         assert "train.py" in shown and "note:" not in shown, "nothing is missing any more"
 
 
-@pytest.mark.slow
-def test_a_cluster_with_apptainer(project, made):
+@pytest.fixture
+def cluster_with_apptainer(project, made) -> tuple[str, Path]:
+    """The commands of the page, with an Apptainer that gets the images, and the nodes' scratch."""
     images = "\n".join(f'*"docker://{image}") cp -a {root}/. "$root" ;;' for image, root in made[1].items())
     build = f'while [ "$1" != --sandbox ]; do shift; done; root=$2; mkdir -p "$root"; case "$*" in {images} esac'
     version, environment = "echo apptainer version 1.4.5", 'printf "PATH=/usr/bin\\\\0"'
@@ -184,16 +203,54 @@ def test_a_cluster_with_apptainer(project, made):
     program.write_text(f"#!/bin/bash\n{body}")
     program.chmod(0o755)
     scratch = project.home / "scratch"
-    script = blocks("SLURM with Apptainer").replace("/local/scratch/$USER", str(scratch))
+    return blocks("SLURM with Apptainer").replace("/local/scratch/$USER", str(scratch)), scratch
+
+
+@pytest.mark.slow
+def test_a_cluster_with_apptainer(project, cluster_with_apptainer):
+    """What is submitted runs too, as the batch script has it: with the caches that the page exports."""
+    script, scratch = cluster_with_apptainer
     records = project.run(script, DOCKER_HOST=f"unix://{project.home}/none")
     (pulled,) = printed(records, "slime-swe", "images")
     assert "1 images for apptainer sandboxes: 0 here, 1 missing, which take about 3 GiB" in pulled
     assert "1 images came, 0 could not be had" in pulled
     assert [*scratch.glob(f"slime-swe/sandbox/apptainer-*/root/testbed/{GYM.module}.py")]
-    (dry,) = printed(records, "slime-swe", "train")
-    assert "train.py" in dry and "note: 2 images for apptainer sandboxes: 1 here, 1 missing" in dry
+    at_login, in_job = printed(records, "slime-swe", "train")
+    for shown in (at_login, in_job):
+        assert "train.py" in shown and "note: 2 images for apptainer sandboxes: 1 here, 1 missing" in shown
     (submitted,) = [record["command"] for record in records if record["command"][0] == "sbatch"]
-    assert (project.folder / submitted[1]).is_file() and "rollout.sandbox=apptainer" in submitted
+    assert "rollout.sandbox=apptainer" in submitted
+    assert "slurm-7" in in_job, "the run is named after its job"
+    assert any("node" in record["command"] for record in records if record["command"][0] == "python")
+
+
+@NEEDS_ROOT
+@pytest.mark.extended("tests/docs/test_swe_gym_page.py::test_a_cluster_with_apptainer")
+@pytest.mark.xdist_group("ray")
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_the_page_submits_runs_on_a_real_slurm(project, cluster_with_apptainer, tmp_path):
+    """Ray over a node of a virtual cluster; the job on it shows what it would train with, and where."""
+    if reason := why_not():
+        pytest.skip(reason)
+    script, scratch = cluster_with_apptainer
+    script = script.replace("NODE=node17", "NODE=n0")
+    (tmp_path / "cluster").mkdir()
+    with virtual_cluster(tmp_path / "cluster") as cluster:
+        log = tmp_path / "job.log"
+        options = ["--parsable", "--time=50", f"--output={log}"]
+        command = shlex.join(cluster.command(0, "sbatch", *options, cwd=project.folder))
+        job = tmp_path / "job"
+        dry = "--dry-run --ignore-plan --no-rehearsal --ignore-integrity"
+        real = f"PATH={Path(shutil.which('srun') or '').parent}:$PATH SLURM_CONF={cluster.folder}/slurm.conf"
+        project.program(project.log.with_name("bin") / "sbatch", f'{real} {command} "$@" {dry} >{job}\n')
+        inside = {"SLIME_SWE_PYTHON": sys.executable, "SLIME_SWE_SCRATCH": str(scratch)}
+        project.run(script, DOCKER_HOST=f"unix://{project.home}/none", **inside)
+        wait_for(lambda: cluster.job(job.read_text().strip())["JobState"] == "COMPLETED", "the end of the job", 900)
+    said = log.read_text()
+    assert "1 nodes, 8 GPUs" in said and "train.py" in said
+    assert "note: 2 images for apptainer sandboxes: 1 here, 1 missing" in said, "as at the login"
+    assert [*scratch.glob("slime-swe-*/triton")]
 
 
 @NEEDS_ROOT
@@ -217,7 +274,7 @@ def test_a_policy_trains_on_such_tasks(project, made):
 
 def test_every_command_of_the_page_is_one_that_the_tests_know():
     """A new program on the page must be run or recorded here."""
-    known = {*OTHERS, "slime-swe", "bash", "harness/bin/pip", "export", "RUN"}
+    known = {*OTHERS, "slime-swe", "bash", "harness/bin/pip", "export", "NODE", "RUN"}
     text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith(("#", " "))]
     words = {part.split()[0].partition("=")[0] for line in lines for part in line.split(" && ")}

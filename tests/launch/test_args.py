@@ -32,7 +32,7 @@ eval_interval n_samples_per_eval_prompt seed
 """.split()
 OUR_NAMES = """
 swe_tasks swe_weights swe_eval_tasks swe_agent swe_tool_format swe_system_prompt swe_max_turns swe_time_budget
-swe_chat_template swe_sandbox swe_max_over_sampling swe_schedule swe_max_staleness swe_version_lag
+swe_wall_time_budget swe_chat_template swe_sandbox swe_max_over_sampling swe_schedule swe_max_staleness swe_version_lag
 swe_sandbox_concurrency swe_reward_mode swe_harness swe_harness_python swe_negative_control swe_max_attempts swe_run_dir
 swe_mask_truncated swe_overlong_tokens swe_overlong_turns swe_overlong_penalty swe_reward_weights swe_last_mile
 swe_grammar swe_grammar_kind swe_grammar_tolerance swe_tries swe_retire_above swe_boost_below swe_rate_episodes

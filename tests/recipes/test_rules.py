@@ -12,6 +12,7 @@ from slime_swe.launch.engines import violations
 from tests.recipes.changes import changed, variant
 
 DENSE, MOE, ASYNC = "qwen25_coder_7b", "qwen3_coder_30b_a3b", "qwen3_coder_30b_a3b_async"
+GATED, LATENT = "qwen3_6_35b_a3b", "glm4_7_flash"
 
 ACTING_ON_RATIO = {
     "algorithm.estimator": "gspo",
@@ -44,6 +45,11 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"serving__ep": 2}, "serving.ep", "no experts: use 1"),
     (DENSE, {"serving__dp_attention": True}, "serving.dp_attention", "not there for qwen2"),
     (MOE, {"serving__dp_attention": True}, "serving.dp_attention", "saves nothing"),
+    (GATED, {"parallel__tp": 4}, "parallel.tp", "among more GPUs than their 2 KV heads: use 1 or 2"),
+    (LATENT, {"rollout__generate": "my_module.generate"}, "serving.dp_attention", "is not known to send all turns"),
+    (LATENT, {"slime__flags": {"sglang-speculative-algorithm": "EAGLE"}},
+     "slime.flags.sglang-speculative-algorithm", "48 requests at once"),
+    (DENSE, {"rollout__wall_time_budget": 60.0}, "rollout.wall_time_budget", "is less than rollout.time_budget=900"),
     (MOE, {"parallel__ep": 3}, "parallel.ep", "can't share out 128 experts: use 1, 2, 4"),
     (MOE, {"parallel__etp": 2}, "parallel.ep", "parallel.etp=2 x parallel.ep=8 x parallel.pp=1 makes groups of 16"),
     (MOE, {"parallel__etp": 5}, "parallel.etp", "can't share out an expert's width of 768"),

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
 import contextlib
 import random
 import socket
+from importlib.util import find_spec
+from pathlib import Path
 
 import orjson
 import pytest
@@ -12,7 +15,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.client import SESSION, EngineClient
 from slime_swe.rollout.replies import EngineAborted, EngineError, parse_reply
 from slime_swe.rollout.scripted import serve
 from tests.effort import assert_linear
@@ -99,6 +102,46 @@ async def test_a_reply_is_read_and_the_request_is_sglang_s():
     assert (generation.prompt_tokens, generation.cached_tokens, generation.routed_experts) == (3, 2, TABLE)
     experts = {"return_routed_experts": True, "routed_experts_start_len": 0}
     assert handle.asked == [{"input_ids": [1, 2, 3], "sampling_params": PARAMS, "return_logprob": True, **experts}]
+
+
+async def test_all_requests_of_a_session_name_the_gpu_of_an_engine_that_has_its_prefix():
+    """What is said of it is one field of SGLang's own; a turn that was aborted goes on there too."""
+    aborted = body(reply(tokens=[7], log_probs=[-1.0], kind="abort"))
+    handle = answers(aborted, *[body(reply())] * 100)
+    async with serve(handle) as url, client(url, ranks=4) as engine:
+        for number in range(40):
+            for _ in range(2):
+                await engine.generate([1], PARAMS, headers={SESSION: f"session {number}"})
+        await engine.generate([1], PARAMS)
+    *named, without = handle.asked
+    ranks = [asked["routed_dp_rank"] for asked in named]
+    assert ranks[0] == ranks[1] == ranks[2], "the first turn was aborted once"
+    assert ranks[1::2] == ranks[2::2] and set(ranks) == {0, 1, 2, 3}
+    assert "routed_dp_rank" not in without
+
+
+async def test_where_all_gpus_of_an_engine_attend_together_none_is_named():
+    handle = answers(body(reply()))
+    async with serve(handle) as url, client(url) as engine:
+        await engine.generate([1], PARAMS, headers={SESSION: "one"})
+    assert "routed_dp_rank" not in handle.asked[0]
+
+
+@pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed here")
+def test_sglang_reads_that_name_and_not_the_one_that_its_router_gives():
+    """Read, not imported: it takes seconds."""
+    (package,) = find_spec("sglang").submodule_search_locations
+    managers = Path(package) / "srt" / "managers"
+    request = next(
+        node
+        for node in ast.walk(ast.parse((managers / "io_struct.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name == "GenerateReqInput"
+    )
+    fields = {node.target.id for node in request.body if isinstance(node, ast.AnnAssign)}
+    assert "routed_dp_rank" in fields
+    assert "data_parallel_rank" not in fields, "then slime.flags.router-dp-aware is of use"
+    controller = (managers / "data_parallel_controller.py").read_text(encoding="utf-8")
+    assert "self.workers[req.routed_dp_rank]" in controller
 
 
 async def test_an_adapter_is_named_in_each_request_of_a_turn():

@@ -66,6 +66,15 @@ async def test_a_router_forgets_the_workers_that_take_no_connections(gone):
         assert router.listed == 2
 
 
+async def test_a_router_that_tells_the_gpus_of_an_engine_apart_has_its_engines_asked(gone):
+    async with served({}, is_router=False) as (engine, alive), served({}) as (router, url):
+        router.workers |= {"a": f"{alive}@0", "b": f"{alive}@13", "c": f"{gone}@0"}
+        await abort_all(url)
+        assert engine.aborted == 2
+        assert await Workers(url).remove_dead() == [gone]
+        assert set(router.workers) == {"a", "b"}
+
+
 async def test_where_no_worker_takes_connections_all_stay(gone):
     """It may be this machine's network that is broken."""
     async with served({"a": gone, "b": gone}) as (router, url):

@@ -68,8 +68,9 @@ async def play(settings):
                 agent = NativeAgent(chosen, client, _TEMPLATES[key])
                 sampling = Sampling({"max_new_tokens": max_new_tokens, "temperature": 1.0, "stop": None}, ("k",))
                 return await run_episode(
-                    agent, task or make_task(), sandboxes, sampling, time_budget=chosen.time_budget
-                )
+                    agent, task or make_task(), sandboxes, sampling,
+                    time_budget=chosen.time_budget, wall_time_budget=chosen.wall_time_budget,
+                )  # fmt: skip
 
         yield run
 
@@ -410,6 +411,21 @@ async def test_a_hung_command_ends_with_the_time_budget_and_keeps_the_patch(scri
     assert episode.stop_reason is StopReason.TIME_BUDGET
     assert "a + b" in episode.patch
     assert episode.turns == 2
+
+
+async def test_an_engine_that_hardly_gets_on_ends_an_episode_with_its_wall_time(scripted, play):
+    """The budget without model calls does not run meanwhile."""
+    async with scripted(FIX) as engine:
+        usual = engine.handle
+
+        async def handle(request: web.Request):
+            return await usual(request) if not engine.requests else await hang(request)
+
+        async with serve(handle) as url:
+            run = play(url, wall_time_budget=3.0, time_budget=3.0, engine_timeout=1000.0)
+            episode = await asyncio.wait_for(run, 60)
+    assert (episode.stop_reason, episode.turns, episode.detail) == (StopReason.TIME_BUDGET, 1, "")
+    assert "a + b" in episode.patch
 
 
 async def test_the_first_edit_is_kept_when_more_follow(scripted, play):

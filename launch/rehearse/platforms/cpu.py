@@ -33,6 +33,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     SERVERS: (
         *("--colocate", "--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--sglang-ep"),
         *("--sglang-enable-dp-attention", "--sglang-data-parallel-size", "--sglang-mem-fraction-static"),
+        *("--sglang-enable-dp-lm-head", "--sglang-moe-dense-tp-size"),
         *("--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d", "--use-precision-aware-optimizer"),
     ),
     IMAGE: ("--router-policy",),

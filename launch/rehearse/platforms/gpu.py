@@ -23,13 +23,13 @@ from slime_swe.launch.args import Attributes
 from slime_swe.launch.doctor.gpus import COMMAND, IDLE_MIB, Gpu, parse
 from slime_swe.launch.doctor.machine import Machine, MachineError
 from slime_swe.launch.doctor.versions import packages
-from slime_swe.launch.rehearse.differences import LAYOUT
+from slime_swe.launch.rehearse.differences import DRAFTING, LAYOUT
 from slime_swe.launch.rehearse.limits import BFLOAT16
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.render import environment
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Recipe, Slime
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 WIDER = 4  # times what a toy's layers are wide on a CPU: tensor cores and fused kernels want some multiples
@@ -43,7 +43,7 @@ SERVERS = "servers of the rehearsal's own, as the recipe's hold the real model"
 REASONS: Mapping[str, tuple[str, ...]] = {
     LAYOUT: (
         *("--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--sglang-ep", "--sglang-enable-dp-attention"),
-        *("--sglang-data-parallel-size",),
+        *("--sglang-data-parallel-size", "--sglang-enable-dp-lm-head", "--sglang-moe-dense-tp-size"),
     ),
     SERVERS: (
         *("--sglang-router-ip", "--sglang-router-port", "--rollout-external-engine-addrs"),
@@ -109,6 +109,7 @@ class GpuPlatform(Platform):
                 ep=_halved(serving.ep, share),
                 dp_attention=serving.dp_attention and share == serving.gpus_per_engine,
             ),
+            slime=Slime({name: value for name, value in recipe.slime.flags.items() if not name.startswith(DRAFTING)}),
         )
 
     def toy_values(self, toy: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from slime_swe.launch.doctor.finding import Status
 from slime_swe.launch.doctor.machine import Machine
-from slime_swe.launch.doctor.network import check_ports
+from slime_swe.launch.doctor.network import check_interface, check_ports, check_proxies
 from slime_swe.launch.doctor.runner import guarded
 from tests.recipes.changes import variant
 
@@ -51,6 +51,50 @@ def serving(answers: dict[str, str]):
 
 def ports(**changes):
     return list(check_ports(variant("qwen25_coder_7b", **changes), Machine()))
+
+
+@pytest.fixture
+def without_proxies(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for each in (name, name.upper()):
+            monkeypatch.delenv(each, raising=False)
+    return monkeypatch
+
+
+def proxies():
+    (finding,) = check_proxies(variant("qwen25_coder_7b"), Machine())
+    return finding
+
+
+def test_proxies_are_said_and_one_that_slime_can_not_use_is_a_warning(without_proxies):
+    assert (proxies().status, proxies().message) == (Status.OK, "none is set")
+    without_proxies.setenv("https_proxy", "http://me:secret@proxy:3128")
+    assert proxies().status == Status.OK
+    assert "https_proxy=http://proxy:3128" in proxies().message and "secret" not in proxies().message
+    without_proxies.setenv("ALL_PROXY", "socks5://proxy:1080")
+    assert proxies().status == Status.WARNING and "ALL_PROXY=socks5://proxy:1080" in proxies().message
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Status.OK),
+        ({"cluster__interface": "lo"}, Status.OK),
+        ({"cluster__interface": "none7"}, Status.FAILURE),
+        ({"cluster__interface": "none7", "cluster__ray_address": "http://elsewhere:8265"}, Status.SKIPPED),
+    ],
+)
+def test_an_interface_must_be_one_of_the_machine_that_trains(changes, status):
+    (finding,) = check_interface(variant("qwen25_coder_32b", **changes), Machine())
+    assert finding.status == status
+    assert status != Status.FAILURE or "use one of lo" in finding.fix
+
+
+def test_a_name_that_is_the_loopbacks_is_a_warning_on_a_cluster_that_was_there(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")  # as Debian has it in /etc/hosts
+    there = variant("qwen25_coder_32b", cluster__ray_address="http://elsewhere:8265")
+    assert [finding.status for finding in check_interface(there, Machine())] == [Status.WARNING]
+    assert [finding.status for finding in check_interface(variant("qwen25_coder_32b"), Machine())] == [Status.OK]
 
 
 def test_a_port_in_use_is_a_failure_and_a_free_one_is_not():

@@ -139,11 +139,11 @@ def test_an_adapter_s_flags():
         (MIXTURE, {"algorithm__lora_targets": ["linear_qkv", "linear_fc1"]}, "adapts linear_fc1 alone"),
         (
             DENSE,
-            {"slime__flags": {"sglang-speculative-algorithm": "EAGLE3"}},
+            {"slime__flags": {"sglang-speculative-algorithm": "EAGLE3", "sglang-max-running-requests": 64}},
             "sglang-speculative-algorithm=EAGLE3 drafts .*: use NGRAM",
         ),
         ("qwen3_coder_next", {}, "not known to work for qwen3_next models"),
-        ("glm4_7_flash", {}, "not known to work for glm4_moe_lite models"),
+        ("glm4_7_flash", {"slime__flags": {}}, "not known to work for glm4_moe_lite models"),
         (
             DENSE,
             {"cluster__colocate": False, "cluster__rollout_gpus": 2, "parallel__pp": 2, "parallel__tp": 1},

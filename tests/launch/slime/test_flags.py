@@ -12,7 +12,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble, flatten, read_recipe, resolve, save_recipe
 from slime_swe.launch.engines import violations
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import owners
+from slime_swe.launch.slime.flags import UNREAD, owners
 from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
@@ -110,6 +110,16 @@ def test_what_can_not_be_passed_on_is_refused_by_name(name, value, said):
     found = violations(variant(DENSE, slime__flags={name: value}))
     assert [violation.field for violation in found] == [f"slime.flags.{name}"]
     assert said in str(found[0])
+
+
+@pytest.mark.parametrize("name", sorted(UNREAD))
+def test_what_would_do_nothing_or_harm_is_refused_with_the_reason(name):
+    flag = SLIME.manifest.flags[f"--{name}"]
+    value = True if flag.switch else 1 if flag.type in ("int", "float") else "a.b"
+    (found,) = violations(variant(DENSE, slime__flags={name: value}))
+    assert found.field == f"slime.flags.{name}" and UNREAD[name][0] in str(found) and found.fix
+    if flag.switch:
+        assert not violations(variant(DENSE, slime__flags={name: False}))
 
 
 def test_two_flags_for_one_attribute_are_refused():

@@ -28,7 +28,7 @@ MIXTURE = "qwen3_coder_30b_a3b"
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
-    "cluster.ray_address", "data.allow_overlap", "serving.server",  # the launcher and the engine
+    "cluster.gpu", "cluster.ray_address", "data.allow_overlap", "serving.server",  # the launcher and the engine
     "warm_start.data", "warm_start.epochs", "warm_start.batch_size", "warm_start.lr",  # the stage's own job
     "algorithm.lora_rank", "algorithm.lora_alpha", "algorithm.lora_targets",  # engine=miles
 }  # fmt: skip
@@ -132,6 +132,22 @@ def test_slime_s_own_engines_are_sent_their_weights():
 def test_without_evaluation_sets_nothing_is_evaluated():
     said = flags_of(variant(FIRST, data__eval={}))
     assert not {"--eval-interval", "--eval-config"} & set(said)
+
+
+@pytest.mark.parametrize(("name", "more"), [(FIRST, {}), ("glm4_7_flash", {"--sglang-moe-dense-tp-size": ["1"]})])
+def test_attention_by_data_comes_with_what_holds_it_together(name, more):
+    """Dense layers have to stay shared where SGLang's model knows no other way: that is in mixtures alone."""
+    said = flags_of(variant(name, serving__dp_attention=True, serving__gpus_per_engine=4))
+    wanted = {
+        "--sglang-enable-dp-attention": [],
+        "--sglang-data-parallel-size": ["4"],
+        "--sglang-enable-dp-lm-head": [],
+        **more,
+    }
+    assert wanted.items() <= said.items()
+    assert more or "--sglang-moe-dense-tp-size" not in said
+    without = flags_of(variant(name, serving__dp_attention=False))
+    assert not {"--sglang-enable-dp-attention", "--sglang-enable-dp-lm-head", *more} & set(without)
 
 
 TWO_STEPS = {"algorithm__steps_per_rollout": 2}
@@ -261,8 +277,10 @@ def test_environment():
     assert job.environment["PYTHONPATH"].split(":")[:2] == ["/slime", "/megatron"]
     assert job.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert job.environment["TENSORBOARD_DIR"] == str(FOLDER / "tensorboard")
-    assert job_of(variant(FIRST, cluster__gpu="H100-80GB")).environment["NCCL_NVLS_ENABLE"] == "1"
-    assert job_of(variant(FIRST, cluster__gpu="A100-80GB")).environment["NCCL_NVLS_ENABLE"] == "0"
+    assert "GLOO_SOCKET_IFNAME" not in job.environment
+    named = job_of(variant(FIRST, cluster__interface="eth1")).environment
+    assert named["GLOO_SOCKET_IFNAME"] == named["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert job.environment["NCCL_NVLS_ENABLE"] == "0"
 
 
 def test_checkouts_are_those_of_the_image_by_default(tmp_path):

@@ -61,14 +61,50 @@ def test_a_restarted_job_goes_on_with_its_run_if_there_is_one(tmp_path):
     assert arguments(tmp_path, given, SLURM_RESTART_COUNT="1").endswith("run.name=slurm-7 --resume")
 
 
-def test_every_cache_lies_in_one_folder(tmp_path):
-    before = set(bash("env", tmp_path).stdout.splitlines())
-    after = set(bash(f"use_caches {tmp_path}/cache; env", tmp_path).stdout.splitlines())
-    changed = [line for line in after - before if not line.startswith("_=")]
-    assert len(changed) > 5
-    assert all(f"={tmp_path}/cache/" in line for line in changed)
-    refused = bash("use_caches /proc/nowhere", tmp_path)
+CACHES = ("CACHE", "HF_HOME", "CONFIGDIR", "WORKSPACE")  # what the names of libraries' variables hold
+
+
+def caches(folder: Path, command: str = "", **env: str) -> dict[str, Path]:
+    """Where each library keeps its cache, with scratch of that name and after a further command."""
+    result = bash(f"use_caches {folder}/shared {folder}/own; {command} env", folder, **env)
+    assert result.returncode == 0, result.stderr
+    pairs = (line.partition("=") for line in result.stdout.splitlines())
+    return {name: Path(value) for name, _, value in pairs if any(part in name for part in CACHES)}
+
+
+def test_downloads_are_shared_and_what_compilers_make_is_each_nodes_own(tmp_path, monkeypatch):
+    for name in caches(tmp_path):
+        monkeypatch.delenv(name, raising=False)
+    found = caches(tmp_path, "make_caches;")
+    shared = {name for name, folder in found.items() if folder.is_relative_to(tmp_path / "shared")}
+    assert shared == {"HF_HOME", "PIP_CACHE_DIR", "XDG_CACHE_HOME", "APPTAINER_CACHEDIR", "MPLCONFIGDIR"}
+    own = {name: folder for name, folder in found.items() if name not in shared}
+    assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"} < own.keys()
+    (scratch,) = (tmp_path / "own").iterdir()
+    assert all(folder.is_relative_to(scratch) for folder in own.values())
+    assert all(folder.is_dir() for folder in found.values())
+    assert scratch.stat().st_mode & 0o077 == 0, "others may write where it lies"
+
+
+@pytest.mark.parametrize("name", ("XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR"))
+def test_what_the_user_exports_stays_and_is_there_and_in_the_container(tmp_path, name):
+    exported, folder = {name: f"{tmp_path}/mine"}, tmp_path / "mine"
+    assert caches(tmp_path, "make_caches;", **exported)[name] == folder and folder.is_dir()
+    shown = bash(
+        f"use_caches {tmp_path}/shared {tmp_path}/own; cache_folders", tmp_path,
+        SLIME_SWE_CACHE=f"{tmp_path}/shared", **exported,
+    )  # fmt: skip
+    assert str(folder) in shown.stdout.split(",")
+
+
+def test_a_folder_that_can_not_be_had_is_named_with_what_to_set(tmp_path):
+    refused = bash("use_caches /proc/nowhere /tmp", tmp_path)
     assert refused.returncode == 2 and "set SLIME_SWE_CACHE" in refused.stderr
+    refused = bash(f"use_caches {tmp_path} /proc; make_caches", tmp_path)
+    assert refused.returncode == 2 and "set SLIME_SWE_SCRATCH" in refused.stderr
+    bash(f"use_caches {tmp_path} {tmp_path}; mkdir {tmp_path}/other; ln -s {tmp_path}/other $scratch", tmp_path)
+    refused = bash(f"use_caches {tmp_path} {tmp_path}; make_caches", tmp_path)
+    assert refused.returncode == 2 and "or is another's" in refused.stderr
 
 
 def test_an_interpreter_without_the_project_is_refused_with_what_to_do(tmp_path):

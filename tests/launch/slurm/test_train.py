@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import orjson
 import pytest
 
 from slime_swe.data_sources.registry import load_tasks
-from tests.launch.slurm.virtual import GPUS, Cluster, virtual_cluster, why_not
+from tests.launch.slurm.virtual import ADDRESSES, GPUS, Cluster, virtual_cluster, why_not
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +72,10 @@ def test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends(cluster, tmp_pa
     (address,) = re.findall(r"Ray cluster at (http\S+): ", said)
     assert f"cluster.ray_address={address}" in said, "what the job has of the cluster"
     assert f"in {tmp_path}/runs/one, as SLiME" in said, "what it prints"
+    for node, where in enumerate(ADDRESSES):
+        command = f"from slime_swe.launch.ray.network import *; print(at_address({where!r})['GLOO_SOCKET_IFNAME'])"
+        env = {"PYTHONPATH": str(ROOT / "src")}
+        assert cluster.on(node, sys.executable, "-c", command, env=env) == "eth0\n", "the cable between them"
 
 
 @pytest.mark.extended("tests/launch/slurm/test_train.py::test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends")

@@ -72,13 +72,16 @@ class Cluster:
 
     def on(self, node: int, *words: str, cwd: Path = Path("/"), env: Mapping[str, str] = MappingProxyType({})) -> str:
         """What the command prints. It must not fail."""
-        spaces = [f"--target={self._inside(node)}", *SPACES, "--mount", f"--wd={cwd}"]
         environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), **env}
         done = subprocess.run(
-            ["nsenter", *spaces, "--", *words], env=environment, capture_output=True, text=True, timeout=120
+            self.command(node, *words, cwd=cwd), env=environment, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
         return done.stdout
+
+    def command(self, node: int, *words: str, cwd: Path) -> list[str]:
+        """The same command as it is given on this machine."""
+        return ["nsenter", f"--target={self._inside(node)}", *SPACES, "--mount", f"--wd={cwd}", "--", *words]
 
     def _inside(self, node: int) -> int:
         """The process that holds the node's namespaces: the only child of what made them."""

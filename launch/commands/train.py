@@ -18,7 +18,7 @@ from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.launch.attempt import attempt_with_status, record_end
+from slime_swe.launch.attempt import attempt_with_status, record_end, stopping_when_asked
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
@@ -49,11 +49,18 @@ from slime_swe.launch.runs import (
 from slime_swe.launch.slime.show import document, readable, script
 from slime_swe.launch.warm_start import FOLDER, require_trainable, run_stage
 from slime_swe.recipes.base import Recipe
+from slime_swe.saving import StoppedToResume, raise_if_stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that run.name names")
+    parser.add_argument(
+        "--ends-at",
+        metavar="SECONDS",
+        type=float,
+        help="Unix time: the run stops with exit code 75 after the last step that ends before, to be resumed",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command that would be started, start nothing")
     parser.add_argument("--script", metavar="FILE", help="with --dry-run: write the command as a shell script")
     parser.add_argument("--ignore-plan", action="store_true", help="start what `slime-swe plan` says does not fit")
@@ -88,7 +95,7 @@ def _begin(options: argparse.Namespace, start: Start) -> int:
     comparison = check_overlap(recipe)
     _check(recipe, start, options)  # before a folder is made that would be in the way of the corrected command
     make_folder(folder)
-    with attempt_with_status(folder) as attempt:
+    with attempt_with_status(folder) as attempt, stopping_when_asked(folder, options.ends_at):
         record_overlap(comparison, create_run(recipe))
         return _train(recipe, folder, replace(start, attempt=attempt))
 
@@ -99,7 +106,7 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
     changes(recipe, folder)
     _require_data(recipe, start)
     _check(recipe, start, options)
-    with attempt_with_status(folder) as attempt:
+    with attempt_with_status(folder) as attempt, stopping_when_asked(folder, options.ends_at):
         require_same(recipe, folder)
         return _train(recipe, folder, replace(start, attempt=attempt))
 
@@ -157,9 +164,10 @@ def _train(recipe: Recipe, folder: Path, start: Start) -> int:
         if recipe.warm_start.data:
             recipe = run_stage(engine, recipe, folder, start)
         code = engine.run(recipe, folder, start)
+        raise_if_stopped(code)
         record_end(folder, start.attempt, code)
         return code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedToResume):
         with suppress(OSError):  # a terminal that was closed
             print(f"\nTo go on: {to_go_on(recipe)}", file=sys.stderr, flush=True)
         raise

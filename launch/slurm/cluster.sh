@@ -6,6 +6,9 @@
 #   SLIME_SWE_PYTHON     interpreter (default: the container's python3, or .venv's in the project, or python3)
 #   SLIME_SWE_BIND       folders for the container, as `apptainer --bind` takes them
 
+STOPPING=120 # seconds that a run gets to stop in, and SLURM to put the job back
+TRY_AGAIN=75  # exit code of a run that has saved and stopped
+
 say() { printf '%s\n' "$*" >&2; }
 
 die() {
@@ -49,10 +52,10 @@ value_of() { # KEY DEFAULT ARGUMENTS...: the value of the last KEY=value among t
   printf '%s\n' "$value"
 }
 
-# The arguments of `slime-swe`, in `arguments`. The run is named after the SLURM job, so that it is found again when SLURM
+# The arguments of `slime-swe`, in `arguments`, and the run's folder in `folder`. The run is named after the SLURM job, so that it is found again when SLURM
 # starts the job anew; it then goes on where it was.
 choose_arguments() { # ARGUMENTS...
-  local name folder
+  local name ends
   name=$(value_of run.name "slurm-$SLURM_JOB_ID" "$@")
   folder=$(value_of run.dir runs "$@")/$name
   arguments=(train "$@" "run.name=$name")
@@ -60,6 +63,8 @@ choose_arguments() { # ARGUMENTS...
     say "SLURM has restarted this job: going on with $folder"
     arguments+=(--resume)
   fi
+  ends=$(end_time)
+  [ -z "$ends" ] || arguments+=("--ends-at=$ends")
 }
 
 # The exit code of a child, however many signals are handled meanwhile.
@@ -79,8 +84,33 @@ stop_job() { # REASON
   kill -TERM "$job" 2>/dev/null || true
 }
 
+# Seconds of Unix time by which a run must have ended: SLURM's own, less what stopping takes. Nothing where there is none.
+end_time() {
+  local shown
+  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o ' EndTime=[^ ]*') || return 0
+  shown=$(date --date="${shown#*=}" +%s 2>/dev/null) || return 0 # "Unknown" without a limit
+  printf '%s\n' "$((shown - STOPPING))"
+}
+
+# The run saves when its step ends, and stops. Where that comes too late it is stopped as it is.
+save_and_stop() { # REASON
+  local end left
+  if [ ! -e "$folder/recipe.yaml" ]; then
+    stop_job "$1"
+    return
+  fi
+  signalled=1
+  say "$1: the run is asked to save when its step ends, and to stop"
+  printf '0\n' >"$folder/stop_by" || stop_job "$1"
+  end=$(end_time)
+  [ -n "$end" ] || return 0
+  left=$((end - $(date +%s)))
+  { sleep "$((left > 0 ? left : 0))" && kill -TERM "$job" 2>/dev/null; } &
+  sleeper=$!
+}
+
 train_on_cluster() { # ROOT ARGUMENTS...
-  local root=$1 rendezvous code=0 requeue=
+  local root=$1 rendezvous code=0 requeue='' sleeper='' folder
   shift
   : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
   cd "$root" || die "can't go to $root"
@@ -96,13 +126,14 @@ train_on_cluster() { # ROOT ARGUMENTS...
   nodes=$!
   "${python[@]}" -m slime_swe.launch.ray.slurm submit "$rendezvous" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${arguments[@]}" &
   job=$!
-  trap 'requeue=1; stop_job "SLURM needs these nodes back, or their time is up"' USR1
+  trap 'requeue=1; save_and_stop "SLURM needs these nodes back, or their time is up"' USR1
   trap 'stop_job "SLURM ends this job"' TERM
   await "$job" || code=$?
+  [ -z "$sleeper" ] || kill "$sleeper" 2>/dev/null || true
   : >"$rendezvous/done" # the nodes end when they see it
   wait "$nodes" || true
 
-  if [ -n "$requeue" ] && [ "$code" = 130 ]; then
+  if [ "$code" = "$TRY_AGAIN" ] || { [ -n "$requeue" ] && [ "$code" = 130 ]; }; then
     say "back into the queue"
     scontrol requeue "$SLURM_JOB_ID" ||
       die "could not be put back into the queue; to go on: sbatch ... $(printf '%q ' "${arguments[@]:1}") --resume"

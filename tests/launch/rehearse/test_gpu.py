@@ -52,7 +52,7 @@ def test_a_recipe_is_rehearsed_as_a_legal_recipe_with_flags_that_slime_has(name,
     own, platform, recipe = rehearsed(name, gpus)
     assert violations(recipe) == [] == violations(one_rank(recipe))
     job, found = differing(own, platform, recipe)
-    SLIME.manifest.check(job.argv[len(job.program) :])
+    SLIME.manifest.check(job.words)
     assert {one.reason for one in found} <= ALLOWED
 
 

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.script and not options.dry_run:
         raise UserError("--script writes what --dry-run shows: give both")
-    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
+    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan, ends_at=options.ends_at)
     if options.dry_run:
         recipe, folder = _chosen(options.overrides, resume=start.resume)
         if start.resume:
@@ -95,7 +95,7 @@ def _begin(options: argparse.Namespace, start: Start) -> int:
     comparison = check_overlap(recipe)
     _check(recipe, start, options)  # before a folder is made that would be in the way of the corrected command
     make_folder(folder)
-    with attempt_with_status(folder) as attempt, stopping_when_asked(folder, options.ends_at):
+    with attempt_with_status(folder) as attempt:
         record_overlap(comparison, create_run(recipe))
         return _train(recipe, folder, replace(start, attempt=attempt))
 
@@ -106,7 +106,7 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
     changes(recipe, folder)
     _require_data(recipe, start)
     _check(recipe, start, options)
-    with attempt_with_status(folder) as attempt, stopping_when_asked(folder, options.ends_at):
+    with attempt_with_status(folder) as attempt:
         require_same(recipe, folder)
         return _train(recipe, folder, replace(start, attempt=attempt))
 
@@ -161,9 +161,10 @@ def _train(recipe: Recipe, folder: Path, start: Start) -> int:
     assert start.attempt is not None
     engine = engine_of(recipe)
     try:
-        if recipe.warm_start.data:
-            recipe = run_stage(engine, recipe, folder, start)
-        code = engine.run(recipe, folder, start)
+        with stopping_when_asked(folder, start.ends_at):
+            if recipe.warm_start.data:
+                recipe = run_stage(engine, recipe, folder, start)
+            code = engine.run(recipe, folder, start)
         raise_if_stopped(code)
         record_end(folder, start.attempt, code)
         return code

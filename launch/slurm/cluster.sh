@@ -92,25 +92,29 @@ end_time() {
   printf '%s\n' "$((shown - STOPPING))"
 }
 
-# The run saves when its step ends, and stops. Where that comes too late it is stopped as it is.
+# The run saves when its step ends, and stops. Where that comes too late it is stopped as it is. No `local` and no `return`
+# here, as bash would lose the variables of the function that the signal has come in.
 save_and_stop() { # REASON
-  local end left
-  if [ ! -e "$folder/recipe.yaml" ]; then
+  if [ -e "$folder/recipe.yaml" ] && printf '0\n' >"$folder/stop_by"; then
+    signalled=1
+    say "$1: the run is asked to save when its step ends, and to stop"
+    stop_at "$(end_time)" >/dev/null 2>&1 &
+  else
     stop_job "$1"
-    return
   fi
-  signalled=1
-  say "$1: the run is asked to save when its step ends, and to stop"
-  printf '0\n' >"$folder/stop_by" || stop_job "$1"
-  end=$(end_time)
-  [ -n "$end" ] || return 0
-  left=$((end - $(date +%s)))
-  { sleep "$((left > 0 ? left : 0))" && kill -TERM "$job" 2>/dev/null; } &
-  sleeper=$!
+}
+
+stop_at() { # SECONDS of Unix time, if any
+  [ -n "$1" ] || return 0
+  while [ "$(date +%s)" -lt "$1" ]; do
+    sleep 1
+    kill -0 "$job" || return 0
+  done
+  kill -TERM "$job"
 }
 
 train_on_cluster() { # ROOT ARGUMENTS...
-  local root=$1 rendezvous code=0 requeue='' sleeper='' folder
+  local root=$1 rendezvous code=0 requeue='' folder
   shift
   : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
   cd "$root" || die "can't go to $root"
@@ -129,7 +133,6 @@ train_on_cluster() { # ROOT ARGUMENTS...
   trap 'requeue=1; save_and_stop "SLURM needs these nodes back, or their time is up"' USR1
   trap 'stop_job "SLURM ends this job"' TERM
   await "$job" || code=$?
-  [ -z "$sleeper" ] || kill "$sleeper" 2>/dev/null || true
   : >"$rendezvous/done" # the nodes end when they see it
   wait "$nodes" || true
 

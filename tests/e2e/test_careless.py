@@ -208,6 +208,12 @@ def test_a_run_saves_and_stops_on_sigusr1_and_before_its_time_is_up(here, start_
     refused(watched, 75, "the run has stopped: stopped after rollout")
 
 
+def test_a_run_whose_time_is_up_already_makes_one_step(here, small, tmp_path):
+    words = "train", *small, "run.name=a", f"run.dir={tmp_path}", "~data.eval.unseen"
+    refused(here(*words, "--ends-at=1"), 75, "stopped after rollout 1", "To go on: slime-swe train run.name=a")
+    assert steps(tmp_path / "a") == [0]
+
+
 def steps(run: Path) -> list[int]:
     return [line["rollout_id"] for line in lines_of(run / "metrics.jsonl") if line["kind"] == "train"]
 

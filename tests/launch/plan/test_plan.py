@@ -487,7 +487,6 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
 
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_no_recipe_has_more_than_an_hour_between_checkpoints(name):
-    """As planned with all steps, since a few give another length of one."""
     recipe = load_recipe(name)
     found = make_plan(recipe)
     assert found.checkpoints.seconds <= 3600 and not found.checkpoints.rare

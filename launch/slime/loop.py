@@ -82,11 +82,14 @@ class Answers:
         return answer
 
     def to_saves(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        """A save after which the run stops is waited for (`async-save`): no other would finish it."""
+        """A save after which the run stops is waited for (`async-save`): no other would finish it. Where the loop saves
+        without a question (`release-train`, miles' `save-trigger-sentinel`), the next one is whether to evaluate."""
         signature = inspect.signature(theirs)
 
         def forced(*given: Any, **named: Any) -> tuple[int, dict[str, Any]]:
             bound = signature.bind(*given, **named)
+            if bound.arguments["rollout_id"] != self._asked:
+                self._asked, self._due = bound.arguments["rollout_id"], self._saves.after_step()
             bound.arguments["force_sync"] = bound.arguments.get("force_sync", False) or self._due.stop
             return bound.arguments["rollout_id"], bound.arguments
 

@@ -11,76 +11,14 @@ import pytest
 
 from slime_swe.launch.slime.paths import SETTINGS
 from slime_swe.saving import TRY_AGAIN, request_stop
-
-MISC = """
-def should_run_periodic_action(rollout_id, interval, num_rollout_per_epoch=None, num_rollout=None):
-    return rollout_id + 1 == num_rollout or (rollout_id + 1) % interval == 0
-"""
-GROUP = {
-    "slime": """
-class RayTrainGroup:
-    def save_model(self, rollout_id, force_sync=False):
-        done("save", rollout_id, force_sync)
-""",
-    "miles": """
-class RayTrainGroup:
-    async def save_model(self, rollout_id, force_sync=False):
-        done("save", rollout_id, force_sync)
-""",
-}
-HEARD = """
-import json
-def done(what, *of):
-    with open("heard", "a") as file:
-        file.write(json.dumps([what, *of]) + "\\n")
-"""
-SCRIPTS = {
-    "slime": """
-import sys, time
-from slime.ray.actor_group import RayTrainGroup
-from slime.utils.misc import should_run_periodic_action
-if __name__ == "__main__":
-    first, last, minutes = map(int, sys.argv[1:])
-    for rollout_id in range(first, last):
-        time.time = lambda now=time.time() + 60 * minutes: now
-        if should_run_periodic_action(rollout_id, 20, None, last):
-            RayTrainGroup().save_model(rollout_id, force_sync=rollout_id == last - 1)
-        if should_run_periodic_action(rollout_id, 4, None):
-            done("evaluate", rollout_id)
-    done("end")
-""",
-    "miles": """
-import asyncio, sys, time
-from miles.ray.actor_group import RayTrainGroup
-from miles.utils.misc import should_run_periodic_action
-async def train(first, last, minutes):
-    for rollout_id in range(first, last):
-        time.time = lambda now=time.time() + 60 * minutes: now
-        if should_run_periodic_action(rollout_id, 20, None, last):
-            await RayTrainGroup().save_model(rollout_id, rollout_id == last - 1)
-        if should_run_periodic_action(rollout_id, 4, None, last):
-            done("evaluate", rollout_id)
-    done("end")
-if __name__ == "__main__":
-    asyncio.run(train(*map(int, sys.argv[1:])))
-""",
-}
+from tests.launch.slime.scripted_loop import HEARD, SCRIPTS, make_checkout
 
 
 @pytest.fixture(params=["slime", "miles"])
 def upstream(request, tmp_path) -> Path:
     """The entry script of a train loop."""
     name = request.param
-    home = tmp_path / "checkout"
-    files = {
-        f"{name}/utils/misc.py": MISC,
-        f"{name}/ray/actor_group.py": HEARD + GROUP[name],
-        "train.py": HEARD + SCRIPTS[name],
-    }
-    for path, text in files.items():
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text(text)
-    return home / "train.py"
+    return make_checkout(tmp_path / "checkout", name, HEARD + SCRIPTS[name])
 
 
 @pytest.fixture
@@ -123,6 +61,16 @@ def test_a_run_that_is_asked_saves_at_once_and_its_next_attempt_goes_on(run):
     request_stop(run.folder)
     assert run(0, 10, 1) == (TRY_AGAIN, [["save", 0, True]]), "the save is waited for, and no evaluation begins"
     assert run(1, 10, 1) == (TRY_AGAIN, [["save", 1, True]])
+
+
+def test_a_loop_that_saves_without_a_question_evaluates_when_it_would(run, upstream):
+    upstream.write_text(
+        upstream.read_text().replace("if should_run_periodic_action(rollout_id, 20,", "if True or print(")
+    )
+    code, done = run(0, 5, 100)
+    assert code == 0 and done.pop() == ["end"]
+    assert [of[0] for what, *of in done if what == "save"] == [0, 1, 2, 3, 4]
+    assert [of[0] for what, *of in done if what == "evaluate"] in ([3], [3, 4])
 
 
 def test_the_last_step_ends_the_run_as_ever(run):

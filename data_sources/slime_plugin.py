@@ -126,6 +126,7 @@ class TaskDataSource:
         self._cursors = [0] * len(self._sets)
         self._places: dict[int, tuple[int, int]] = {}  # a group's number -> its place, and the cursor before
         self._states: dict[int, _State] = {}  # by rollout
+        self._ahead = set[int]()  # rollouts whose states were written with no checkpoint yet
         self._orders: dict[int, tuple[int, list[int]]] = {}  # set -> its epoch, and the order in it
 
     def __len__(self) -> int:
@@ -169,6 +170,24 @@ class TaskDataSource:
             return
         state = self._states.get(rollout_id) or self._state()
         self._states = {known: state for known, state in self._states.items() if known > rollout_id}
+        self._write(rollout_id, state)
+        self._ahead.discard(rollout_id)
+
+    def save_ahead(self, rollout_id: int) -> None:
+        """Write the state of a rollout that has just ended, before it is known whether a checkpoint follows.
+
+        Where SLiME samples a rollout while it trains on another, `save` is only called when that one has been sampled,
+        and a run that must stop does not wait so long. States without a checkpoint go when two more are there.
+        """
+        if self.args.save is None:
+            return
+        self._write(rollout_id, self._states[rollout_id])
+        self._ahead.add(rollout_id)
+        for old in {number for number in self._ahead if number < rollout_id - 1}:
+            state_path(self.args.save, old).unlink(missing_ok=True)
+            self._ahead.discard(old)
+
+    def _write(self, rollout_id: int, state: _State) -> None:
         path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, orjson.dumps(state))

@@ -40,6 +40,7 @@ _DATA_SOURCE_STATE = re.compile(r".*_(\d+)\.\w+")
 # May differ on resume. A longer run is the same run, where the learning rate does not depend on its length.
 VOLATILE = frozenset(
     {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_keep_exports", "swe_run_dir", "swe_attempt"}
+    | {"swe_keep_best", "swe_save_every_minutes"}
     | {"swe_trackers", "swe_project"}
     | {"sglang_router_ip", "sglang_router_port"}
 )
@@ -122,9 +123,9 @@ def configuration(args: Namespace) -> dict[str, Any]:
     return plain
 
 
-def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep: int) -> Path:
-    """Write checkpoint `state.rollout_id` and drop all but the newest `keep`; 0 drops none. With them go a
-    data source's states of rollouts before the oldest that stays.
+def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep: int, best: int | None = None) -> Path:
+    """Write checkpoint `state.rollout_id` and drop all but the newest `keep`, and that of the rollout `best`; 0 drops
+    none. With them go their states of the data source.
 
     `model_dir`'s files are linked, not copied: they must be replaced, never changed in place. Raises
     `FileError` where the disk is full; earlier checkpoints are then untouched.
@@ -150,7 +151,7 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     if keep:
-        _keep_newest(folder, keep)
+        _keep_newest(folder, keep, best)
     return final
 
 
@@ -209,14 +210,15 @@ def _sizes(path: Path) -> dict[str, int]:
     return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
 
 
-def _keep_newest(folder: Path, keep: int) -> None:
+def _keep_newest(folder: Path, keep: int, best: int | None) -> None:
     numbers = _numbers(folder)
     for number in numbers[:-keep]:
-        shutil.rmtree(folder / f"rollout_{number}")
+        if number != best:
+            shutil.rmtree(folder / f"rollout_{number}")
     oldest = numbers[-keep:][0]
     for file in folder.glob("rollout/*"):
         found = _DATA_SOURCE_STATE.fullmatch(file.name)
-        if found and int(found[1]) < oldest:
+        if found and int(found[1]) < oldest and int(found[1]) != best:
             file.unlink()
 
 

@@ -41,9 +41,11 @@ from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, flatten
+from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.rollout.trained import TRAINED, append_trained
 from slime_swe.sample import Sample
+from slime_swe.saving import Saves, StoppedToResume
 
 HURRIED = 5.0  # seconds that trackers get where a run fails
 JOURNALS = (METRICS, EPISODES, EVALUATIONS, TRAINED)  # the logging hooks write episodes and evaluations
@@ -66,7 +68,8 @@ def train(args: Namespace, progress: Progress, attempt: Attempt | None = None) -
 
     With `args.load` the run goes on after its newest checkpoint, or from the start where there is none. `attempt` is
     the run's, where the caller has begun it. Raises a `ValueError` for what a user can put right (`HeldError` where
-    another process writes the run), `ServerError`, `InfrastructureError` or `TrainingError` for what broke.
+    another process writes the run), `ServerError`, `InfrastructureError` or `TrainingError` for what broke, and
+    `StoppedToResume` where it has been asked to stop.
     """
     run_dir = Path(args.swe_run_dir)
     with ExitStack() as stack:
@@ -154,8 +157,11 @@ class _Loop:
     async def run(self) -> dict[str, Any]:
         if self.found is None:
             await self._evaluate(-1, "before")
+        saves = Saves(self.run_dir)
         for rollout_id in range(self.first, self.args.num_rollout):
             await self._step(rollout_id)
+            if saves.after_step().stop and rollout_id + 1 < self.args.num_rollout:
+                raise StoppedToResume(rollout_id)
         await self._evaluate(self.args.num_rollout - 1, "after")
         records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
         report.write_curve(self.run_dir, records)
@@ -276,8 +282,15 @@ class _Loop:
             self.data_source.save(rollout_id)
         sizes = {name: Journal(self.run_dir / name).size() for name in JOURNALS}
         state = checkpoint.State(rollout_id, self.configuration, sizes, self.clock.snapshot(), self.attempt.number)
-        optimizer, keep = self.trainer.save_state(), self.args.swe_keep_checkpoints
-        checkpoint.save(Path(self.args.save), state, self.weights_dir, optimizer, keep=keep)
+        best = best_rollout(self.run_dir, getattr(self.args, "swe_keep_best", ""))
+        checkpoint.save(
+            Path(self.args.save),
+            state,
+            self.weights_dir,
+            self.trainer.save_state(),
+            keep=self.args.swe_keep_checkpoints,
+            best=best,
+        )
 
 
 def _what(record: Mapping[str, Any]) -> tuple[Any, ...]:

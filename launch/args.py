@@ -210,6 +210,8 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_threads": recipe.cluster.threads,
         "swe_keep_checkpoints": recipe.run.keep_checkpoints,
         "swe_keep_exports": recipe.run.keep_exports,
+        "swe_keep_best": recipe.run.keep_best,
+        "swe_save_every_minutes": recipe.save_every_minutes,
         "swe_attempt": max(1, last_attempt(run_dir / ATTEMPTS)),
     }
 

@@ -16,6 +16,7 @@ from slime_swe import __version__
 from slime_swe.dotted import search_current_folder
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.ray.processes import interrupting
+from slime_swe.saving import TRY_AGAIN, StoppedToResume
 
 _NAMES = (
     "train",
@@ -46,7 +47,8 @@ FAILURE = 1
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 128 + N ended by signal N."""
+    """Run one sub-command and exit: 0 done, 1 it failed, 2 it was asked for wrongly, 75 it stopped to be
+    resumed, 128 + N ended by signal N."""
     _open_closed_streams()
     search_current_folder()  # so that a user's own recipe, reward or task module is found by its dotted path
     sys.exit(run(sys.argv[1:] if argv is None else argv))
@@ -74,6 +76,8 @@ def _run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # `slime-swe episodes RUN | head`
         _discard_output()
         return 0
+    except StoppedToResume as stopped:
+        return _complain(str(stopped), TRY_AGAIN)
     except UserError as error:
         return _complain(str(error), USER_ERROR)
     except InfrastructureError as error:

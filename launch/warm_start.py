@@ -26,6 +26,7 @@ from slime_swe.recipes.violation import Violation, refuse
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
 from slime_swe.rollout.scheduling.schedule import SYNC
 from slime_swe.rollout.warm_start import GENERATE, SOURCE, RecordedEpisode, read_recorded
+from slime_swe.saving import STOP_BY, raise_if_stopped
 from slime_swe.status import StatusFile
 
 OF_SERVERS = ("router-", "sglang-")  # how flags begin that SLiME knows only where it starts servers
@@ -57,6 +58,7 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
             dir=str(folder),
             num_rollouts=-(-warm.epochs * len(episodes) // warm.batch_size),
             eval_interval=0,
+            keep_best="",
         ),
         warm_start=WarmStart(),
         slime=Slime({name: value for name, value in recipe.slime.flags.items() if not name.startswith(OF_SERVERS)}),
@@ -66,7 +68,7 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
 def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Recipe:
     """Train the stage of the run in `folder`, or what is left of it; the recipe of the rollouts, with its weights.
 
-    Raises `InfrastructureError` where the engine ends it with an exit code. `start`: the run's.
+    Raises `InfrastructureError` where the engine ends it with an exit code, and `StoppedToResume`. `start`: the run's.
     """
     own = folder / FOLDER
     begun = (own / RECIPE_FILE).is_file()  # its own recipe, as the data may have been changed since
@@ -77,8 +79,11 @@ def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Rec
             StatusFile(folder, start.attempt.number).on_phase(FOLDER)
         if not begun:
             create_run(stage)
+        if not (own / STOP_BY).is_symlink():
+            (own / STOP_BY).symlink_to(Path("..") / STOP_BY)  # what is asked of the run is asked of its stage
         with attempt_with_status(own) as attempt, redirect_stdout(sys.stderr):  # what is printed is the run's summary
             code = engine.run(stage, own, replace(start, resume=begun, attempt=attempt))
+            raise_if_stopped(code)
             record_end(own, attempt, code)
         if code:
             raise InfrastructureError(f"the supervised stage in {own} has ended with exit code {code}: see its log")

@@ -437,9 +437,13 @@ class Run:
     num_rollouts: length of the run.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
     save_interval: rollouts between checkpoints.
+    save_every_minutes: the most minutes from one checkpoint to the next, however long a step takes: one is saved after
+        a step where it would be later after another; 0 saves by `save_interval` alone.
     keep_checkpoints: how many of the newest checkpoints stay; 0 keeps all. Under SLiME the one before them stays until
         the next rollout begins.
     keep_exports: the same of the policy in Hugging Face format, which SLiME writes with each checkpoint.
+    keep_best: a set of `data.eval`. The checkpoint and the export of the rollout after which the most of its episodes
+        solved their task stay beside the newest; empty keeps none for that.
     trackers: where figures are shown beside the run's own files: `wandb`, `trackio` (not under SLiME, which has none),
         `tensorboard` (files in the run's folder).
     project: project in Weights & Biases and trackio.
@@ -451,8 +455,10 @@ class Run:
     seed: Count = 0
     eval_interval: Count = 0
     save_interval: Size = 1
+    save_every_minutes: Weight = 0.0
     keep_checkpoints: Count = 2
     keep_exports: Count = 0
+    keep_best: str = ""
     trackers: Annotated[
         list[Annotated[str, one_of(*TRACKERS)]], Meta(description=f"a list of {', '.join(TRACKERS)}")
     ] = field(default_factory=list)
@@ -537,7 +543,14 @@ class Recipe:
         """The same of the policy in Hugging Face format."""
         return self._most(self.run.keep_exports)
 
+    @property
+    def save_every_minutes(self) -> float:
+        """`run.save_every_minutes`; 0 for adapters, of which miles goes on from none, so that all would lie there for
+        nothing."""
+        return 0.0 if self.algorithm.lora_rank else self.run.save_every_minutes
+
     def _most(self, keep: int, unfinished: int = 0) -> int:
         """The newest is written before the oldest goes."""
-        total = -(-self.run.num_rollouts // max(1, self.run.save_interval))
-        return min(total, keep + 1 + unfinished) if keep else total
+        run = self.run
+        total = run.num_rollouts if self.save_every_minutes else -(-run.num_rollouts // max(1, run.save_interval))
+        return min(total, keep + 1 + unfinished + bool(run.keep_best)) if keep else total

@@ -291,4 +291,17 @@ def _takes_grammar(agent: str) -> bool:
         return True  # which is said where the agent is opened
 
 
-RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars)
+def best(recipe: Recipe) -> Iterator[Violation]:
+    """An evaluation says which checkpoint is the best, so both must be of the same rollout."""
+    no, run = against(recipe), recipe.run
+    if not run.keep_best:
+        return
+    if run.keep_best not in recipe.data.eval:
+        yield no("run.keep_best", "is no set of data.eval", f"use {listed([*recipe.data.eval]) or 'none, without one'}")
+    if not run.eval_interval or run.eval_interval % run.save_interval:
+        why = f"leaves rollouts evaluated that no checkpoint is of, with run.save_interval={run.save_interval}"
+        why = why if run.eval_interval else "evaluates no checkpoint but the last, and run.keep_best compares them"
+        yield no("run.eval_interval", why, f"use a multiple of {run.save_interval}, or leave run.keep_best empty")
+
+
+RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars, best)

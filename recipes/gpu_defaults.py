@@ -61,7 +61,9 @@ VERIFIED = {"verified": "swebench:verified"}
 SWE_GYM = Data(train=["swegym:train"], eval=VERIFIED)
 R2E_GYM = Data(train=["r2egym:subset"], eval=VERIFIED)
 SWE_REBENCH = Data(train=["swerebench:filtered"], eval=VERIFIED)
-RUN = Run(num_rollouts=200, eval_interval=20, save_interval=20, keep_checkpoints=2, keep_exports=2)
+RUN = Run(
+    num_rollouts=200, eval_interval=20, save_interval=20, save_every_minutes=45, keep_checkpoints=2, keep_exports=2
+)
 # What SLiME's documents advise for agents (commit 624b824a):
 SLIME = Slime(
     flags={

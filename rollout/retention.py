@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
+
 from slime_swe.fields import Meta, read_arguments
+from slime_swe.rollout.records import METRICS
 
 METADATA = ".metadata"  # torch.distributed.checkpoint writes it last
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's own name: it takes no folder for a checkpoint without it
@@ -28,12 +31,14 @@ class _Settings:
     save_hf: str | None = None  # a folder for each rollout: `.../{rollout_id}`
     swe_keep_checkpoints: Annotated[int, Meta(ge=0)] = 0
     swe_keep_exports: Annotated[int, Meta(ge=0)] = 0
+    swe_keep_best: str = ""
+    swe_run_dir: str = ""
     swe_version_lag: Annotated[int, Meta(ge=0)] = 0
 
 
 def remove_old(args: Any, rollout_id: int) -> None:
     """Remove, before rollout `rollout_id` is sampled, all but the newest `run.keep_checkpoints` and `run.keep_exports`
-    that are whole; 0 removes none.
+    that are whole, and those of the best rollout (`run.keep_best`); 0 removes none.
 
     A checkpoint counts once Megatron's tracker has come to it, which takes an asynchronous save longer, and once SLiME
     has saved the data source's state of it: that of the rollout before this one, or of the one before that where the
@@ -43,12 +48,38 @@ def remove_old(args: Any, rollout_id: int) -> None:
     """
     settings = read_arguments(_Settings, args)
     settled = rollout_id - 1 - settings.swe_version_lag
+    best = best_rollout(Path(settings.swe_run_dir), settings.swe_keep_best)
     if settings.save and settings.swe_keep_checkpoints:
         newest = min(settled, last_saved(Path(settings.save), unreadable=-1))
-        _keep(Path(settings.save), _CHECKPOINT, newest, settings.swe_keep_checkpoints, lambda path: True)
+        _keep(Path(settings.save), _CHECKPOINT, newest, settings.swe_keep_checkpoints, best, lambda path: True)
     if settings.save_hf and settings.swe_keep_exports:
         folder = Path(settings.save_hf).parent
-        _keep(folder, _EXPORT, settled, settings.swe_keep_exports, lambda path: (path / INDEX).is_file())
+        whole = _EXPORT, settled, settings.swe_keep_exports, best, lambda path: (path / INDEX).is_file()
+        _keep(folder, *whole)
+
+
+def best_rollout(run: Path, name: str) -> int | None:
+    """The rollout after which most episodes of the evaluation set `name` solved their task, by the run's own figures.
+
+    Of equal ones the first, so that a checkpoint goes only for one that did better. None where the set has not been
+    evaluated after a rollout yet, and without a name. Of an evaluation that two attempts made the last one counts.
+    """
+    if not name:
+        return None
+    rates = dict[int, float]()
+    for record in _records(run / METRICS):
+        if record["kind"] == "eval" and record["name"] == name and record["rollout_id"] >= 0:
+            if record["solve_rate"] is None:  # infrastructure broke every episode
+                rates.pop(record["rollout_id"], None)
+            else:
+                rates[record["rollout_id"]] = record["solve_rate"]
+    return max(sorted(rates), key=lambda rollout: rates[rollout], default=None)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a journal."""
+    *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    return [orjson.loads(line) for line in lines]
 
 
 def last_saved(checkpoints: Path, *, unreadable: int) -> int:
@@ -72,8 +103,10 @@ def _numbered(folder: Path, name: re.Pattern[str]) -> dict[int, Path]:
     return {int(match[1]): path for path in folder.iterdir() if (match := name.match(path.name))}
 
 
-def _keep(folder: Path, name: re.Pattern[str], newest: int, keep: int, whole: Callable[[Path], bool]) -> None:
-    """Leave the newest `keep` whole ones up to the number `newest`, and what is newer than the last of them."""
+def _keep(
+    folder: Path, name: re.Pattern[str], newest: int, keep: int, best: int | None, whole: Callable[[Path], bool]
+) -> None:
+    """Leave the newest `keep` whole ones up to the number `newest`, what is newer than the last of them, and `best`."""
     if not folder.is_dir():
         return
     for left in folder.glob(f"{_GOING}*"):
@@ -81,7 +114,7 @@ def _keep(folder: Path, name: re.Pattern[str], newest: int, keep: int, whole: Ca
     there = _numbered(folder, name)
     kept = sorted((number for number, path in there.items() if number <= newest and whole(path)), reverse=True)[:keep]
     if len(kept) == keep:
-        for number in sorted(number for number in there if number < kept[-1]):
+        for number in sorted(number for number in there if number < kept[-1] and number != best):
             _remove(there[number])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_swe.data_sources.slime_plugin import task_of
+from slime_swe.data_sources.slime_plugin import TaskDataSource, task_of
 from slime_swe.rollout.client import SESSION, Sampling
 from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
@@ -31,6 +32,8 @@ from slime_swe.sample import Sample
 from slime_swe.train_loop import PACKAGES, module_of
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -142,8 +145,18 @@ async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTra
     record.status.on_phase("generation")
     rollout = await driver.collect(data_source, rollout_id)
     figures = record.on_rollout(rollout_id, rollout, time.perf_counter() - started)
+    _save_ahead(data_source, rollout_id)
     record.status.on_phase("training")
     return RolloutFnTrainOutput(as_groups(rollout.kept), figures)
+
+
+def _save_ahead(data_source: Any, rollout_id: int) -> None:
+    """A disk that is full ends the run where it saves, not here."""
+    if isinstance(data_source, TaskDataSource):
+        try:
+            data_source.save_ahead(rollout_id)
+        except OSError as error:
+            _log.warning("the data source's state after rollout %d: %s", rollout_id + 1, error)
 
 
 def as_groups(played: Sequence[Group]) -> list[list[Sample]]:

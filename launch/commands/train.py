@@ -18,7 +18,7 @@ from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.launch.attempt import attempt_with_status, record_end
+from slime_swe.launch.attempt import attempt_with_status, record_end, stopping_when_asked
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
@@ -49,11 +49,18 @@ from slime_swe.launch.runs import (
 from slime_swe.launch.slime.show import document, readable, script
 from slime_swe.launch.warm_start import FOLDER, require_trainable, run_stage
 from slime_swe.recipes.base import Recipe
+from slime_swe.saving import StoppedToResume, raise_if_stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that run.name names")
+    parser.add_argument(
+        "--ends-at",
+        metavar="SECONDS",
+        type=float,
+        help="Unix time: the run stops with exit code 75 after the last step that ends before, to be resumed",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command that would be started, start nothing")
     parser.add_argument("--script", metavar="FILE", help="with --dry-run: write the command as a shell script")
     parser.add_argument("--ignore-plan", action="store_true", help="start what `slime-swe plan` says does not fit")
@@ -68,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.script and not options.dry_run:
         raise UserError("--script writes what --dry-run shows: give both")
-    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan)
+    start = Start(resume=options.resume, as_json=options.json, ignore_plan=options.ignore_plan, ends_at=options.ends_at)
     if options.dry_run:
         recipe, folder = _chosen(options.overrides, resume=start.resume)
         if start.resume:
@@ -154,12 +161,14 @@ def _train(recipe: Recipe, folder: Path, start: Start) -> int:
     assert start.attempt is not None
     engine = engine_of(recipe)
     try:
-        if recipe.warm_start.data:
-            recipe = run_stage(engine, recipe, folder, start)
-        code = engine.run(recipe, folder, start)
+        with stopping_when_asked(folder, start.ends_at):
+            if recipe.warm_start.data:
+                recipe = run_stage(engine, recipe, folder, start)
+            code = engine.run(recipe, folder, start)
+        raise_if_stopped(code)
         record_end(folder, start.attempt, code)
         return code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedToResume):
         with suppress(OSError):  # a terminal that was closed
             print(f"\nTo go on: {to_go_on(recipe)}", file=sys.stderr, flush=True)
         raise

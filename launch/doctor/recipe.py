@@ -20,6 +20,7 @@ from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warni
 from slime_swe.launch.doctor.machine import Machine, MachineError
 from slime_swe.launch.engines import violations
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
+from slime_swe.launch.plan.result import HOUR
 from slime_swe.launch.preflight import check_overlap
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
@@ -40,7 +41,7 @@ def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Whether it has the memory that it needs."""
-    from slime_swe.launch.plan.plan import make_plan
+    from slime_swe.launch.plan.plan import RARE, make_plan
 
     if violations(recipe):
         yield skipped("plan", "the recipe must be legal first")
@@ -50,6 +51,12 @@ def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield failure("plan", problem.message, problem.fix)
     if plan.fits:
         yield ok("plan", f"fits: {'; '.join(str(budget) for budget in plan.budgets)}")
+    if (kept := plan.checkpoints) is not None:
+        hours = f"{kept.seconds / HOUR:.1f} hours between checkpoints; a kill loses at most {kept.lost / HOUR:.1f}"
+        if kept.rare:
+            yield warning("checkpoints", hours, RARE.partition(": ")[2])
+        else:
+            yield ok("checkpoints", hours)
 
 
 def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

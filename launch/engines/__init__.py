@@ -38,12 +38,14 @@ class Start:
     resume: go on with the run that the folder holds.
     as_json: print one JSON document on standard output, and no other line there.
     ignore_plan: start what the planner says does not fit.
+    ends_at: by when the run must have stopped, in seconds of Unix time; None for no such time.
     attempt: the run's, which lasts while the engine runs; None for a start that writes nothing.
     """
 
     resume: bool = False
     as_json: bool = False
     ignore_plan: bool = False
+    ends_at: float | None = None
     attempt: Attempt | None = None
 
 

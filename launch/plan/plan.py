@@ -11,7 +11,7 @@ from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
-from slime_swe.launch.plan.result import Budget, Component, Plan, Supervised, Timing
+from slime_swe.launch.plan.result import HOUR, Budget, Checkpoints, Component, Plan, Supervised, Timing
 from slime_swe.launch.plan.rollout import episodes_of
 from slime_swe.launch.plan.timing import time_stage, time_step
 from slime_swe.launch.plan.trained import checkpoint_bytes
@@ -20,6 +20,10 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
+RARE = (
+    "more than an hour lies between two checkpoints: lower run.save_every_minutes or run.save_interval; where a step "
+    "takes longer, lower rollout.batch_size"
+)
 EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
 
 
@@ -47,13 +51,15 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
     if problems:
         return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
     timing, stage = time_step(recipe, assumed), time_stage(recipe, assumed)
+    kept = checkpoints_of(recipe, timing)
     return replace(
         plan,
         budgets=found,
         timing=timing,
+        checkpoints=kept,
         warm_start=stage,
         bottlenecks=(_fullest(found), _longest(timing)),
-        notes=(*_of_stage(recipe, stage), *_notes(recipe, timing, stage, assumed)),
+        notes=(*_of_stage(recipe, stage), *_of_checkpoints(kept), *_notes(recipe, timing, stage, assumed)),
     )
 
 
@@ -92,6 +98,30 @@ def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
         return plan
     stage = time_stage(recipe, plan.assumptions)
     return replace(plan, warm_start=stage, notes=(note, *_of_stage(recipe, stage)))
+
+
+def checkpoints_of(recipe: Recipe, timing: Timing) -> Checkpoints:
+    """How often a run saves by both intervals, as `slime_swe.saving` counts the second, with steps of equal length.
+
+    A kill costs what was done since the last checkpoint. Where SLiME samples a rollout while it trains on another, that
+    one is sampled anew too; and one of `async-save` is whole only when SLiME begins the next.
+    """
+    run, step = recipe.run, timing.seconds
+    rollouts = min(run.save_interval, run.num_rollouts)
+    if recipe.save_every_minutes:
+        rollouts = min(rollouts, max(1, int(60 * recipe.save_every_minutes // step)))
+    unfinished = 2 if recipe.slime.flags.get("async-save") else 1
+    return Checkpoints(rollouts, rollouts * step, (unfinished * rollouts + timing.overlap) * step)
+
+
+def _of_checkpoints(kept: Checkpoints) -> Iterator[str]:
+    often = "each rollout" if kept.rollouts == 1 else f"{kept.rollouts} rollouts"
+    yield (
+        f"a checkpoint after {often}: {kept.seconds / HOUR:.1f} hours from one to the next, and a kill loses at most "
+        f"{kept.lost / HOUR:.1f} hours of work"
+    )
+    if kept.rare:
+        yield f"warning: {RARE}"
 
 
 def _fullest(found: tuple[Budget, ...]) -> str:

@@ -8,6 +8,8 @@ from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.recipes.violation import Violation
 
+HOUR = 3600.0
+
 
 @dataclass(frozen=True)
 class Component:
@@ -108,6 +110,21 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """How much work lies between two checkpoints. rollouts: of which one is saved. seconds: from one to the next.
+    lost: seconds of work that a kill at the worst moment costs, without what the save itself takes."""
+
+    rollouts: int
+    seconds: float
+    lost: float
+
+    @property
+    def rare(self) -> bool:
+        """Whether more than an hour lies between two."""
+        return self.seconds > HOUR
+
+
+@dataclass(frozen=True)
 class Supervised:
     """The stage of a warm start. steps: of the optimizer. episodes, tokens: of one of them. longest: of the samples, in
     tokens. step: its seconds; 0 where there is no GPU."""
@@ -132,8 +149,8 @@ class Supervised:
 class Plan:
     """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
-    budgets: empty where the layout makes no sense. timing: None where there is a problem, or no GPU. warm_start: None
-    where there is none or a problem, and where its data are not on this machine.
+    budgets: empty where the layout makes no sense. timing, checkpoints: None where there is a problem, or no GPU.
+    warm_start: None where there is none or a problem, and where its data are not on this machine.
     """
 
     recipe: str
@@ -141,6 +158,7 @@ class Plan:
     problems: tuple[Violation, ...]
     budgets: tuple[Budget, ...] = ()
     timing: Timing | None = None
+    checkpoints: Checkpoints | None = None
     warm_start: Supervised | None = None
     bottlenecks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -103,19 +103,20 @@ def interrupting() -> Iterator[list[int]]:
     ending: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: handler}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending[signal.SIGHUP] = handler
-    with _handlers(ending):
+    with handling(ending):
         yield handler.received
 
 
 @contextmanager
 def deferring() -> Iterator[None]:
     """None of the three ends what is inside: for clean-up whose time is bounded."""
-    with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
 
 @contextmanager
-def _handlers(handlers: Mapping[int, Any]) -> Iterator[None]:
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Signal number -> what handles it inside."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers, and only it is interrupted
         return

@@ -84,7 +84,7 @@ def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
 
 def recipe_of(argv: Sequence[str]) -> Recipe:
     """The recipe that `slime-swe train ...` asks for. Raises `UserError` where there is none such."""
-    overrides = [text for text in argv if "=" in text]
+    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     saved = Path(value_of("run.dir", overrides, "runs"), value_of("run.name", overrides, ""), RECIPE_FILE)
     return resolve(str(saved) if "--resume" in argv else DEFAULT_RECIPE, overrides)
 

@@ -110,8 +110,10 @@ def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any]
             num_rollouts=ROLLOUTS,
             eval_interval=0,
             save_interval=1,
+            save_every_minutes=0.0,
             keep_checkpoints=0,
             keep_exports=0,
+            keep_best="",
             trackers=["tensorboard"],
         ),
     )

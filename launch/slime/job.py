@@ -14,7 +14,7 @@ from slime_swe.launch.slime.manifest import Manifest
 class Job:
     """What a launcher starts, as it is: every path is absolute, every value is text.
 
-    program: the interpreter and the entry script.
+    program: the interpreter, the module of ours that runs the entry script, if any, and the script.
     flags: heading for people -> that group of flags with their values.
     environment: variables that the command and every Ray worker of it need, added to what is there.
     files: path -> content; all of them lie in `directory` and must be there before the command starts.
@@ -32,7 +32,12 @@ class Job:
     @property
     def argv(self) -> list[str]:
         """The whole command."""
-        return [*self.program, *(argument for group in self.flags.values() for argument in group)]
+        return [*self.program, *self.words]
+
+    @property
+    def words(self) -> list[str]:
+        """What the entry script is given: all flags with their values."""
+        return [argument for group in self.flags.values() for argument in group]
 
     def write_files(self) -> None:
         """Write `files`, each whole or not at all, over what earlier starts of the run left."""

@@ -22,6 +22,7 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.rules import at_once
 
 OWN_RECORD = {"swe_record_metrics": True}  # no launcher reads figures back, so the run writes `metrics.jsonl` itself
+MODULE = "slime_swe.launch.slime.loop"  # runs the script, and says when it saves
 PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
 
 
@@ -36,7 +37,12 @@ def render(
     """The job of a run in `folder`. Touches no file. Raises `UserError`."""
     run, found = folder.resolve(), checkouts or upstream.checkouts()
     return Job(
-        program=(sys.executable if find_spec(upstream.package) else PYTHON, str(found.loop / script_of(recipe))),
+        program=(
+            sys.executable if find_spec(upstream.package) else PYTHON,
+            "-m",
+            MODULE,
+            str(found.loop / script_of(recipe)),
+        ),
         flags=render_flags(recipe, upstream.sections(recipe, run, resume=resume), upstream),
         environment=environment(recipe, run, found),
         files=settings_files(recipe, run),

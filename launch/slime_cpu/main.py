@@ -8,7 +8,6 @@ actors a whole CPU, and most of them only wait, so Ray is given more CPUs than t
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 import ray
 
 from slime_swe.attempts import HeldError, attempting
+from slime_swe.launch.slime.loop import run
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.slime_cpu.fork_server import fork_server
 from slime_swe.launch.slime_cpu.shims import install
@@ -65,12 +65,6 @@ def ray_node(gpus: int) -> Iterator[None]:
             },
         )
         yield
-
-
-def run(script: str, arguments: list[str]) -> None:
-    """Be SLiME's driver."""
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

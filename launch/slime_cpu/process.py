@@ -14,18 +14,24 @@ from slime_swe.errors import InfrastructureError
 from slime_swe.files import free_space
 from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
 from slime_swe.launch.slime.job import Job
+from slime_swe.saving import TRY_AGAIN
 
 POLL = 2.0  # seconds between looks at what the run has written
 STOP = 20.0  # seconds that Ray gets to end its processes, and then what it has left
 TAIL = 3000  # characters of the log in an error message
 
 
-async def follow(job: Job, log: Path, poll: Callable[[], None]) -> None:
-    """Run it, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails."""
-    if code := await ended(job, log, poll):
+async def follow(job: Job, log: Path, poll: Callable[[], None]) -> int:
+    """Run it, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails.
+
+    Its exit code: 0, or 75 where it has stopped to be resumed.
+    """
+    code = await ended(job, log, poll)
+    if code not in (0, TRY_AGAIN):
         text = log.read_text(errors="replace")[-TAIL:]
         room = free_space(log)  # a full disk took the lines that would say so
         raise InfrastructureError(f"{job.program[-1]} ended with code {code}; {log} ({room}) ends with:\n{text}")
+    return code
 
 
 async def ended(

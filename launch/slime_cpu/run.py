@@ -25,6 +25,7 @@ from slime_swe.recipes.base import SGLANG, Data, Recipe
 from slime_swe.rollout.metrics import paced
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.saving import raise_if_stopped
 
 
 def train(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Any]:
@@ -46,7 +47,7 @@ async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume:
             address = f"{server.host}:{server.port}"
         job = render(recipe, folder, address, checkouts=SLIME.checkouts(), resume=resume)
         job.write_files()
-        await follow(job, folder / LOG, monitor.poll)
+        raise_if_stopped(await follow(job, folder / LOG, monitor.poll))
     records, seconds = monitor.read(), Counter[str]()
     for record in records:
         seconds.update(record.get("seconds", {}))  # adds them up

@@ -7,6 +7,9 @@
 #   SLIME_SWE_PYTHON     interpreter (default: the container's python3, or .venv's in the project, or python3)
 #   SLIME_SWE_BIND       folders for the container, as `apptainer --bind` takes them
 
+STOPPING=120 # seconds that a run gets to stop in, and SLURM to put the job back
+TRY_AGAIN=75  # exit code of a run that has saved and stopped
+
 say() { printf '%s\n' "$*" >&2; }
 
 die() {
@@ -85,10 +88,10 @@ value_of() { # KEY DEFAULT ARGUMENTS...: the value of the last KEY=value among t
   printf '%s\n' "$value"
 }
 
-# The arguments of `slime-swe`, in `arguments`. The run is named after the SLURM job, so that it is found again when SLURM
+# The arguments of `slime-swe`, in `arguments`, and the run's folder in `folder`. The run is named after the SLURM job, so that it is found again when SLURM
 # starts the job anew; it then goes on where it was.
 choose_arguments() { # ARGUMENTS...
-  local name folder
+  local name ends
   name=$(value_of run.name "slurm-$SLURM_JOB_ID" "$@")
   folder=$(value_of run.dir runs "$@")/$name
   arguments=(train "$@" "run.name=$name")
@@ -96,6 +99,8 @@ choose_arguments() { # ARGUMENTS...
     say "SLURM has restarted this job: going on with $folder"
     arguments+=(--resume)
   fi
+  ends=$(end_time)
+  [ -z "$ends" ] || arguments+=("--ends-at=$ends")
 }
 
 # The exit code of a child, however many signals are handled meanwhile.
@@ -115,8 +120,37 @@ stop_job() { # REASON
   kill -TERM "$job" 2>/dev/null || true
 }
 
+# Seconds of Unix time by which a run must have ended: SLURM's own, less what stopping takes. Nothing where there is none.
+end_time() {
+  local shown
+  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o ' EndTime=[^ ]*') || return 0
+  shown=$(date --date="${shown#*=}" +%s 2>/dev/null) || return 0 # "Unknown" without a limit
+  printf '%s\n' "$((shown - STOPPING))"
+}
+
+# The run saves when its step ends, and stops. Where that comes too late it is stopped as it is. No `local` and no `return`
+# here, as bash would lose the variables of the function that the signal has come in.
+save_and_stop() { # REASON
+  if [ -e "$folder/recipe.yaml" ] && printf '0\n' >"$folder/stop_by"; then
+    signalled=1
+    say "$1: the run is asked to save when its step ends, and to stop"
+    stop_at "$(end_time)" >/dev/null 2>&1 &
+  else
+    stop_job "$1"
+  fi
+}
+
+stop_at() { # SECONDS of Unix time, if any
+  [ -n "$1" ] || return 0
+  while [ "$(date +%s)" -lt "$1" ]; do
+    sleep 1
+    kill -0 "$job" || return 0
+  done
+  kill -TERM "$job"
+}
+
 train_on_cluster() { # ROOT ARGUMENTS...
-  local root=$1 rendezvous code=0 requeue=
+  local root=$1 rendezvous code=0 requeue='' folder
   shift
   : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
   cd "$root" || die "can't go to $root"
@@ -135,13 +169,13 @@ train_on_cluster() { # ROOT ARGUMENTS...
   nodes=$!
   "${python[@]}" -m slime_swe.launch.ray.slurm submit "$rendezvous" --nodes "$SLURM_JOB_NUM_NODES" --srun "$nodes" -- "${arguments[@]}" &
   job=$!
-  trap 'requeue=1; stop_job "SLURM needs these nodes back, or their time is up"' USR1
+  trap 'requeue=1; save_and_stop "SLURM needs these nodes back, or their time is up"' USR1
   trap 'stop_job "SLURM ends this job"' TERM
   await "$job" || code=$?
   : >"$rendezvous/done" # the nodes end when they see it
   wait "$nodes" || true
 
-  if [ -n "$requeue" ] && [ "$code" = 130 ]; then
+  if [ "$code" = "$TRY_AGAIN" ] || { [ -n "$requeue" ] && [ "$code" = 130 ]; }; then
     say "back into the queue"
     scontrol requeue "$SLURM_JOB_ID" ||
       die "could not be put back into the queue; to go on: sbatch ... $(printf '%q ' "${arguments[@]:1}") --resume"

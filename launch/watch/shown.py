@@ -19,6 +19,7 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.group_outcomes import why_untrained
 from slime_swe.rollout.metrics import paced, seconds_of
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.saving import TRY_AGAIN
 
 
 class Shown(Protocol):
@@ -88,7 +89,8 @@ class AsLines:
             self.progress.say(f"the run has succeeded  {self.folder}")
             say_untrained(why_untrained(self._steps))
         else:
-            print(f"the run has failed: {state.why}\nTo go on: {to_go_on(self.recipe)}", file=sys.stderr)
+            what = "stopped" if state.exit_code == TRY_AGAIN else "failed"
+            print(f"the run has {what}: {state.why}\nTo go on: {to_go_on(self.recipe)}", file=sys.stderr)
 
 
 class AsJson:

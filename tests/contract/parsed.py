@@ -30,7 +30,7 @@ def parsed(recipe, parse_args, upstream, folder, monkeypatch, job_of=None):
     job_of = job_of or (lambda recipe, run: render(recipe, run, upstream=upstream, checkouts=upstream.checkouts()))
     job = job_of(recipe, folder / "run")
     job.write_files()
-    monkeypatch.setattr(sys, "argv", ["train.py", *job.argv[len(job.program) :]])
+    monkeypatch.setattr(sys, "argv", ["train.py", *job.words])
     for variable, value in job.environment.items():
         monkeypatch.setenv(variable, value)
     asked = upstream.sections(recipe, (folder / "run").resolve(), resume=False)

@@ -13,6 +13,7 @@ from slime_swe.rollout.engine import ADAPTER
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.session import Segment
+from tests.contract.asked import is_as_the_loop_takes_it
 from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, play
 
 THIRD = 1 / 3  # minus the baseline of both groups: three episodes earned 1, -1 and -1; 2 was broken, 5 had no turn
@@ -204,3 +205,8 @@ def test_the_adapter_is_asked_for_by_its_name(miles_home):
     from miles.utils.lora import LORA_ADAPTER_NAME
 
     assert ADAPTER == LORA_ADAPTER_NAME
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_async.py"])
+def test_miles_asks_whether_to_save_and_then_whether_to_evaluate(miles_home, script):
+    is_as_the_loop_takes_it(miles_home / script, "miles")

@@ -176,6 +176,26 @@ def test_a_checkpoint_holds_what_its_rollout_had_left(tmp_path):
     assert following[0][0].group_index == 3
 
 
+def test_a_state_may_be_written_before_its_checkpoint_and_goes_if_none_follows(tmp_path):
+    """As of SLiME's `train_async.py`: each rollout's state is there while it is trained, and `save` comes a rollout
+    later, where a checkpoint was made."""
+    source = TaskDataSource(make_args(tmp_path))
+    for rollout in range(6):
+        source.get_samples(2)
+        source.end_rollout(rollout)
+        source.save_ahead(rollout)
+        resumed = TaskDataSource(make_args(tmp_path))
+        resumed.load(rollout)
+        assert resumed.get_samples(1)[0][0].group_index == 2 * rollout + 2
+        if rollout == 3:
+            source.save(2)
+    there = sorted(int(path.stem.rpartition("_")[2]) for path in tmp_path.rglob("task_data_source_*.json"))
+    assert there == [2, 4, 5]
+    resumed = TaskDataSource(make_args(tmp_path))
+    resumed.load(2)
+    assert resumed.get_samples(1)[0][0].group_index == 6, "the checkpoint's own, whatever was handed out since"
+
+
 MIXED = [
     "tests.data_sources.test_slime_plugin.seven:x",
     *(f"tests.data_sources.test_slime_plugin.three:{c}" for c in "ab"),

@@ -187,6 +187,37 @@ def test_a_run_is_written_by_one_process_until_sigterm_stops_it(here, start_cli,
     assert [line["attempt"] for line in lines_of(folder / "a/attempts.jsonl")] == [1]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_saves_and_stops_on_sigusr1_and_before_its_time_is_up(here, start_cli, small, tmp_path):
+    """Asked twice: by a signal within a step, and by a time that has come. No step that ended is made again."""
+    process = begun(start_cli, small, tmp_path)
+    process.send_signal(signal.SIGUSR1)
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == 75, said
+    assert "To go on: slime-swe train run.name=a " in said and "slime-swe: stopped after rollout " in said
+    assert "Traceback" not in said and "interrupted" not in said
+    done = steps(tmp_path / "a")
+    assert done == [*range(len(done))] != []
+    words = "train", "run.name=a", f"run.dir={tmp_path}", "--ignore-integrity", "--resume"
+    refused(here(*words, "--ends-at=1"), 75, f"stopped after rollout {len(done) + 1}")
+    assert steps(tmp_path / "a") == [*done, len(done)]
+    attempts = [line["attempt"] for line in lines_of(tmp_path / "a/metrics.jsonl") if line["kind"] == "train"]
+    assert attempts == [1] * len(done) + [2]
+    watched = here("watch", str(tmp_path / "a"))
+    refused(watched, 75, "the run has stopped: stopped after rollout")
+
+
+def test_a_run_whose_time_is_up_already_makes_one_step(here, small, tmp_path):
+    words = "train", *small, "run.name=a", f"run.dir={tmp_path}", "~data.eval.unseen"
+    refused(here(*words, "--ends-at=1"), 75, "stopped after rollout 1", "To go on: slime-swe train run.name=a")
+    assert steps(tmp_path / "a") == [0]
+
+
+def steps(run: Path) -> list[int]:
+    return [line["rollout_id"] for line in lines_of(run / "metrics.jsonl") if line["kind"] == "train"]
+
+
 @pytest.mark.extended("tests/e2e/test_careless.py::test_a_run_is_written_by_one_process_until_sigterm_stops_it")
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -27,7 +27,8 @@ from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.trained import TrainedSamples
 from slime_swe.sample import Sample
-from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args
+from slime_swe.saving import StoppedToResume, request_stop
+from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args, reward
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -136,6 +137,70 @@ def test_resume_after_any_step_equals_the_uninterrupted_run(tiny_checkpoint, tmp
     assert lasting(tmp_path / "parts/run") == lasting(tmp_path / "whole/run")
     assert episodes(tmp_path / "parts/run") == episodes(tmp_path / "whole/run")
     assert trained(tmp_path / "parts/run") == trained(tmp_path / "whole/run") != {}
+
+
+def test_a_run_that_is_asked_to_stop_saves_its_step_and_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path, engine):
+    """Asked while a step runs, twice; where the last one runs, the run ends as ever."""
+    whole = make_args(tiny_checkpoint, tmp_path / "whole" / "run", swe_eval_tasks={}, **engine.address)
+    train(whole, NoProgress())
+    run_dir = tmp_path / "parts" / "run"
+
+    class Asking(NoProgress):
+        def on_phase(self, name):
+            super().on_phase(name)
+            if name == "generation":
+                request_stop(run_dir)
+
+    args = make_args(tiny_checkpoint, run_dir, **engine.address)
+    args.swe_eval_tasks, args.swe_tasks = {}, whole.swe_tasks
+    for rollout_id in (0, 1):
+        progress = Asking()
+        with pytest.raises(StoppedToResume, match=f"after rollout {rollout_id + 1}"):
+            train(args, progress)
+        assert [step for step, _ in progress.steps] == [rollout_id]
+        assert (run_dir / "checkpoints" / f"rollout_{rollout_id}" / "state.json").is_file()
+        args.load = args.save
+    train(args, Asking())
+    assert lasting(run_dir) == lasting(tmp_path / "whole/run")
+    assert episodes(run_dir) == episodes(tmp_path / "whole/run")
+    assert trained(run_dir) == trained(tmp_path / "whole/run") != {}
+    attempts = [record["attempt"] for record in Journal(run_dir / "metrics.jsonl").read()]
+    assert attempts == [1, 2, 3], "each step was made once, by the attempt that ended it"
+
+
+SOLVED = [5, 3, 8, 8, 4, 2, 6]  # of the 12 episodes of each evaluation, of which the first is before any rollout
+_evaluated: list[int] = []
+
+
+async def as_scripted(args, sample):
+    """An evaluation's reward by `SOLVED`, and otherwise that of the other tests."""
+    value = await reward(args, sample)
+    if sample.metadata["episode"]["evaluation"]:
+        evaluation, place = divmod(len(_evaluated), 12)
+        _evaluated.append(place)
+        sample.metadata["score"] |= {"solved": place < SOLVED[evaluation], "value": value}
+    return value
+
+
+def test_the_best_checkpoint_stays_beside_the_newest_and_is_resumed_over(tiny_checkpoint, tmp_path, engine):
+    _evaluated.clear()
+    run_dir = tmp_path / "run"
+    args = make_args(
+        tiny_checkpoint, run_dir, num_rollout=4, eval_interval=1, swe_keep_best="heldout", **engine.address
+    )
+    args.swe_eval_tasks = {"heldout": args.swe_eval_tasks["heldout"]}
+    args.custom_rm_path = "tests.embedded.test_loop.as_scripted"
+    train(args, NoProgress())
+    assert checkpoints(run_dir) == [1, 2, 3]
+    assert (run_dir / "checkpoints/rollout/task_data_source_1.json").is_file(), "it can be resumed too"
+    args.num_rollout, args.load = 6, args.save
+    train(args, NoProgress())
+    figures = [round(12 * record["solve_rate"]) for record in lasting(run_dir) if record["kind"] == "eval"]
+    assert figures[:4] == SOLVED[:4] and checkpoints(run_dir) == [1, 4, 5], "of equal ones the first"
+
+
+def checkpoints(run_dir: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("rollout_")) for path in (run_dir / "checkpoints").glob("rollout_*"))
 
 
 RUN = """

@@ -32,7 +32,7 @@ OWN = "algorithm.rollout_logprobs=false"  # with the server's there is no mismat
 def flags(overrides: list[str]) -> dict[str, list[str]]:
     recipe = resolve("qwen3_coder_30b_a3b_async", [*PLAIN, *overrides])
     upstream = UPSTREAMS[recipe.engine]
-    return dict(split(render(recipe, Path("/runs/a"), upstream=upstream, checkouts=CHECKOUTS).argv[2:]))
+    return dict(split(render(recipe, Path("/runs/a"), upstream=upstream, checkouts=CHECKOUTS).words))
 
 
 @pytest.mark.parametrize(("settings", "named", "_"), ROWS, ids=[settings for settings, *_ in ROWS])

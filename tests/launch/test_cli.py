@@ -23,7 +23,8 @@ from tests.data_sources.tasks import make_task
 
 SURFACE = {
     "train": [
-        "--dry-run", "--ignore-integrity", "--ignore-plan", "--json", "--no-rehearsal", "--resume", "--script",
+        "--dry-run", "--ends-at", "--ignore-integrity", "--ignore-plan", "--json", "--no-rehearsal", "--resume",
+        "--script",
         "overrides",
     ],
     "evaluate": [

@@ -44,7 +44,7 @@ def test_a_dry_run_shows_groups_and_leaves_nothing(capsys):
 def test_a_dry_run_as_json(capsys):
     assert run(["train", GPUS, "--dry-run", "--json", "run.name=a"]) == 0
     reported = json.loads(capsys.readouterr().out)
-    SLIME.manifest.check(reported["argv"][2:])
+    SLIME.manifest.check(reported["argv"][4:])
     assert reported["directory"] == str(Path.cwd() / "runs/a")
     assert not left()
 

@@ -26,7 +26,7 @@ def test_every_number_and_every_choice_has_a_constraint():
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
         "data.eval", "data.filters", "data.allow_overlap", "slime.flags", "warm_start.data",
         "engine", "model.tool_format", "model.chat_template", "model.family", "model.config",
-        "rollout.grammar", "reward.weights",
+        "rollout.grammar", "reward.weights", "run.keep_best",
     }  # fmt: skip
 
 
@@ -69,6 +69,9 @@ def test_a_value_of_another_type_is_refused():
         ("run.name", "..", "folder name"),
         ("run.save_interval", 0, "at least 1"),
         ("run.keep_checkpoints", -1, "at least 0"),
+        ("run.save_every_minutes", -1.0, "at least 0"),
+        ("run.keep_best", "verified", "is no set of data.eval: use heldout or unseen"),
+        ("run.keep_best", "heldout", "run.eval_interval=0 evaluates no checkpoint but the last"),
         ("rollout.max_response", 640, "max_context"),
         ("rollout.max_context", 4096, "made for"),
         ("parallel.max_tokens_per_gpu", 100, "raise max_tokens_per_gpu to 640"),
@@ -117,6 +120,13 @@ def test_all_that_is_wrong_is_said_at_once():
         "- rollout.batch_size=0 is not allowed: it must be at least 1",
         "- optimizer.lr=-1.0 is not allowed: it must be more than 0",
     ]
+
+
+def test_the_best_checkpoint_is_of_a_rollout_that_is_saved_and_evaluated():
+    assert not violations(variant("qwen25_coder_7b", run__keep_best="verified"))
+    (found,) = violations(variant("qwen25_coder_7b", run__keep_best="verified", run__save_interval=3))
+    assert str(found.message).startswith("run.eval_interval=20 leaves rollouts evaluated that no checkpoint is of")
+    assert found.fix == "use a multiple of 3, or leave run.keep_best empty"
 
 
 def test_rules_that_need_a_valid_field_are_not_asked_before_it_is():

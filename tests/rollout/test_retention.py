@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.retention import INDEX, TRACKER, last_saved, remove_old
+from slime_swe.rollout.records import METRICS
+from slime_swe.rollout.retention import INDEX, TRACKER, best_rollout, last_saved, remove_old
 from slime_swe.rollout.slime_plugin import generate_rollout
 
 
@@ -41,8 +43,10 @@ class Run:
         if whole:
             (folder / INDEX).write_text("{}")
 
-    def begin(self, rollout, *, checkpoints=2, exports=2, lag=0):
+    def begin(self, rollout, *, checkpoints=2, exports=2, lag=0, best=""):
         args = Namespace(
+            swe_run_dir=str(self.checkpoints.parent),
+            swe_keep_best=best,
             save=str(self.checkpoints),
             save_hf=f"{self.exports}/{{rollout_id}}",
             swe_keep_checkpoints=checkpoints,
@@ -139,6 +143,45 @@ def test_it_happens_before_a_rollout_and_not_before_an_evaluation(tmp_path):
         with pytest.raises((UserError, AttributeError)):  # these arguments play nothing
             generate_rollout(args, 3, None, evaluation=evaluation)
         assert run.left[0] == left
+
+
+def evaluated(run: Run, *figures, name="verified"):
+    """An evaluation after each rollout: its solve rate, or several of which the last attempt made the last."""
+    lines = [
+        {"kind": "eval", "name": name, "rollout_id": rollout, "solve_rate": rate}
+        for rollout, rates in figures
+        for rate in (rates if isinstance(rates, tuple) else (rates,))
+    ]
+    with (run.checkpoints.parent / METRICS).open("ab") as file:
+        file.writelines(orjson.dumps(line) + b"\n" for line in lines)
+
+
+def test_the_best_by_an_evaluation_stays_beside_the_newest(tmp_path):
+    """A run of which each second rollout is evaluated, and the figures come as they come."""
+    run, left = Run(tmp_path, [0]), []
+    evaluated(run, (-1, 0.9), (0, 0.9), name="another")
+    evaluated(run, (-1, 0.9))
+    script = {1: 0.2, 3: 0.5, 5: None, 7: 0.5, 9: (0.9, 0.1), 11: 0.6, 13: 0.3}
+    for rollout in range(1, 15):
+        run.begin(rollout, checkpoints=2, exports=1, best="verified")
+        run.save(rollout)
+        run.export(rollout)
+        run.finish(rollout)
+        if rollout in script:
+            evaluated(run, (rollout, script[rollout]))
+            left.append(best_rollout(tmp_path, "verified"))
+    assert left == [1, 3, 3, 3, 3, 11, 11]
+    run.begin(15, checkpoints=2, exports=1, best="verified")
+    assert run.left == ([11, 13, 14], [11, 14])
+    run.begin(15, checkpoints=2, exports=1)
+    assert run.left == ([13, 14], [14])
+
+
+@pytest.mark.parametrize("lines", ["", '{"kind": "eval", "na'])
+def test_without_a_figure_there_is_no_best(lines, tmp_path):
+    assert best_rollout(tmp_path, "verified") is None
+    (tmp_path / METRICS).write_text(lines)
+    assert best_rollout(tmp_path, "verified") is None
 
 
 def killed(*args, **options):

@@ -21,8 +21,9 @@ from slime_swe.files import replace_file
 from slime_swe.launch.ray.dashboard import TOKEN
 from slime_swe.launch.ray.node import Head
 from slime_swe.launch.ray.slurm import HEAD_FILE
+from slime_swe.launch.slime.loop import run
 from slime_swe.launch.slime.paths import DRIVERS
-from slime_swe.launch.slime_cpu.main import processes, ray_node, run
+from slime_swe.launch.slime_cpu.main import processes, ray_node
 
 
 def main(folder: Path, script: str, arguments: list[str]) -> None:

@@ -8,10 +8,11 @@ Where this process is itself a job of a Ray cluster, as under SLURM, that cluste
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 
 import ray
+
+from slime_swe.launch.slime.loop import run
 
 OF_A_CLUSTER = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_ID")
 
@@ -20,8 +21,7 @@ def main(script: str, arguments: list[str]) -> None:
     for variable in OF_A_CLUSTER:
         os.environ.pop(variable, None)
     ray.init(address="local", include_dashboard=False)
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name="__main__")
+    run(script, arguments)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def test_checkpoints_that_stay_are_counted():
     assert counts == {0: total, 1: 2, 2: 3, 10**6: total}
     slime = variant("qwen25_coder_7b", run__keep_exports=1, slime__flags={"async-save": True})
     assert (slime.most_checkpoints, slime.most_exports) == (4, 2)
-    assert variant("qwen25_coder_7b", run__num_rollouts=21).most_checkpoints == 2  # of save_interval=20
+    short = {"run__num_rollouts": 21, "run__save_every_minutes": 0.0}
+    assert variant("qwen25_coder_7b", **short).most_checkpoints == 2  # of save_interval=20
+    assert variant("qwen25_coder_7b", run__keep_best="verified").most_checkpoints == 4
 
 
 def test_room_for_all_checkpoints_is_asked_where_all_stay(tmp_path):

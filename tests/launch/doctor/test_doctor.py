@@ -15,6 +15,7 @@ from slime_swe.launch.cli import run
 from slime_swe.launch.doctor.checkpoint import continued
 from slime_swe.launch.doctor.finding import Status, failure, ok, show, skipped, summary, warning
 from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.recipe import check_plan
 from slime_swe.launch.doctor.runner import CHECKS, examine, passes
 from slime_swe.launch.engines import ENGINES, engine_of
 from tests.recipes.changes import variant
@@ -61,6 +62,18 @@ def test_where_a_launch_would_work_the_report_ends_with_the_command_that_looks_a
     assert run(["doctor", "recipe=tiny_cpu", "run.seed=3"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Can the policy act? Before a run: slime-swe probe recipe=tiny_cpu run.seed=3"
+
+
+def test_hours_between_checkpoints_are_said_and_warned_of():
+    def of(**changes):
+        found = check_plan(variant("qwen3_coder_30b_a3b", **changes), Machine())
+        (finding,) = (finding for finding in found if finding.check == "checkpoints")
+        return finding
+
+    assert of().status == Status.OK and "hours between checkpoints; a kill loses at most" in of().message
+    rare = of(run__save_every_minutes=0.0)
+    assert rare.status == Status.WARNING and rare.fix.startswith("lower run.save_every_minutes")
+    assert not [finding for finding in check_plan(variant("tiny_cpu"), Machine()) if finding.check == "checkpoints"]
 
 
 def test_an_unknown_engine_recipe_or_key_is_a_mistake_as_anywhere(capsys):

@@ -29,7 +29,7 @@ def section(name: str) -> str:
 def _lines(name: str) -> Iterator[str]:
     recipe = load_recipe(name)
     plan = make_plan(recipe)
-    assert plan.timing is not None, plan.problems
+    assert plan.timing is not None and plan.checkpoints is not None, plan.problems
     steps, seconds = recipe.run.num_rollouts, plan.timing.seconds
     hours = steps * plan.timing.gpu_hours
     train = ", ".join(f"`{spec}`" for spec in recipe.data.training_sets)
@@ -37,6 +37,8 @@ def _lines(name: str) -> Iterator[str]:
     yield f"Trains on {train}, evaluated on {', '.join(f'`{spec}`' for spec in recipe.data.eval.values())}."
     yield f"Planned: {plan.hardware}, {duration(seconds)} a step, {hours:,.0f} GPU hours for {steps} steps. Limits:"
     yield f"{'; '.join(plan.bottlenecks)}."
+    saved, most = plan.checkpoints.seconds / 60, plan.checkpoints.lost / 60
+    yield f"Between two checkpoints lie {saved:.0f} minutes, and a kill loses at most {most:.0f} minutes of work."
     yield ""
 
 

@@ -475,12 +475,52 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
     one = usual["checkpoints"] / 3
     assert one == formulae.checkpoint_bytes(load_recipe(LARGE).model.shape)
     assert usual["exports"] == 3 / 2 * usual["model"]
-    assert disk("run.num_rollouts=20")[0]["checkpoints"] == one
+    assert disk("run.num_rollouts=20", "run.save_every_minutes=0")[0]["checkpoints"] == one
     assert disk("slime.flags.async-save=true")[0]["checkpoints"] == 4 * one
-    everything, found = disk("run.keep_checkpoints=0")
+    everything, found = disk("run.keep_checkpoints=0", "run.save_every_minutes=0")
     assert everything["checkpoints"] == 10 * one
+    assert disk("run.keep_checkpoints=0")[0]["checkpoints"] == 200 * one, "by time there may be one of each rollout"
+    assert disk("run.keep_best=verified")[0]["checkpoints"] == 4 * one
     (problem,) = found.problems
     assert problem.field == "cluster.disk_per_node" and "lower run.keep_checkpoints" in problem.fix
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_no_recipe_has_more_than_an_hour_between_checkpoints(name):
+    recipe = load_recipe(name)
+    found = make_plan(recipe)
+    assert found.checkpoints.seconds <= 3600 and not found.checkpoints.rare
+    assert found.checkpoints.rollouts == 1 or found.checkpoints.seconds <= 60 * recipe.run.save_every_minutes
+    assert not any(note.startswith("warning: ") for note in found.notes)
+
+
+def test_rollouts_between_checkpoints_are_those_of_the_interval_that_comes_first():
+    step = plan(DENSE).timing.seconds
+    for minutes, interval, rollouts in ((0, 20, 20), (0, 500, 200), (3.5, 20, 3), (3.5, 2, 2), (0.1, 20, 1)):
+        given = f"run.save_every_minutes={minutes * step / 60}", f"run.save_interval={interval}"
+        found = plan(DENSE, *given).checkpoints
+        assert (found.rollouts, found.seconds) == (rollouts, rollouts * step)
+        assert found.lost == rollouts * step
+
+
+def test_what_is_sampled_ahead_and_an_unfinished_save_are_lost_too():
+    step, one = plan(ASYNCHRONOUS).timing.seconds, "run.save_interval=1"
+    assert plan(ASYNCHRONOUS, one).checkpoints.lost == 2 * step
+    assert plan(ASYNCHRONOUS, one, "slime.flags.async-save=true").checkpoints.lost == 3 * step
+    adapters = plan(MIXTURE, "engine=miles", "algorithm.lora_rank=16")
+    assert adapters.checkpoints is None or adapters.checkpoints.rollouts == 20, "no adapter is resumed"
+
+
+def test_rare_checkpoints_are_warned_of_and_how_much_a_kill_loses_is_said():
+    found = plan(MIXTURE, "run.save_every_minutes=0")
+    assert found.checkpoints.rare and found.fits
+    notes = [*found.notes]
+    (said,) = (note for note in notes if note.startswith("a checkpoint after 20 rollouts: "))
+    hours = 20 * found.timing.seconds / 3600
+    assert said.endswith(f"{hours:.1f} hours from one to the next, and a kill loses at most {hours:.1f} hours of work")
+    assert notes[notes.index(said) + 1].startswith(
+        "warning: more than an hour lies between two checkpoints: lower run."
+    )
 
 
 def test_flags_that_are_passed_on_are_named():

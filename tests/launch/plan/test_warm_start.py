@@ -76,7 +76,7 @@ def test_its_checkpoints_lie_there_while_the_rollouts_run(tmp_path):
     def kept(*overrides: str) -> int:
         return most_kept(assemble(DENSE, [episodes(tmp_path, 64), "warm_start.batch_size=1", *overrides]))[0]
 
-    everything = "run.save_interval=20", "run.keep_checkpoints=0", "run.num_rollouts=40"
+    everything = "run.save_interval=20", "run.save_every_minutes=0", "run.keep_checkpoints=0", "run.num_rollouts=40"
     assert kept(*everything) == 2 + 10  # the stage's last save is that of its last step
     parts = plan(DENSE, episodes(tmp_path, 64), "warm_start.batch_size=1", *everything).budget("disk").components
     (checkpoints,) = (part for part in parts if part.name == "checkpoints")

@@ -158,7 +158,7 @@ def test_a_node_has_what_slurm_gives_it():
 
 def test_the_engine_is_that_of_the_recipe_or_of_the_run_to_go_on_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert recipe_of(["train", "run.seed=1"]).engine == "embedded"
+    assert recipe_of(["train", "run.seed=1", "--ends-at=1790000000"]).engine == "embedded"
     assert recipe_of(["train", "recipe=qwen25_coder_7b", "~data.eval.unseen"]).engine == "slime"
     with pytest.raises(UserError, match=r"can't read recipe runs/a/recipe.yaml"):
         recipe_of(["train", "run.name=a", "--resume"])

@@ -32,12 +32,14 @@ from slime_swe.launch.rehearse.platforms.gpu import GpuPlatform, gpus_here, requ
 from slime_swe.launch.rehearse.scaled import layout_of, one_rank, scaled
 from slime_swe.launch.rehearse.toy import shape_keys, toy_config
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.paths import SETTINGS
 from slime_swe.launch.slime.render import environment, render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES
 from tests.launch.doctor import machines
 from tests.launch.rehearse.gpus import node
 from tests.launch.rehearse.small import CPU
+from tests.launch.slime.scripted_loop import make_checkout
 
 ON_GPUS = [name for name in RECIPES if resolve(name).engine == "slime"]
 CHECKOUTS = Checkouts(Path("/slime"), Path("/megatron"))
@@ -62,7 +64,7 @@ def test_a_recipe_is_rehearsed_as_a_legal_recipe_with_flags_that_slime_has(name,
     own, platform, recipe = rehearsed(name, gpus)
     assert violations(recipe) == [] == violations(one_rank(recipe))
     job, found = differing(own, platform, recipe)
-    SLIME.manifest.check(job.argv[len(job.program) :])
+    SLIME.manifest.check(job.words)
     assert {one.reason for one in found} <= ALLOWED
 
 
@@ -157,10 +159,13 @@ print(sys.argv[1:], __name__)
 
 def test_a_script_gets_a_ray_of_its_own(tmp_path):
     """Though this process is a job of another cluster, which would be joined."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    words = ["-m", "slime_swe.launch.rehearse.platforms.local_ray", str(tmp_path / "script.py"), "--a", "1"]
+    script, settings = make_checkout(tmp_path / "checkout", "slime", SCRIPT), tmp_path / SETTINGS
+    settings.parent.mkdir()
+    settings.write_text("{}")
+    words = ["-m", "slime_swe.launch.rehearse.platforms.local_ray", str(script), "--a", "1"]
     done = subprocess.run(
         [sys.executable, *words],
+        cwd=tmp_path,
         env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},
         capture_output=True,
         text=True,

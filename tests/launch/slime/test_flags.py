@@ -132,7 +132,7 @@ def test_what_no_field_depends_on_is_replaced_and_said_once(name):
     value = {"attention-backend": "auto", "log-probs-chunk-size": 512}[name]
     recipe = variant(DENSE, slime__flags={name: value})
     assert not violations(recipe)
-    said = [words for flag, words in split(job_of(recipe).argv[2:]) if flag == f"--{name}"]
+    said = [words for flag, words in split(job_of(recipe).words) if flag == f"--{name}"]
     assert said == [[str(value)]]
 
 
@@ -189,7 +189,7 @@ def test_the_manifest_knows_the_policy_of_the_router_in_slime_s_image():
 def test_every_documented_example_renders(example):
     name, *overrides = example.words
     recipe = resolve(name, overrides)
-    SLIME.manifest.check(job_of(recipe).argv[2:])
+    SLIME.manifest.check(job_of(recipe).words)
 
 
 def test_every_documented_example_is_found():
@@ -200,5 +200,5 @@ def test_recipes_for_gpus_ask_for_what_slime_advises_for_agents():
     for name in RECIPES:
         recipe = load_recipe(name)
         if recipe.engine == "slime":
-            said = dict(split(job_of(recipe).argv[2:]))
+            said = dict(split(job_of(recipe).words))
             assert said["--router-policy"] == ["consistent_hashing"] and "--use-fault-tolerance" in said, name

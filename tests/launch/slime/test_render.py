@@ -40,15 +40,15 @@ def job_of(recipe, **options):
 
 def flags_of(recipe, **options):
     """Flag -> its values, of the whole command."""
-    return dict(split(job_of(recipe, **options).argv[2:]))
+    return dict(split(job_of(recipe, **options).words))
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_every_shipped_recipe_is_a_command_line_that_slime_takes(name):
     job = job_of(load_recipe(name))
-    SLIME.manifest.check(job.argv[2:])
-    said = dict(split(job.argv[2:]))
-    assert len(said) == sum(word.startswith("--") for word in job.argv[2:]), "a flag is said twice"
+    SLIME.manifest.check(job.words)
+    said = dict(split(job.words))
+    assert len(said) == sum(word.startswith("--") for word in job.words), "a flag is said twice"
     required = {name for name, flag in SLIME.manifest.flags.items() if flag.required and flag.owner == "slime"}
     assert required <= set(said)
 
@@ -70,7 +70,7 @@ def test_places_are_absolute_and_lie_in_the_run_s_folder(tmp_path, monkeypatch):
     job = render(load_recipe(FIRST), Path("runs/a"), checkouts=CHECKOUTS)
     assert job.directory == tmp_path / "runs/a"
     assert all(job.directory in path.parents for path in job.files)
-    said = dict(split(job.argv[2:]))
+    said = dict(split(job.words))
     assert said["--save"] == [str(tmp_path / "runs/a/checkpoints")]
     assert said["--hf-checkpoint"] == [str(tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct")]
     assert said["--ref-load"] == [str(tmp_path / "models/Qwen/Qwen2.5-Coder-7B-Instruct_torch_dist")]
@@ -87,7 +87,7 @@ def test_what_slime_has_no_flag_for_is_in_the_settings_file():
     job = job_of(load_recipe(FIRST))
     path = FOLDER / "slime" / "settings.yaml"
     settings = yaml.safe_load(job.files[path])
-    assert dict(split(job.argv[2:]))["--custom-config-path"] == [str(path)]
+    assert dict(split(job.words))["--custom-config-path"] == [str(path)]
     assert set(settings) and all(name.startswith("swe_") for name in settings)
     assert settings["swe_run_dir"] == str(FOLDER)
 
@@ -256,7 +256,7 @@ def test_routing_replay(replay, flag, other):
 def test_schedules(changes, script, function):
     recipe = variant(FIRST, **changes)
     assert not violations(recipe)
-    assert job_of(recipe).program[1] == f"/slime/{script}"
+    assert job_of(recipe).program[-1] == f"/slime/{script}"
     assert flags_of(recipe)["--rollout-function-path"] == [function]
 
 

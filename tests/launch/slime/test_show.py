@@ -41,7 +41,7 @@ def job(tmp_path):
         run__project="it's a 'project' $X",
     )
     job = render(recipe, tmp_path / "a run's folder", checkouts=Checkouts(Path("/slime"), Path("/megatron")))
-    return dataclasses.replace(job, program=("python3", job.program[1]))
+    return dataclasses.replace(job, program=("python3", job.program[-1]))
 
 
 @pytest.mark.slow
@@ -78,5 +78,5 @@ def test_people_see_groups(job):
 def test_the_document_is_plain_and_whole(job):
     reported = json.loads(json.dumps(document(job)))
     assert reported["argv"] == job.argv
-    assert [word for words in reported["flags"].values() for word in words] == job.argv[2:]
+    assert [word for words in reported["flags"].values() for word in words] == job.words
     assert reported["made_from"]["slime"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,73 @@ def test_an_interpreter_without_the_project_is_refused_with_what_to_do(tmp_path)
     assert "/bin/false can't import this project" in result.stderr and "SLIME_SWE_CONTAINER" in result.stderr
     result = bash(f"choose_python {tmp_path}", tmp_path, SLIME_SWE_CONTAINER=f"{tmp_path}/none.sif")
     assert result.returncode == 2 and "launch/apptainer/build.sh" in result.stderr
+
+
+SCONTROL = """#!/bin/bash
+echo "$@" >>called
+[ -e end ] && echo "JobId=7 JobName=a StartTime=2026-01-01T00:00:00 EndTime=$(cat end) Deadline=N/A" || exit 1
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path) -> Path:
+    """The file that holds what SLURM says of the end of job 7; without it SLURM does not answer."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text(SCONTROL)
+    (tools / "scontrol").chmod(0o755)
+    return tmp_path / "end"
+
+
+def in_job(command: str, scontrol: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{scontrol.parent}/tools:{os.environ['PATH']}"
+    return bash(command, scontrol.parent, SLURM_JOB_ID="7", PATH=path, TZ="UTC")
+
+
+def test_a_run_knows_when_its_job_ends(scontrol):
+    """Two minutes before, since it must have stopped by then."""
+    scontrol.write_text("2026-11-29T12:00:00")
+    end = int(datetime(2026, 11, 29, 11, 58, tzinfo=UTC).timestamp())
+    result = in_job('choose_arguments recipe=a; echo "${arguments[*]}"', scontrol)
+    assert result.stdout == f"train recipe=a run.name=slurm-7 --ends-at={end}\n"
+    for unknown in ("Unknown", "None"):
+        scontrol.write_text(unknown)
+        assert "--ends-at" not in in_job('choose_arguments recipe=a; echo "${arguments[*]}"', scontrol).stdout
+
+
+# The run is a child that ends with code 75 when it finds the request, as the real one does, or when it is terminated.
+ASKED = """
+set -euo pipefail
+folder=run signalled=
+(trap 'exit 130' TERM
+ for ((i = 0; i < 600; i++)); do [ ! -e run/stop_by ] || {heeds} || exit 75; sleep 0.05; done) & job=$!
+(sleep 0.2; kill -USR1 $$) &
+trap 'save_and_stop "time is up"' USR1
+code=0; await "$job" || code=$?
+echo "$code" "$(cat run/stop_by 2>/dev/null || echo none)"
+"""
+
+
+@pytest.mark.parametrize(
+    ("begun", "heeds", "end", "expected"),
+    [
+        (True, "false", "2099-01-01T00:00:00", "75 0"),
+        (True, "false", None, "75 0"),
+        (True, "true", "2026-01-01T00:00:00", "130 0"),  # no time is left
+        (False, "true", "2099-01-01T00:00:00", "130 none"),
+    ],
+    ids=["in time", "without a limit", "too late", "before it has begun"],
+)
+def test_a_run_is_asked_to_save_and_is_stopped_where_time_is_up(begun, heeds, end, expected, scontrol):
+    folder = scontrol.parent / "run"
+    folder.mkdir()
+    if begun:
+        (folder / "recipe.yaml").touch()
+    if end is not None:
+        scontrol.write_text(end)
+    result = in_job(ASKED.replace("{heeds}", heeds), scontrol)
+    assert result.stdout.strip() == expected, result.stderr
+    assert "time is up: the run is asked to" in result.stderr
 
 
 def test_the_exit_code_of_a_child_survives_a_signal(tmp_path):

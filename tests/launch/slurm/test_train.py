@@ -113,6 +113,36 @@ def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, sma
     assert json.loads((run / "summary.json").read_text())["num_rollouts"] == 4
 
 
+@pytest.mark.extended(
+    "tests/e2e/test_careless.py::test_a_run_saves_and_stops_on_sigusr1_and_before_its_time_is_up, "
+    "tests/launch/slurm/test_scripts.py::test_a_run_is_asked_to_save_and_is_stopped_where_time_is_up"
+)
+def test_a_run_that_is_requeued_twice_makes_no_finished_step_again(cluster, small, tmp_path):
+    """Each time within a step, as where a limit ends there: the step that runs ends, and the job goes back."""
+    job = submit(cluster, tmp_path, *small, "run.num_rollouts=200")
+    log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"
+    finished = list[list[int]]()
+    for restarts in ("1", "2"):
+        before = len(steps_of(run))
+        wait_for(lambda before=before: len(steps_of(run)) > before, "a step of this start", PATIENCE)
+        cluster.on(0, "scancel", "--signal=USR1", "--batch", job)
+        wait_for(lambda restarts=restarts: cluster.job(job)["Restarts"] == restarts, "the restart", PATIENCE)
+        finished.append(steps_of(run))
+    before = len(steps_of(run))
+    wait_for(lambda: len(steps_of(run)) > before, "a step of the last start", PATIENCE)
+    cluster.on(0, "scancel", job)
+    said = log.read_text()
+    assert said.count("back into the queue") == 2 and said.count("going on with") == 2
+    assert said.count("as its time was up, with a checkpoint of each step that had ended") >= 2
+    lines = [orjson.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [(line["rollout_id"], line["attempt"]) for line in lines if line["kind"] == "train"]
+    assert [rollout for rollout, _ in steps] == [*range(len(steps))]
+    first, second = map(len, finished)
+    assert 1 <= first < second < len(steps)
+    assert [attempt for _, attempt in steps] == [1] * first + [2] * (second - first) + [3] * (len(steps) - second)
+    wait_for(lambda: cluster.job(job)["JobState"] == "CANCELLED", "the end")
+
+
 def test_a_script_outside_the_project_says_where_to_submit_it(cluster, tmp_path):
     job = cluster.submit(str(ROOT / "launch/slurm/train.sbatch"), nodes=1, cwd=tmp_path, log=tmp_path / "job.log")
     wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", "the refusal")

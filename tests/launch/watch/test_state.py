@@ -19,6 +19,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.attempt import attempt_with_status, record_end
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.watch.state import state_of
+from slime_swe.saving import StoppedToResume
 from slime_swe.status import STATUS, Status, StatusFile, read_status
 
 HOLD = """
@@ -86,6 +87,11 @@ def test_a_run_that_came_to_its_end_has_its_own_exit_code(tmp_path):
         (InfrastructureError("the server has ended"), 1, "the server has ended"),
         (ZeroDivisionError("by 0"), 1, "ZeroDivisionError: by 0"),
         (KeyboardInterrupt(), 130, "interrupted by SIGINT"),
+        (
+            StoppedToResume(3),
+            75,
+            "stopped after rollout 4 as its time was up, with a checkpoint of each step that had ended",
+        ),
     ],
 )
 def test_a_run_that_failed_says_why_with_the_exit_code_of_the_command(error, code, why, tmp_path):

@@ -1,0 +1,122 @@
+"""Run the train loop's own `train.py` or `train_async.py`, which then also saves by time and stops when it is asked.
+
+    python -m slime_swe.launch.slime.loop SCRIPT ARGUMENT ...
+
+It is started in the run's folder. The script asks twice after each step of training, by one function: whether to save,
+and whether to evaluate. SLiME has no flag or hook by which a plug-in could answer the first question, so two of its
+functions are wrapped in this process, the driver's, alone: that function (`utils/misc.py`), and the one which has the
+trainers save (`ray/actor_group.py`), after which a run that is to stop ends with code 75. What runs in Ray's workers is
+SLiME's own. Where miles saves by its fault-tolerant trainers (`ray/train/group.py`), the run stops at the second
+question, which `train_async.py` asks once the next rollout has been sampled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime_swe.launch.slime.paths import SETTINGS
+from slime_swe.saving import TRY_AGAIN, Due, Saves, StoppedToResume
+from slime_swe.train_loop import PACKAGES
+
+EVERY = "swe_save_every_minutes"
+
+
+def run(script: str, arguments: list[str], clock: Callable[[], float] = time.time) -> None:
+    """Be the driver. Exits with code 75 where the run has stopped to be resumed. clock: seconds of Unix time."""
+    settings = yaml.safe_load(Path(SETTINGS).read_text(encoding="utf-8"))
+    package = package_of(Path(script))
+    sys.path.insert(0, str(Path(script).parent))  # as Python does for a script
+    answers = Answers(Saves(Path.cwd(), 60 * settings.get(EVERY, 0.0), clock))
+    misc: Any = importlib.import_module(f"{package}.utils.misc")
+    trainers: Any = importlib.import_module(f"{package}.ray.actor_group").RayTrainGroup
+    misc.should_run_periodic_action = answers.to_questions(misc.should_run_periodic_action)
+    trainers.save_model = answers.to_saves(trainers.save_model)
+    sys.argv = [script, *arguments]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except StoppedToResume as stopped:
+        print(f"slime-swe: {stopped}", file=sys.stderr, flush=True)
+        sys.exit(TRY_AGAIN)
+
+
+def package_of(script: Path) -> str:
+    """`slime` or `miles`: the one that lies beside the script."""
+    return next(name for name in PACKAGES if (script.parent / name).is_dir())
+
+
+class Answers:
+    """What the loop gets for an answer after each of its steps."""
+
+    def __init__(self, saves: Saves) -> None:
+        self._saves = saves
+        self._asked: int | None = None  # the rollout after which was asked whether to save
+        self._due = Due(save=False, stop=False)
+
+    def to_questions(self, theirs: Callable[..., bool]) -> Callable[..., bool]:
+        """Of a rollout the first is whether to save, the second whether to evaluate, before which a run may stop."""
+
+        signature = inspect.signature(theirs)
+
+        @functools.wraps(theirs)
+        def answer(rollout_id: int, *rest: Any, **named: Any) -> bool:
+            says = theirs(rollout_id, *rest, **named)
+            if rollout_id == self._asked:
+                self._stop_if_due(rollout_id)
+                return says
+            count = signature.bind(rollout_id, *rest, **named).arguments.get("num_rollout")
+            self._asked, self._due = rollout_id, self._saves.after_step()
+            if rollout_id + 1 == count:  # a resumed run would not make the evaluation that ends it
+                self._due = Due(save=True, stop=False)
+            return says or self._due.save
+
+        return answer
+
+    def to_saves(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+        """A save after which the run stops is waited for (`async-save`): no other would finish it. Where the loop saves
+        without a question (`release-train`, miles' `save-trigger-sentinel`), the next one is whether to evaluate."""
+        signature = inspect.signature(theirs)
+
+        def forced(*given: Any, **named: Any) -> tuple[int, dict[str, Any]]:
+            bound = signature.bind(*given, **named)
+            if bound.arguments["rollout_id"] != self._asked:
+                self._asked, self._due = bound.arguments["rollout_id"], self._saves.after_step()
+            bound.arguments["force_sync"] = bound.arguments.get("force_sync", False) or self._due.stop
+            return bound.arguments["rollout_id"], bound.arguments
+
+        def saved(rollout_id: int) -> None:
+            self._saves.on_saved()
+            self._stop_if_due(rollout_id)
+
+        @functools.wraps(theirs)
+        def save(*given: Any, **named: Any) -> Any:
+            rollout_id, arguments = forced(*given, **named)
+            found = theirs(**arguments)
+            saved(rollout_id)
+            return found
+
+        @functools.wraps(theirs)
+        async def save_async(*given: Any, **named: Any) -> Any:
+            rollout_id, arguments = forced(*given, **named)
+            found = await theirs(**arguments)
+            saved(rollout_id)
+            return found
+
+        return save_async if inspect.iscoroutinefunction(theirs) else save
+
+    def _stop_if_due(self, rollout_id: int) -> None:
+        if self._due.stop:
+            raise StoppedToResume(rollout_id)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2:])

@@ -45,6 +45,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         *("--eval-config", "--eval-interval", "--eval-function-path", "--n-samples-per-eval-prompt"),
         *("--lr-warmup-iters", "--sglang-server-concurrency", "swe_tasks", "swe_weights", "swe_eval_tasks"),
         *("swe_max_turns", "swe_time_budget", "swe_keep_checkpoints", "swe_keep_exports", "swe_overlong_turns"),
+        "swe_cached_episodes",
     ),
     FOLDERS: ("--save", "--save-hf", "--load", "--hf-checkpoint", "--ref-load", "--custom-config-path", "swe_run_dir"),
     PROJECT: ("--use-wandb", "--wandb-project", "--wandb-group", "--wandb-random-suffix", "--wandb-dir"),

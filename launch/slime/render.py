@@ -11,6 +11,7 @@ from pathlib import Path
 
 import slime_swe
 from slime_swe.launch.args import Attributes, ours
+from slime_swe.launch.plan.admission import most_an_engine
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.evaluation import as_yaml, evaluation_config
@@ -71,7 +72,7 @@ def unserved(recipe: Recipe) -> Attributes:
         return {}
     serving = recipe.serving
     return {
-        "sglang_server_concurrency": serving.concurrency,
+        "sglang_server_concurrency": most_an_engine(recipe),
         "sglang_enable_deterministic_inference": serving.deterministic,
     }
 

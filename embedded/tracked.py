@@ -13,7 +13,7 @@ SHOWN = 4  # episodes of a rollout
 STEP = "rollout/step"  # the abscissa, as SLiME calls it
 EPISODES = "swe/sampled_episodes"
 COLUMNS = ("rollout", "task", "solved", "reward", "stop_reason", "turns", "patch")
-SLIMES = {  # figures of the trainer -> SLiME's name
+SLIMES = {  # figures of the trainer, and of a batch -> SLiME's name
     "loss": "train/loss",
     "pg_loss": "train/pg_loss",
     "kl_loss": "train/kl_loss",
@@ -23,6 +23,7 @@ SLIMES = {  # figures of the trainer -> SLiME's name
     "grad_norm": "train/grad_norm",
     "logprob_diff_mean": "train/train_rollout_logprob_abs_diff",
     "trained_tokens": "rollout/trained_tokens",
+    "admitted_episodes": "rollout/admitted_episodes",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
+from slime_swe.launch.plan.admission import cached_episodes, most_an_engine
 from slime_swe.recipes.base import Model, Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.rules import at_once, staleness
@@ -92,7 +93,7 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
         "serving": {
             "sglang_router_ip": serving.router_ip or None,
             "sglang_router_port": serving.router_port or None,
-            "sglang_server_concurrency": serving.concurrency,
+            "sglang_server_concurrency": most_an_engine(recipe),
             "sglang_enable_deterministic_inference": serving.deterministic,
         },
         "loss": {
@@ -190,6 +191,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_max_over_sampling": rollout.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
         "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
+        "swe_cached_episodes": cached_episodes(recipe),
         "swe_time_budget": rollout.time_budget,
         "swe_wall_time_budget": rollout.wall_time_budget,
         "swe_sandbox": rollout.sandbox,

@@ -160,7 +160,8 @@ class Serving:
     router_ip: host of a running SGLang router or server; empty starts one for this run.
     router_port: port of that router or server; 0 if one is started.
     external_engines: `host:port` of running SGLang servers, which SLiME uses in place of its own.
-    concurrency: concurrent episodes, per server.
+    concurrency: episodes at once, per server, at most. On GPUs a run begins with as many of mean length as the server's
+        KV cache holds, if that is fewer, and adapts their number to what it keeps. 0: without such a cap.
     deterministic: give each request its own sampling seed, so that a run is a function of its recipe.
     gpus_per_engine: GPUs that share one copy of the model, by tensor parallelism.
     ep: expert parallel size of one engine.
@@ -172,7 +173,7 @@ class Serving:
     router_ip: str = ""
     router_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     external_engines: Annotated[list[Server], Meta(description="a list of host:port")] = field(default_factory=list)
-    concurrency: Size = 128
+    concurrency: Count = 128
     deterministic: bool = True
     gpus_per_engine: Count = 0
     ep: Size = 1

@@ -75,7 +75,7 @@ def recipe() -> Recipe:
         hardware="2 nodes of 8 x H100-80GB",
         cluster=replace(H100_NODE, nodes=2),
         parallel=Parallel(cp=8, ep=8, max_tokens_per_gpu=8192, recompute="full"),
-        serving=replace(SERVING, gpus_per_engine=4, ep=4, dp_attention=True, concurrency=128),
+        serving=replace(SERVING, gpus_per_engine=4, ep=4, dp_attention=True),
         rollout=replace(
             ROLLOUT, max_turns=100, max_response=16384, max_context=65536, time_budget=1800.0, sandbox="ray:docker"
         ),

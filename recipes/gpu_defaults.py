@@ -40,7 +40,7 @@ from slime_swe.recipes.base import (
 
 H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
 PARALLEL = Parallel(tp=2, cp=4, max_tokens_per_gpu=8192, recompute="none")
-SERVING = Serving(gpus_per_engine=2, concurrency=64, deterministic=False, mem_fraction=0.7)
+SERVING = Serving(gpus_per_engine=2, concurrency=0, deterministic=False, mem_fraction=0.7)
 ROLLOUT = Rollout(
     batch_size=32,
     samples_per_task=8,

@@ -62,7 +62,7 @@ def recipe() -> Recipe:
         hardware="8 nodes of 8 x H100-80GB",
         cluster=replace(H100_NODE, nodes=8),
         parallel=Parallel(tp=2, cp=8, ep=8, max_tokens_per_gpu=12288, recompute="full"),
-        serving=replace(SERVING, gpus_per_engine=8, ep=8, dp_attention=True, concurrency=256, mem_fraction=0.7),
+        serving=replace(SERVING, gpus_per_engine=8, ep=8, dp_attention=True, mem_fraction=0.7),
         rollout=replace(
             ROLLOUT, max_turns=100, max_response=32768, max_context=98304, time_budget=1800.0, sandbox="ray:docker"
         ),

@@ -50,7 +50,7 @@ def recipe() -> Recipe:
         },
         tool_format="qwen3_coder",
         parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
-        serving=replace(SERVING, gpus_per_engine=4, ep=4, concurrency=128),
+        serving=replace(SERVING, gpus_per_engine=4, ep=4),
         rollout=replace(
             ROLLOUT, max_turns=100, max_response=8192, max_context=65536, time_budget=1800.0, sandbox_concurrency=128
         ),

@@ -20,6 +20,7 @@ from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
+from slime_swe.rollout.metrics import ADMITTED
 from slime_swe.rollout.player import Group, Player, end_all
 from slime_swe.rollout.records import episode_of, failure_of, flatten, is_broken, record_of, trajectories
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
@@ -68,7 +69,7 @@ class Rollout:
 
     dropped: groups by reason. given_back: groups that will be sampled anew. retried: episodes that infrastructure broke
     in groups that were tried again, by cause. staleness: of each group that is kept, how many training steps older than
-    the weights that it trains those were under which it began.
+    the weights that it trains those were under which it began. admitted: episodes at once, when the batch was complete.
     """
 
     kept: list[Group] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Rollout:
     retried: Counter[str] = field(default_factory=Counter)
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
+    admitted: int = 0
 
     @property
     def stale_groups(self) -> set[int]:
@@ -93,6 +95,7 @@ class Rollout:
             **retried,
             "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "rollout/staleness_max": max(self.staleness, default=0),
+            ADMITTED: self.admitted,
         }
 
 
@@ -200,9 +203,12 @@ class Driver:
         """What plays the run's evaluations.
 
         Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
-        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another.
+        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another,
+        which begins with as many episodes at once as training has come to.
         """
-        return self.player if self.goes_on else Player(self.player.args, self.player.hooks)
+        if self.goes_on:
+            return self.player
+        return Player(self.player.args, self.player.hooks, self.player.slots)
 
     async def close(self) -> None:
         """End what is still played."""
@@ -315,7 +321,10 @@ class Driver:
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
         rollout = Rollout(
-            given_back=len(given_back), retried=self._retried, staleness=[version - begun for begun in batch.begun]
+            given_back=len(given_back),
+            retried=self._retried,
+            staleness=[version - begun for begun in batch.begun],
+            admitted=self.player.slots,
         )
         for number in done:
             judged = self._judged.pop(number)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from time import perf_counter
 
 from slime_swe.rollout.client import Generation
-from slime_swe.rollout.session import Segment
+from slime_swe.rollout.session import Node, Segment
 
 
 class StopReason(StrEnum):
@@ -54,6 +54,8 @@ class Counters:
     """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit.
 
     tries: 1, and one more for each time that it submitted and was shown failing tests (`rollout.tries`).
+    known_tokens: of the prompts, those that the same weights had computed in the prompt of the turn before.
+    lost_tokens: of these, those that the engine had no longer in its cache.
     engine_retries: why requests were made again within a turn -> how many (`Generation.retries`). broken_attempts:
     earlier attempts at this episode, by the stop reason of each.
     """
@@ -69,6 +71,8 @@ class Counters:
     tries: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    known_tokens: int = 0
+    lost_tokens: int = 0
     completion_tokens: int = 0
     engine_retries: dict[str, int] = field(default_factory=dict)
     broken_attempts: dict[str, int] = field(default_factory=dict)
@@ -106,13 +110,17 @@ class EpisodeStatistics(Counters):
     def counters(self) -> Counters:
         return Counters(**{each.name: getattr(self, each.name) for each in fields(Counters)})
 
-    def add(self, said: Generation) -> None:
-        """Count a turn."""
+    def add(self, said: Generation, head: Node | None = None) -> None:
+        """Count a turn, which the policy said behind `head`."""
         self.turns += 1
         self.cut_turns += said.finish_reason == "length"
         self.untrained_tokens += len(said.untrained)
         self.prompt_tokens += said.prompt_tokens
         self.cached_tokens += said.cached_tokens
+        if head is not None and said.version_spans:
+            known = min(head.computed_by(said.version_spans[0][0]), said.prompt_tokens)
+            self.known_tokens += known
+            self.lost_tokens += max(0, known - said.cached_tokens)
         self.completion_tokens += said.completion_tokens
         self.engine_retries.update(said.retries)
 

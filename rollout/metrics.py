@@ -18,6 +18,9 @@ from slime_swe.rollout.records import EpisodeRecord, Record, is_broken, record_o
 from slime_swe.sample import Sample
 
 PREFIX_CACHE = "prefix_cache_hit_rate"  # as SLiME calls it
+PREFIX_LOST = "prefix_lost_rate"
+ADMITTED = "rollout/admitted_episodes"
+SERVING = (PREFIX_CACHE, PREFIX_LOST, "cached_tokens_per_turn", "prefilled_tokens_per_turn", ADMITTED)
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 _COUNTERS = ("edits", "failed_edits", "malformed_calls", "cut_turns", "untrained_tokens")
 _SPREAD = ("reward", "turns", "sampled_tokens", "context_tokens")
@@ -43,8 +46,9 @@ def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None =
 
 
 def depends_on_timing(name: str) -> bool:
-    """Whether a figure of `episode_metrics` differs between two runs of one seed: seconds, and hits of a cache."""
-    return name.endswith("seconds") or name == PREFIX_CACHE
+    """Whether a figure of a rollout differs between two runs of one seed: seconds, what a cache held, and how many
+    episodes were admitted by that."""
+    return name.endswith("seconds") or name in SERVING
 
 
 def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, Any]:
@@ -84,11 +88,11 @@ def rollout_record(
 ) -> dict[str, Any]:
     """A rollout's line of `metrics.jsonl`.
 
-    Times, since the record before, are kept apart under `seconds`, and what the server still had in its cache under
-    `serving`: all else is a function of the recipe.
+    Times, since the record before, are kept apart under `seconds`, and what the servers had in their caches, with what
+    follows from it, under `serving`: all else is a function of the recipe.
     """
     episode = {f"episode/{name}": value for name, value in metrics.items() if name.endswith("seconds")}
-    serving = {PREFIX_CACHE: metrics[PREFIX_CACHE]} if PREFIX_CACHE in metrics else {}
+    serving = {name.removeprefix("rollout/"): metrics[name] for name in SERVING if name in metrics}
     lasting = {name: value for name, value in metrics.items() if not depends_on_timing(name)}
     where = {"kind": "train", "rollout_id": rollout_id, "attempt": attempt}
     return {**where, **lasting, "serving": serving, "seconds": {**seconds, **episode}}
@@ -209,9 +213,18 @@ def _failures(episodes: Iterable[Segments]) -> dict[str, float]:
 
 
 def _prefix_cache(reports: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """The share of prompt tokens that the engine had in its cache; absent where no prompt was counted."""
-    prompts = sum(report.counters.prompt_tokens for report in reports)
-    return {PREFIX_CACHE: sum(report.counters.cached_tokens for report in reports) / prompts} if prompts else {}
+    """What the engines had of the prompts in their caches, and computed; absent where no prompt was counted."""
+    counters = [report.counters for report in reports]
+    prompts, cached = sum(each.prompt_tokens for each in counters), sum(each.cached_tokens for each in counters)
+    if not prompts:
+        return {}
+    turns = max(1, sum(report.turns for report in reports))
+    return {
+        PREFIX_CACHE: cached / prompts,
+        PREFIX_LOST: sum(each.lost_tokens for each in counters) / prompts,
+        "cached_tokens_per_turn": cached / turns,
+        "prefilled_tokens_per_turn": (prompts - cached) / turns,
+    }
 
 
 def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:

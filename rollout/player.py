@@ -1,28 +1,44 @@
-"""`Player`: plays episodes through the generate and reward hooks, as many at once as the engines take."""
+"""`Player`: plays episodes through the generate and reward hooks, as many at once as the engines' caches hold."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.records import episode_of
+from slime_swe.rollout.scheduling.admission import Admission, bounds
 from slime_swe.sample import Sample
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Group = list[Sample | list[Sample]]
 
 
 class Player:
-    """slots: of episodes. reward_seconds: summed over episodes, which run concurrently."""
+    """reward_seconds: summed over episodes, which run concurrently. admitted: episodes at once when it begins; 0: as
+    many as the engines' caches hold by the plan."""
 
-    def __init__(self, args: Any, hooks: RolloutHooks) -> None:
+    def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0) -> None:
         self.args = args
         self.hooks = hooks
-        self.slots = args.sglang_server_concurrency * _engines(args)
+        cached = getattr(args, "swe_cached_episodes", 0.0)
+        planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
+        self.admission = Admission(replace(planned, start=admitted or planned.start))
         self.reward_seconds = 0.0
-        self._free = asyncio.Semaphore(self.slots)
+        self._waiting = deque[asyncio.Future[None]]()
+        self._in_use: dict[asyncio.Future[None], int] = {}  # of each that has a slot, the most that had one meanwhile
+
+    @property
+    def slots(self) -> int:
+        """Of episodes, as many as are admitted now."""
+        return self.admission.limit
 
     async def play_group(self, group: Sequence[Sample], on_free: Callable[[], None] = lambda: None) -> Group:
         """Its episodes; those that fan out are lists of siblings. on_free: called for each that needs its slot no more.
@@ -47,12 +63,13 @@ class Player:
         """Generate one episode, then score it unless it was aborted. One that may not begin, once there is a slot for
         it, has no samples."""
         extra = {"evaluation": evaluation} if self.hooks.generate_takes_evaluation else {}
-        async with self._free:
+        async with self._slot() as turn:
             if not may_begin():
                 return []
             played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
+            segments = played if isinstance(played, list) else [played]
+            self._adapt(segments, self._in_use[turn])
         on_free()
-        segments = played if isinstance(played, list) else [played]
         if any(segment.status == Sample.Status.ABORTED for segment in segments):
             return played
         unscored = [segment for segment in segments if segment.reward is None]
@@ -61,6 +78,44 @@ class Player:
             await self._score(played, unscored)
             self.reward_seconds += time.perf_counter() - started
         return played
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[asyncio.Future[None]]:
+        """One of them inside the context, in order of arrival."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._let_in()
+        try:
+            await turn
+            yield turn
+        finally:
+            self._in_use.pop(turn, None)
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Those that wait, as many as are admitted."""
+        while self._waiting and len(self._in_use) < self.slots:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._in_use[turn] = 0
+        if self.admission.bounds.adapts:
+            for turn, most in self._in_use.items():
+                self._in_use[turn] = max(most, len(self._in_use))
+
+    def _adapt(self, segments: Sequence[Sample], in_use: int) -> None:
+        """Admit as many as the engine's cache holds, by what it kept of this episode's prefixes and of others'."""
+        episode, before = episode_of(segments[0]) if segments else None, self.slots
+        if episode is None:
+            return
+        counters = episode.counters
+        lost = self.admission.end(in_use=in_use, known=counters.known_tokens, lost=counters.lost_tokens)
+        if self.slots < before:
+            _log.warning(
+                "the engines' caches hold fewer episodes: %d at once from now on, %d before; %.0f %% of the tokens of "
+                "earlier prompts were lost from them, and computed again",
+                *(self.slots, before, 100 * lost),
+            )
 
     async def _score(self, played: Sample | list[Sample], unscored: list[Sample]) -> None:
         if isinstance(played, Sample):

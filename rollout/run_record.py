@@ -17,13 +17,14 @@ from slime_swe.files import append, writing
 from slime_swe.rollout.driver import Rollout
 from slime_swe.rollout.group_outcomes import Untrained, why_untrained
 from slime_swe.rollout.json_lines import encoded
-from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, rollout_record
+from slime_swe.rollout.metrics import PREFIX_LOST, episode_metrics, evaluation_metrics, rollout_record
 from slime_swe.rollout.records import EPISODES, METRICS, flatten
 from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample
 from slime_swe.status import StatusFile
 
 _log = logging.getLogger(__name__)
+MOSTLY_LOST = 0.5  # of the prompt tokens
 
 
 class RunRecord:
@@ -48,6 +49,8 @@ class RunRecord:
             _log.warning("rollout %d trains nothing", rollout_id + 1)
         if said := self._untrained.add(record):
             _log.warning("%s", said)
+        if figures.get(PREFIX_LOST, 0.0) > MOSTLY_LOST:
+            _log.warning("%s", _why_lost(rollout_id, figures[PREFIX_LOST], rollout.admitted))
         self._append(record)
         given_back: dict[str, float] = {"rollout/given_back": rollout.given_back}
         return rollout.metrics() | given_back | {f"rollout/{name}": count for name, count in known.items()}
@@ -73,6 +76,15 @@ class RunRecord:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 append(path, encoded(record))
+
+
+def _why_lost(rollout_id: int, share: float, admitted: int) -> str:
+    return (
+        f"rollout {rollout_id + 1}: {share:.0%} of the prompt tokens were computed again, although an engine had them "
+        f"of the turn before. {admitted} episodes at once are admitted: lower serving.concurrency, or give "
+        "the cache more room (serving.mem_fraction, serving.gpus_per_engine). With serving.dp_attention=true see that "
+        "the router sends an episode's turns to the GPU that has its prefix"
+    )
 
 
 def evaluated_after(folder: Path, rollout_id: int) -> int:

@@ -60,8 +60,9 @@ class ScriptedEngine:
 
     Each sampled token has a unique log-probability, by which it is found again in the training data; with `log_prob`
     all have that one. experts: the routed experts of the tokens from one place up to another, int32 in bytes. remember:
-    whether requests and samples are kept. aborts: of each of the next requests, after how many tokens it is aborted; a
-    request that goes on from there gets the rest.
+    whether requests and samples are kept. cached: how many tokens of a prompt the engine says it had in its cache.
+    aborts: of each of the next requests, after how many tokens it is aborted; a request that goes on from there gets
+    the rest.
     """
 
     tokenizer: Any
@@ -71,6 +72,7 @@ class ScriptedEngine:
     experts: Callable[[int, int], bytes] | None = None
     aborts: list[int] = field(default_factory=list)
     remember: bool = True
+    cached: Callable[[Sequence[int]], int] = lambda prompt: 0
     url: str = ""
     requests: list[Request] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
@@ -101,7 +103,7 @@ class ScriptedEngine:
             "finish_reason": finish,
             "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
-            "cached_tokens": 0,
+            "cached_tokens": self.cached(prompt),
             "weight_version": self.weight_version,
             "output_token_logprobs": [[value, token, None] for value, token in zip(log_probs, tokens, strict=True)],
         }

@@ -79,6 +79,19 @@ class Node:
             node = node.parent
         return node.end - 1 if node is not None else 0  # a turn's last token was never put into the model
 
+    def computed_by(self, version: str | None) -> int:
+        """How many tokens the prompt of the path's latest model call had: an engine that has dropped nothing finds as
+        many in its cache. 0 where weights of another version sampled then.
+
+        The reply does not count: SGLang may leave out its end, or all of it (`srt/mem_cache/radix_cache.py`,
+        `cache_finished_req`)."""
+        node: Node | None = self
+        while node is not None and node.log_probs is None:
+            node = node.parent
+        if node is None or not node.version_spans or node.version_spans[-1][0] != version:
+            return 0
+        return node.end - len(node.tokens)
+
     def encoded_path(self) -> list[bytes]:
         """The tokens of every node from the root to here which has some, as JSON has them in a list, with a comma after
         each. Costs time in the nodes since it was last asked.

@@ -6,7 +6,7 @@ Adding one is a subclass in one file, given to a recipe by its dotted path (`eng
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,7 +16,7 @@ from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.recipes import checks
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import Fixed, only
+from slime_swe.recipes.checks import Fixed, against, only
 from slime_swe.recipes.violation import Violation, refuse
 
 if TYPE_CHECKING:
@@ -135,6 +135,15 @@ IN_ONE_PROCESS: tuple[Fixed, ...] = (
     *only(1, _ONE_PROCESS, *_SIZES),
     *only("none", _SMALL, "parallel.recompute"),
 )
+
+
+def without_caches(recipe: Recipe) -> Iterator[Violation]:
+    """What an engine without GPUs leaves out too: the planner counts no KV cache of its server."""
+    if not recipe.serving.concurrency:
+        why = "is what the KV cache of GPUs holds, and this engine has none"
+        yield against(recipe)("serving.concurrency", why, "give the episodes at once, such as 128")
+
+
 WITHOUT_GPUS: tuple[Fixed, ...] = (  # what an engine without GPUs leaves out: one value a field, and why
     *only(1, _ONE_MACHINE, "cluster.nodes", "serving.ep"),
     *only(0, _NO_GPUS, "cluster.gpus_per_node", "cluster.rollout_gpus", "serving.gpus_per_engine"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_swe.fields import read_arguments
 from slime_swe.launch.args import to_args
-from slime_swe.launch.engines import BY_EMBEDDED, IN_ONE_PROCESS, WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.engines import BY_EMBEDDED, IN_ONE_PROCESS, WITHOUT_GPUS, Engine, Start, without_caches
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
@@ -57,6 +57,7 @@ class Embedded(Engine):
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
         yield from not_fixed(recipe, RULES)
+        yield from without_caches(recipe)
         if recipe.serving.server == SGLANG:
             yield against(recipe)("serving.server", "is what SLiME starts", "use engine=slime_cpu, or embedded")
         yield from schedules(recipe)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from slime_swe.launch.engines import BY_EMBEDDED, WITHOUT_GPUS, Engine, Start
+from slime_swe.launch.engines import BY_EMBEDDED, WITHOUT_GPUS, Engine, Start, without_caches
 from slime_swe.launch.engines.slime import exported
 from slime_swe.launch.extras import require
 from slime_swe.launch.slime import flags
@@ -56,7 +56,7 @@ class SlimeCpu(Engine):
         by_sglang = recipe.serving.server == SGLANG
         fixed = (*RULES, *(BY_SGLANG if by_sglang else BY_EMBEDDED))
         taken = {**WITHOUT_GPU, **(serving(recipe) if by_sglang else {})}
-        yield from chain(not_fixed(recipe, fixed), layout(recipe), on_any_machine(recipe))
+        yield from chain(not_fixed(recipe, fixed), without_caches(recipe), layout(recipe), on_any_machine(recipe))
         yield from flags.violations(recipe, SLIME, taken)
         yield from _flags_of_servers(recipe, by_sglang)
 

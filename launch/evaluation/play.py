@@ -41,6 +41,7 @@ async def embedded_server(args: Namespace, folder: Path) -> AsyncIterator[None]:
     """Serve the checkpoint of `args` inside the context, and have them name the server. Its log is in the folder."""
     from slime_swe.embedded.server_process import ServerProcess  # of the `embedded` extra
 
+    args.swe_cached_episodes = 0.0  # which is of the recipe's GPUs
     async with ServerProcess.of_run(args, folder / "server.log") as server:
         args.sglang_router_ip, args.sglang_router_port = server.host, server.port
         yield
@@ -65,6 +66,7 @@ def endpoint_args(recipe: Recipe, folder: Path, endpoint: Endpoint) -> Namespace
     args = to_args(with_value(recipe, "model.checkpoint", EMBEDDED_SEED), folder)
     args.hf_checkpoint, args.sglang_router_ip, args.sglang_router_port = "", "", 0
     args.use_rollout_routing_replay = False
+    args.swe_cached_episodes = 0.0
     args.swe_endpoint, args.swe_endpoint_model, args.swe_endpoint_key = (
         endpoint.url,
         endpoint.model,

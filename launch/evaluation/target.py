@@ -17,6 +17,7 @@ from slime_swe.rollout.endpoint.client import key_of, require_endpoint
 # Whose limits an endpoint's model has where no recipe is named: those of a model of full size.
 ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
 ENDPOINT_CONCURRENCY = 16  # episodes at once: hosted APIs have limits of their own
+EMBEDDED_CONCURRENCY = 64  # of the embedded server, where the recipe leaves it to the caches of GPUs
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,13 @@ def recipe_at(endpoint: Endpoint, given: Sequence[str], concurrency: int | None)
 
 
 def recipe_for(target: str, given: list[str]) -> Recipe:
-    """The run's own recipe with these weights or its newest; or the named one with the model at `target`."""
+    """The run's own recipe with these weights or its newest; or the named one with the model at `target`. Where it
+    leaves the episodes at once to the caches of GPUs, the embedded server gets `EMBEDDED_CONCURRENCY`."""
+    recipe = _recipe_for(target, given)
+    return recipe if recipe.serving.concurrency else with_value(recipe, "serving.concurrency", EMBEDDED_CONCURRENCY)
+
+
+def _recipe_for(target: str, given: list[str]) -> Recipe:
     model = model_folder(Path(target))
     if model is None:
         folder = find_run(target, value_of("run.dir", given, "runs"))

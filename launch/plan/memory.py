@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_swe.launch.plan import activations, formulae, serving
+from slime_swe.launch.plan.admission import cache_pool, cache_tokens, running_requests, sglang_engine
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.result import Budget, Component
@@ -21,7 +22,7 @@ from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import WEIGHT_BYTES
-from slime_swe.recipes.layout import Layout, SglangEngine
+from slime_swe.recipes.layout import Layout
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.pool import make_backend
 
@@ -36,35 +37,10 @@ def layout_of(recipe: Recipe) -> Layout:
     return Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
 
 
-def sglang_engine(recipe: Recipe) -> SglangEngine:
-    serving = recipe.serving
-    return SglangEngine(max(serving.gpus_per_engine, 1), serving.dp_attention, mixture=bool(recipe.model.shape.experts))
-
-
 def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:
     """All of them; no serving GPUs where SGLang servers run already."""
     served = () if recipe.serving.external_engines else (_serving(recipe, assumed), _synchronising(recipe, assumed))
     return (_training(recipe, assumed), *served, _machine(recipe, assumed), _disk(recipe, assumed))
-
-
-def cache_pool(recipe: Recipe) -> float:
-    """Bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less weights and an adapter.
-
-    Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
-    """
-    static = recipe.serving.mem_fraction * _gpu_bytes(recipe)
-    engine = sglang_engine(recipe)
-    return static - serving.weight_bytes(recipe.model.shape, engine) - served_bytes(recipe)
-
-
-def cache_tokens(recipe: Recipe) -> int:
-    """Tokens that one engine's KV cache holds."""
-    return serving.capacity(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
-
-
-def running_requests(recipe: Recipe) -> float:
-    """Requests whose states of fixed size one engine holds."""
-    return serving.running(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
 
 
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import mismatches
+from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import budgets, cache_tokens, holds_images, most_kept
+from slime_swe.launch.plan.memory import budgets, holds_images, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.result import HOUR, Budget, Checkpoints, Component, Plan, Supervised, Timing
-from slime_swe.launch.plan.rollout import episodes_of
 from slime_swe.launch.plan.timing import time_stage, time_step
 from slime_swe.launch.plan.trained import checkpoint_bytes
 from slime_swe.recipes import adapters
@@ -176,8 +176,7 @@ def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: As
     if holds_images(recipe):
         images = recipe.rollout.batch_size * run.num_rollouts
         yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
-    if not recipe.serving.external_engines:
-        yield from _queue(recipe, work.length)
+    yield _admission(recipe, assumed)
     if rank := recipe.algorithm.lora_rank:
         trained = adapters.parameters(recipe)
         yield (
@@ -190,10 +189,13 @@ def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: As
         yield "algorithm.routing_replay=rollout: the routes, kept in the machine's memory, are not counted"
 
 
-def _queue(recipe: Recipe, length: float) -> Iterator[str]:
-    held, asked = cache_tokens(recipe), recipe.serving.concurrency
-    if held < asked * length:
-        yield (
-            f"an engine's cache holds {held / length:.0f} episodes of that length, not serving.concurrency={asked}: "
-            "SGLang lets the rest wait"
-        )
+def _admission(recipe: Recipe, assumed: Assumptions) -> str:
+    bounds, stated = bounds_of(recipe, assumed), recipe.serving.concurrency
+    held = f"an engine's cache holds {cached_episodes(recipe, assumed):.0f} episodes of that length"
+    if recipe.serving.external_engines:
+        held = "what the caches of serving.external_engines hold is not known"
+    cap = f", at most serving.concurrency={stated} an engine" if stated else ""
+    return (
+        f"{held}{cap}: the run admits {bounds.start} at once when it begins, and between {bounds.least} and "
+        f"{bounds.most} as its engines keep or lose their prefixes"
+    )

@@ -16,9 +16,10 @@ from typing import Any
 from slime_swe.launch.config import with_value
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.plan import serving
+from slime_swe.launch.plan.admission import cache_tokens, sglang_engine
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import budgets, cache_tokens, layout_of, sglang_engine
+from slime_swe.launch.plan.memory import budgets, layout_of
 from slime_swe.launch.plan.result import Budget
 from slime_swe.launch.plan.warm_start import recorded
 from slime_swe.launch.warm_start import unfit

@@ -10,9 +10,17 @@ from functools import lru_cache, partial
 
 from slime_swe.errors import UserError
 from slime_swe.launch.plan import roofline, serving
+from slime_swe.launch.plan.admission import (
+    Episodes,
+    bounds_of,
+    cache_tokens,
+    engines,
+    episodes_of,
+    running_requests,
+    sglang_engine,
+)
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
-from slime_swe.launch.plan.memory import cache_tokens, running_requests, sglang_engine
 from slime_swe.launch.plan.result import Phase
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
@@ -34,16 +42,8 @@ CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes wit
 WANTED = "the groups that the schedule begins (rollout.batch_size x rollout.samples_per_task)"
 KV_CACHE = "the KV cache (serving.mem_fraction, serving.gpus_per_engine)"
 STATES = "the states of linear attention (serving.mem_fraction, serving.gpus_per_engine)"
+CONCURRENCY = "serving.concurrency"
 SANDBOXES = "rollout.sandbox_concurrency"
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """As assumed, on average: `length` tokens at the end, `sampled` of them by the policy in `turns` model calls."""
-
-    length: float
-    sampled: float
-    turns: float
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,13 @@ class SampledRollout:
     sampled: float  # tokens a second
 
 
-def episodes_of(recipe: Recipe, assumed: Assumptions) -> Episodes:
-    rollout = recipe.rollout
-    length, turns = assumed.context * rollout.max_context, max(assumed.turns * rollout.max_turns, 1.0)
-    return Episodes(length, min(assumed.sampled * length, turns * rollout.max_response), turns)
-
-
 def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> SampledRollout:
     """train, update: seconds of a training step, and of bringing its weights to the engines."""
     work = episodes_of(recipe, assumed)
     case = case_of(recipe, assumed, train, update)
     found = simulated(case)
     seconds = found.step if at_once(recipe) else found.step - case.machines.train - case.machines.update
-    full = CORES if found.slowness >= SLOW else slots_of(recipe, work)[1]
+    full = CORES if found.slowness >= SLOW else slots_of(recipe, assumed)[1]
     limit = full if found.most_open == case.slots else WANTED
     calls = max(round(found.calls * case.slots), 1)
     prefill = found.calls * _prefill(recipe, work, calls, assumed) / case.machines.token_seconds(calls)
@@ -136,32 +130,27 @@ def _idle(recipe: Recipe) -> str:
     return "the slowest episodes of a batch are waited for"
 
 
-def engines(recipe: Recipe) -> int:
-    """Copies of the model that sample."""
-    if recipe.serving.external_engines:
-        return len(recipe.serving.external_engines)
-    return max(recipe.cluster.serve_gpus // sglang_engine(recipe).gpus, 1)
+def slots_of(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
+    """Episodes that run at once, and what holds them at that: as many as the run admits at its start, and have a
+    sandbox."""
+    admitted, sandboxes = bounds_of(recipe, assumed).start, sandboxes_at_once(recipe)
+    return min(admitted, sandboxes), _admits(recipe, assumed) if admitted < sandboxes else SANDBOXES
 
 
-def slots_of(recipe: Recipe, work: Episodes) -> tuple[int, str]:
-    """Episodes that may run at once, and what holds them at that."""
-    copies = engines(recipe)
-    limits = {
-        "serving.concurrency": float(copies * recipe.serving.concurrency),
-        KV_CACHE: copies * cache_tokens(recipe) / work.length,
-        STATES: copies * running_requests(recipe),
-        SANDBOXES: float(sandboxes_at_once(recipe)),
-    }
+def _admits(recipe: Recipe, assumed: Assumptions) -> str:
+    """What holds the episodes that the run admits at their number."""
+    stated, length = recipe.serving.concurrency or math.inf, episodes_of(recipe, assumed).length
     if recipe.serving.external_engines:
-        del limits[KV_CACHE], limits[STATES]
-    limit = min(limits, key=lambda name: limits[name])
-    return max(int(limits[limit]), 1), limit
+        return CONCURRENCY
+    held = cache_tokens(recipe) / length
+    limits = {CONCURRENCY: stated, KV_CACHE: held, STATES: running_requests(recipe)}
+    return min(limits, key=lambda name: limits[name])
 
 
 def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> Case:
     """Grading takes a sandbox too: where these hold the episodes at their number, an episode keeps its own for it."""
     rollout, work = recipe.rollout, episodes_of(recipe, assumed)
-    slots, limit = slots_of(recipe, work)
+    slots, limit = slots_of(recipe, assumed)
     if rollout.schedule == SYNC:  # nothing is sampled meanwhile, so the same case serves for all
         train = update = 0.0
     cores = recipe.cluster.cpus_per_node * sandbox_nodes(recipe) / assumed.sandbox_cpus

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.plan import formulae, roofline
+from slime_swe.launch.plan.admission import engines, episodes_of, sglang_engine
 from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.memory import layout_of, sglang_engine
+from slime_swe.launch.plan.memory import layout_of
 from slime_swe.launch.plan.result import Phase, Supervised, Timing
-from slime_swe.launch.plan.rollout import engines, episodes_of, sample_step
+from slime_swe.launch.plan.rollout import sample_step
 from slime_swe.launch.plan.trained import sent_bytes, trained
 from slime_swe.launch.plan.warm_start import recorded, supervised
 from slime_swe.recipes.base import Recipe

@@ -55,6 +55,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
             "swe_save_every_minutes",
             "swe_overlong_turns",
         ),
+        "swe_cached_episodes",
     ),
     FOLDERS: ("--save", "--save-hf", "--load", "--hf-checkpoint", "--ref-load", "--custom-config-path", "swe_run_dir"),
     PROJECT: ("--use-wandb", "--wandb-project", "--wandb-group", "--wandb-random-suffix", "--wandb-dir"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import slime_swe
 from slime_swe.launch.args import Attributes, ours
+from slime_swe.launch.plan.admission import most_an_engine
 from slime_swe.launch.ray.network import by_interface
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import Checkouts
@@ -78,7 +79,7 @@ def unserved(recipe: Recipe) -> Attributes:
         return {}
     serving = recipe.serving
     return {
-        "sglang_server_concurrency": serving.concurrency,
+        "sglang_server_concurrency": most_an_engine(recipe),
         "sglang_enable_deterministic_inference": serving.deterministic,
     }
 

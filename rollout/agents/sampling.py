@@ -47,5 +47,5 @@ class SamplingAgent(Agent):
             )
         turn = Turn("assistant", "", 0, len(said.tokens), began, session.seconds)
         node = session.add_sampled(said, turn)
-        statistics.add(said)
+        statistics.add(said, head)
         return node, said

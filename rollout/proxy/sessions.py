@@ -403,7 +403,7 @@ class ProxySession:
             )
         turn = await self._read_turn(generation.tokens)  # before it counts: until it is recorded, it is in flight
         self.failure, self.full = None, False
-        self.statistics.add(generation)
+        self.statistics.add(generation, prompt.node)
         self.statistics.unkept_turns += not turn.kept
         return generation, turn
 

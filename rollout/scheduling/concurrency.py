@@ -1,4 +1,4 @@
-"""`Concurrency`: how many sandboxes a machine bears, found by trying."""
+"""`Limit`: how many there may be at once, found by trying. `Concurrency`: of the sandboxes that a machine bears."""
 
 from __future__ import annotations
 
@@ -12,25 +12,50 @@ SLOW, SLOW_SECONDS = 4.0, 0.25  # an opening is slow if it takes more than both:
 
 
 @dataclass
+class Limit:
+    """Between `least` and `most`. It shrinks by a fifth where there are too many, and grows step by step as long as all
+    are in use, as TCP's congestion window does (RFC 5681)."""
+
+    least: int
+    most: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.limit <= self.most:
+            raise ValueError(
+                f"least is {self.least}, the limit {self.limit} and most {self.most}: give 1 <= least <= limit <= most"
+            )
+
+    def shrink(self, in_use: int) -> None:
+        """Not again before so few are in use, since until then it has had no effect."""
+        if in_use <= self.limit:
+            self.limit = max(self.least, int(in_use * SHRINK))
+
+    def grow(self, in_use: int) -> None:
+        if in_use >= self.limit:
+            self.limit = min(self.most, self.limit + max(1, int(self.limit * GROW)))
+
+
+@dataclass
 class Concurrency:
-    """Begins with `most`, shrinks by a fifth when they are too many, and grows step by step as long as all are in use,
-    as TCP's congestion window does (RFC 5681). At least `least`.
+    """Begins with `most`, at least `least`; `limit` is a `Limit`.
 
     They are too many if memory is short, or if processors are and most sandboxes open slowly: busy processors alone are
-    what a run wants, so while they are busy, it takes some that open quickly for the limit to grow. It does not shrink
-    again before so few are in use, since until then it has had no effect.
+    what a run wants, so while they are busy, it takes some that open quickly for the limit to grow.
     """
 
     least: int
     most: int
-    limit: int = field(init=False)
+    _limit: Limit = field(init=False)
     _quickest: dict[Hashable, float] = field(default_factory=dict)
     _slow: list[bool] = field(default_factory=list)  # of the openings since the last observation
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ValueError(f"least is {self.least} and most is {self.most}: give 1 <= least <= most")
-        self.limit = self.most
+        self._limit = Limit(self.least, self.most, self.most)
+
+    @property
+    def limit(self) -> int:
+        return self._limit.limit
 
     def opened(self, kind: Hashable, seconds: float) -> None:
         """A sandbox has opened. kind: what it has in common with those that open as quickly, such as its image."""
@@ -45,8 +70,7 @@ class Concurrency:
         self._slow.clear()
         is_busy = cpu_pressure > HIGH_CPU
         if memory_pressure > HIGH_MEMORY or (is_busy and most_slow):
-            if in_use <= self.limit:
-                self.limit = max(self.least, int(in_use * SHRINK))
-        elif in_use >= self.limit and (some_opened or not is_busy):
-            self.limit = min(self.most, self.limit + max(1, int(self.limit * GROW)))
+            self._limit.shrink(in_use)
+        elif some_opened or not is_busy:
+            self._limit.grow(in_use)
         return self.limit

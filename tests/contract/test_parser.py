@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_swe.launch.config import resolve
+from slime_swe.launch.plan.admission import most_an_engine
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.scaled import one_rank, scaled
 from slime_swe.launch.rehearse.toy import shape_keys, toy_config
@@ -99,7 +100,7 @@ def test_slime_takes_the_supervised_stage(parse, tmp_path, name):
     assert (args.loss_type, args.calculate_per_token_loss) == ("sft_loss", True)
     assert args.debug_train_only and not args.compute_advantages_and_returns and not args.offload_train
     assert args.custom_generate_function_path == "slime_swe.rollout.warm_start.generate"
-    assert args.sglang_server_concurrency == recipe.serving.concurrency
+    assert args.sglang_server_concurrency == most_an_engine(recipe)
 
 
 def changed_by_slime(args, asked):

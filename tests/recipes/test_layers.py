@@ -9,9 +9,9 @@ import pytest
 
 from slime_swe.launch.engines import violations
 from slime_swe.launch.plan import activations, formulae, roofline, serving
+from slime_swe.launch.plan.admission import cache_pool, cache_tokens, running_requests, sglang_engine
 from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.memory import cache_pool, cache_tokens, running_requests, sglang_engine
-from slime_swe.launch.plan.rollout import STATES, episodes_of, slots_of
+from slime_swe.launch.plan.rollout import STATES, slots_of
 from slime_swe.recipes.families import load_family, read_config
 from slime_swe.recipes.layers.linear_attention import GatedDeltaNet
 from slime_swe.recipes.layout import ONE_GPU, ONE_SERVER, Layout, SglangEngine, Shard
@@ -129,7 +129,7 @@ def test_a_model_without_a_cache_is_limited_by_its_states_alone():
 def test_states_limit_the_episodes_where_they_are_what_is_short():
     recipe = large(serving__mem_fraction=0.28, serving__concurrency=4096, rollout__sandbox_concurrency=4096)
     recipe = changed(recipe, "rollout.max_context", 4096)
-    slots, limit = slots_of(recipe, episodes_of(recipe, Assumptions()))
+    slots, limit = slots_of(recipe, Assumptions())
     assert limit == STATES and slots == int(4 * running_requests(recipe))
     assert math.isinf(running_requests(variant("qwen3_coder_30b_a3b")))
 

@@ -99,7 +99,7 @@ def test_failures_by_what_failed_cached_prompts_masked_tokens_and_spread():
     samples = [make_sample(index, value) for index, value in enumerate((1.0, 1.0, -1.0, 3.0))]
     for number, sample in enumerate(samples):
         sample.loss_mask, sample.response_length, sample.tokens = [1, 0, 1], 3, [1] * (4 + number)
-        counters = {"prompt_tokens": 10, "cached_tokens": 3 * number}
+        counters = {"prompt_tokens": 10, "cached_tokens": 3 * number, "known_tokens": 9, "lost_tokens": 9 - 3 * number}
         sample.metadata["episode"] = {"patch": "", "turns": 2 + number, "counters": counters}
     samples[1].remove_sample = True
     broken = [aborted(4), aborted(5), aborted(6)]
@@ -109,7 +109,9 @@ def test_failures_by_what_failed_cached_prompts_masked_tokens_and_spread():
     assert metrics["infrastructure_failures"] == 3
     causes = ("sandbox_error", "grader_error")
     assert [metrics[f"infrastructure_failures/{cause}"] for cause in causes] == [2, 1]
-    assert metrics["prefix_cache_hit_rate"] == 18 / 40
+    assert (metrics["prefix_cache_hit_rate"], metrics["prefix_lost_rate"]) == (18 / 40, 18 / 40)
+    per_turn = metrics["cached_tokens_per_turn"], metrics["prefilled_tokens_per_turn"]
+    assert per_turn == (18 / 14, 22 / 14)
     assert (metrics["sampled_tokens"], metrics["masked_tokens"]) == (2.0, 0.5)
     spread = {name: (metrics[f"train_spread/{name}/median"], metrics[f"train_spread/{name}/deviation"])
               for name in ("reward", "turns", "sampled_tokens", "context_tokens")}  # fmt: skip

@@ -67,6 +67,27 @@ def test_rollouts_that_train_nothing_are_warned_of_and_the_third_says_why(args, 
     assert "(groups: 4 all solved, 2 all unsolved; episodes: 9, of which infrastructure broke 0)" in said[4]
 
 
+def test_where_most_of_the_prompts_is_computed_again_the_field_is_named(args, caplog, tmp_path):
+    record = RunRecord(args)
+    with caplog.at_level(logging.WARNING):
+        for number, lost in enumerate((40, 60)):
+            played = rollout(1.0, -1.0, admitted=141)
+            for group in played.played:
+                for one in group:
+                    one.metadata["episode"]["counters"] = {
+                        "prompt_tokens": 100,
+                        "cached_tokens": 20,
+                        "lost_tokens": lost,
+                    }
+            record.on_rollout(number, played, 1.0)
+    (said,) = [entry.getMessage() for entry in caplog.records]
+    assert said.startswith("rollout 2: 60% of the prompt tokens were computed again")
+    assert "141 episodes at once are admitted: lower serving.concurrency, or" in said and "serving.mem_fraction" in said
+    lines = [orjson.loads(line)["serving"] for line in (tmp_path / METRICS).read_bytes().splitlines()]
+    assert [line["prefix_lost_rate"] for line in lines] == [0.4, 0.6]
+    assert {line["admitted_episodes"] for line in lines} == {141}
+
+
 def test_tokens_are_counted_where_their_advantage_is_known_and_is_not_zero(args):
     samples = [sample(0, 1.0), sample(1, -1.0), sample(2, 1.0, group=1), sample(3, 1.0, group=1), sample(4, 1.0)]
     write_failure(samples[4], "sandbox_error", "gone")

@@ -30,6 +30,20 @@ def test_a_chain_is_one_segment_with_the_policy_s_tokens_masked_in():
     assert b"".join(segment.routed_experts) == b"012345"
 
 
+def test_what_an_engine_has_computed_is_the_prompt_of_the_last_turn_of_its_weights_on_the_path():
+    session = Session()
+    root = session.add_context([1, 2, 3])
+    assert root.computed_by("7") == 0
+    first = session.add_sampled(said([4, 5], [-0.1, -0.2], version="7"))
+    assert first.computed_by("7") == 3 and first.computed_by("8") == 0
+    context = session.add_context([6, 7])
+    assert context.computed_by("7") == 3
+    assert session.add_sampled(said([8], [-0.3], version="8")).computed_by("8") == 7
+    session.fork(context)
+    other = session.add_context([9])
+    assert other.computed_by("7") == 3 and other.computed_by("8") == 0, "that is on another branch"
+
+
 def test_branches_share_the_routed_experts_of_what_they_have_in_common():
     session = Session()
     session.add_context([1, 2])

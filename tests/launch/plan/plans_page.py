@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from slime_swe.launch.plan.admission import cache_tokens
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import cache_tokens
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.plan.result import Budget, Plan, Timing
 from slime_swe.recipes.base import Recipe

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 
 from slime_swe.errors import UserError
+from slime_swe.launch.args import ours, shared
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import formulae, rollout
+from slime_swe.launch.plan import admission, formulae, rollout
 from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.launch.plan.simulation import schedules
@@ -18,6 +20,9 @@ from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.sandboxes import sandboxes_at_once
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.player import Player
+from slime_swe.rollout.scheduling.admission import Bounds
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]
 DENSE, LARGE, MIXTURE = "qwen25_coder_7b", "qwen25_coder_32b", "qwen3_coder_30b_a3b"
@@ -29,6 +34,10 @@ pytestmark = pytest.mark.usefixtures("few_steps")
 
 def plan(name, *overrides, **assumed):
     return make_plan(assemble(name, overrides), Assumptions(**assumed))
+
+
+async def no_episode(args, sample, params):
+    raise AssertionError("nothing is played")
 
 
 def test_there_are_gpu_recipes():
@@ -295,6 +304,44 @@ def test_what_holds_the_episodes_in_flight_is_named():
     )
     small = ["serving.mem_fraction=0.2", "serving.gpus_per_engine=4", "cluster.gpu=A100-40GB"]
     assert "KV cache" in reason(*small, "rollout.sandbox_concurrency=512")
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_a_run_begins_with_as_many_episodes_as_the_caches_hold_by_the_plan(name, tmp_path):
+    """By what the run's own player reads of SLiME's arguments, and the plan's simulation takes the same number."""
+    recipe = load_recipe(name)
+    assert recipe.serving.concurrency == 0
+    args = Namespace(**shared(recipe, tmp_path)["serving"], **ours(recipe, tmp_path))
+    args.rollout_num_gpus, args.rollout_num_gpus_per_engine = recipe.cluster.serve_gpus, recipe.serving.gpus_per_engine
+    player = Player(args, RolloutHooks(no_episode, no_episode, None))
+    held = admission.engines(recipe) * admission.cache_tokens(recipe) / (0.5 * recipe.rollout.max_context)
+    held = min(held, admission.engines(recipe) * admission.running_requests(recipe))
+    assert 0.9 * held <= player.slots <= 1.1 * held
+    assert rollout.slots_of(recipe, Assumptions())[0] == min(player.slots, sandboxes_at_once(recipe))
+    assert player.admission.bounds == admission.bounds_of(recipe)
+    assert 0.5 * player.slots <= player.admission.bounds.least < player.slots < player.admission.bounds.most
+
+
+def test_a_stated_concurrency_is_a_cap_and_no_more():
+    few, many = (assemble(ASYNCHRONOUS, [f"serving.concurrency={count}"]) for count in (16, 128))
+    assert admission.bounds_of(few) == Bounds(32, 64, 64)
+    assert admission.bounds_of(many) == replace(admission.bounds_of(load_recipe(ASYNCHRONOUS)), most=512)
+    (note,) = [note for note in plan(ASYNCHRONOUS, "serving.concurrency=128").notes if "cache holds" in note]
+    assert "holds 35 episodes of that length, at most serving.concurrency=128 an engine: the run admits 141" in note
+
+
+def test_more_episodes_are_admitted_where_they_are_assumed_to_be_shorter():
+    recipe = load_recipe(ASYNCHRONOUS)
+    short, usual = (admission.bounds_of(recipe, Assumptions(context=share)).start for share in (0.25, 0.5))
+    assert short == pytest.approx(2 * usual, abs=1)
+
+
+def test_what_external_engines_hold_is_not_known_and_without_gpus_nothing_adapts():
+    recipe = assemble(DENSE, ["serving.external_engines=['10.0.0.1:30000']", "cluster.colocate=false"])
+    assert admission.bounds_of(recipe) == Bounds(32, 64, 256)
+    assert admission.bounds_of(load_recipe("tiny_cpu")) == Bounds(128, 128, 128)
+    with pytest.raises(UserError, match=r"serving\.concurrency=0 is what the KV cache of GPUs holds"):
+        require_legal(assemble("tiny_cpu", ["serving.concurrency=0"]))
 
 
 TWIN = {

@@ -64,6 +64,11 @@ PARTS = (  # part, how it was run, command or test
     ("losses and gradients beside SLiME's", CONTRACT, "`tests/contract/test_loss.py`"),
     ("SLURM and Ray on two virtual nodes", "CPU", "`tests/launch`"),
     ("sandboxes `local`, `overlay`, `docker`, `apptainer`", "really", "`tests/rollout/sandbox`"),
+    (
+        "episodes admitted by what engines keep in their caches",
+        "real agents with a scripted engine; no SGLang that is short of cache",
+        "`tests/rollout/test_player.py`",
+    ),
 )
 
 

@@ -82,5 +82,5 @@ def test_while_processors_are_short_it_grows_only_if_sandboxes_open_quickly():
 
 
 def test_bounds_that_cross_are_refused():
-    with pytest.raises(ValueError, match="1 <= least <= most"):
+    with pytest.raises(ValueError, match="1 <= least <= limit <= most"):
         Concurrency(5, 4)

@@ -1,0 +1,108 @@
+"""Episodes are admitted by what an engine says that it kept in its cache: a real agent, a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from slime_swe.rollout import slime_plugin
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.player import Player
+from slime_swe.rollout.scripted import by_turn, scripted_engine
+from slime_swe.sample import Sample
+from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample
+
+TURNS = (VIEW, VIEW, SUBMIT)
+
+
+async def no_reward(args, sample):
+    return 0.0
+
+
+@pytest.fixture
+def playing(tokenizer, checkpoint, tmp_path):
+    """Plays so many episodes one after the other with an engine that keeps a share of each prompt; the player."""
+
+    async def play(episodes: int, kept: float, *, versions: bool = False, **changes) -> Player:
+        async with scripted_engine(tokenizer, by_turn(*TURNS), cached=lambda prompt: int(kept * len(prompt))) as engine:
+            given = {"swe_cached_episodes": 8.0, "sglang_server_concurrency": 32} | changes
+            args = make_args(checkpoint, engine.url, tmp_path, **given)
+            player = Player(args, RolloutHooks(slime_plugin.generate, no_reward, None))
+            usual, calls = engine.answer, 0
+
+            def answer(asked):
+                nonlocal calls
+                calls += versions
+                engine.weight_version = str(calls)
+                return usual(asked)
+
+            engine.answer = answer  # type: ignore[method-assign]
+            for index in range(episodes):
+                sample = await player.play(make_sample(index), dict(PARAMS), evaluation=False)
+                assert isinstance(sample, Sample) and sample.metadata["episode"]["stop_reason"] == "submitted"
+        return player
+
+    return play
+
+
+async def test_an_engine_that_loses_prefixes_gets_fewer_episodes_and_says_so(playing, caplog):
+    """One after the other, so that one is in use at once: the limit falls to the least at the first look."""
+    with caplog.at_level(logging.WARNING):
+        player = await playing(2, kept=0.3)
+    assert player.admission.bounds.start == 8 and player.slots == player.admission.bounds.least == 4
+    (said,) = [record.getMessage() for record in caplog.records if "at once" in record.getMessage()]
+    assert said.startswith("the engines' caches hold fewer episodes: 4 at once from now on, 8 before; ")
+
+
+async def test_an_engine_that_keeps_them_gets_more(playing):
+    player = await playing(2, kept=1.0, swe_cached_episodes=1.0, sglang_server_concurrency=3)
+    assert player.admission.bounds.start == 1 and player.slots == 2, "one is in use, so that no more are asked for"
+
+
+async def test_what_new_weights_empty_the_cache_of_is_not_lost(playing):
+    assert (await playing(2, kept=0.0, versions=True)).slots == 8
+
+
+async def test_without_a_known_cache_nothing_changes(playing):
+    assert (await playing(2, kept=0.0, swe_cached_episodes=0.0)).slots == 32
+
+
+async def test_those_that_wait_are_let_in_in_order_as_the_limit_grows_and_held_as_it_shrinks(tmp_path):
+    running: list[int] = []
+    ended: dict[int, asyncio.Event] = {}
+    lost = 0
+
+    async def generate(args, sample, params):
+        running.append(sample.index)
+        await ended.setdefault(sample.index, asyncio.Event()).wait()
+        sample.metadata = {"episode": {"patch": "", "counters": {"known_tokens": 100, "lost_tokens": lost}}}
+        running.remove(sample.index)
+        return sample
+
+    args = make_args("none", "http://127.0.0.1:1", tmp_path, swe_cached_episodes=4.0, sglang_server_concurrency=6)
+    player = Player(args, RolloutHooks(generate, no_reward, None))
+    tasks = [asyncio.create_task(player.play(Sample(index=i), {}, evaluation=False)) for i in range(16)]
+
+    async def end(index: int) -> list[int]:
+        ended[index].set()
+        await tasks[index]
+        return [*running]
+
+    await asyncio.sleep(0)
+    assert running == [0, 1, 2, 3]
+    assert await end(1) == [0, 2, 3, 4, 5], "one more"
+    tasks[6].cancel()
+    assert await end(0) == [2, 3, 4, 5, 7, 8], "the most, without one that is wanted no more"
+    lost = 90
+    assert await end(2) == [3, 4, 5, 7, 8] and player.slots == 4
+    assert await end(3) == [4, 5, 7, 8] and player.slots == 4, "it was played beside six"
+    for index in (4, 5, 7, 8):
+        await end(index)
+    assert running == [9, 10, 11, 12] and player.slots == 4, "the last of those"
+    assert await end(9) == [10, 11, 12] and player.slots == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not running or len(running) == 3

@@ -46,11 +46,23 @@ class Selection:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.left_out = 0
+        self.mistake = ""
 
     @pytest.hookimpl(tryfirst=True)  # a worker of xdist writes the groups into the names
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        try:
+            self._choose(config, items)
+        except pytest.UsageError as error:
+            if not hasattr(config, "workerinput"):
+                raise
+            items.clear()  # of what is raised in a worker nobody hears
+            self.mistake = str(error)
+
+    def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         extended = [item for item in items if is_extended(item)]
         named = any("::" in argument for argument in config.args)
+        if not (named or config.getoption("lf")):  # both may have a row without the others of its table
+            require_guards(items)
         if extended and not (named or config.getoption("--all") or "extended" in config.getoption("-m")):
             self.left_out = len(extended)
             config.hook.pytest_deselected(items=extended)
@@ -66,12 +78,15 @@ class Selection:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["left out"] = self.left_out
+            self.config.workeroutput |= {"left out": self.left_out, "mistake": self.mistake}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node) -> None:
-        self.left_out = getattr(node, "workeroutput", {}).get("left out", self.left_out)
+        told = getattr(node, "workeroutput", {})  # none of a worker that was killed
+        self.left_out, self.mistake = told.get("left out", self.left_out), told.get("mistake", self.mistake)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.mistake:
+            terminalreporter.write_line(f"ERROR: {self.mistake}", red=True)
         if self.left_out:
             terminalreporter.write_line(f"left out: {self.left_out} extended tests (bash tests/run.sh --all runs them)")

@@ -83,9 +83,39 @@ def test_a_test_that_is_named_is_taken(run):
     assert run("test_suite.py::test_number[7]")[0] == {"test_number[7]"}
 
 
-def test_an_extended_test_names_its_guard(run, pytester):
+@pytest.mark.parametrize("words", [[], WORKERS], ids=["one process", "two workers"])
+def test_an_extended_test_names_its_guard(run, pytester, words):
     pytester.makepyfile(test_suite="import pytest\n\n@pytest.mark.extended\ndef test_one(): pass\n")
-    assert "name what guards the same in the default set" in run()[1]
+    passed, report = run(*words)
+    assert "name what guards the same in the default set" in report and not passed
+
+
+TABLE = """\
+import pytest
+
+@pytest.mark.parametrize("row", [{rows} pytest.param("b", marks=pytest.mark.extended("rows"))])
+def test_row(row): assert row == "b"
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--all"], WORKERS], ids=["default", "all", "two workers"])
+def test_a_guard_in_words_has_a_row_in_the_default_set(run, pytester, words):
+    """Else a table whose rows are all marked one after another has left the default set without a word."""
+    pytester.makepyfile(test_suite=TABLE.format(rows=""))
+    assert (
+        "is in the default set; name a test that guards the same:\n  test_suite.py::test_row: 'rows'" in run(*words)[1]
+    )
+    pytester.makepyfile(test_suite=TABLE.format(rows="'a',"))
+    assert "name a test that guards the same" not in run(*words)[1]
+
+
+@pytest.mark.parametrize("words", [["test_suite.py::test_row[b]"], ["--lf", "--all"]], ids=["named", "once more"])
+def test_a_row_of_a_table_is_taken_without_the_others(run, pytester, words):
+    failing = TABLE.format(rows="'a',").replace('== "b"', '!= "b"')
+    pytester.makepyfile(test_suite=failing)
+    assert run("--all")[0] == {"test_row[a]"}
+    pytester.makepyfile(test_suite=failing.replace("!=", "=="))
+    assert run(*words)[0] == {"test_row[b]"}
 
 
 def test_a_guard_that_is_named_as_a_test_is_one_of_the_default_set():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -26,3 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(selection.Selection(config), "selection")
     config.pluginmanager.register(Costs(config), "costs")
     second_look.register(config)
+
+
+@pytest.fixture
+def hung_up() -> Iterator[None]:
+    """SIGHUP ends this process and those that it starts, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -221,5 +221,6 @@ def steps(run: Path) -> list[int]:
 @pytest.mark.extended("tests/e2e/test_careless.py::test_a_run_is_written_by_one_process_until_sigterm_stops_it")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("hung_up")
 def test_sighup_stops_a_run(start_cli, small, tmp_path):
     stops_as_by_ctrl_c(begun(start_cli, small, tmp_path / "my runs"), signal.SIGHUP, tmp_path / "my runs")

@@ -78,6 +78,7 @@ def test_the_command_is_one_process_in_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+@pytest.mark.usefixtures("hung_up")
 def test_every_ending_signal_is_a_keyboard_interrupt_and_only_inside(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), interrupting():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.__main__ import read
+
 ROOT = Path(__file__).parents[1]
 ORDER = ("data_sources", "rollout", "rewards", "embedded", "recipes", "launch")
 MODULES = sorted(path for package in ORDER for path in (ROOT / package).rglob("*.py"))
@@ -146,3 +148,10 @@ def test_a_planted_clock_is_found():
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1 << 30
         assert self.begun == 0 and loop.done, begun"""
     assert asserts_of_clocks(planted) == {6, 7}
+
+
+def test_each_fault_of_the_mutants_can_be_made():
+    """Its text is in its file once, and the tests that are to notice it exist."""
+    for mutant in read(ROOT / "tests" / "mutants" / "mutants.toml"):
+        assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, mutant.name
+        assert all((ROOT / test).exists() for test in mutant.tests), mutant.name

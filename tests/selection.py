@@ -61,7 +61,7 @@ class Selection:
     def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         extended = [item for item in items if is_extended(item)]
         named = any("::" in argument for argument in config.args)
-        if not (named or config.getoption("lf")):  # both may have a row without the others of its table
+        if not (named or config.getoption("lf", False)):  # both may have a row without the others of its table
             require_guards(items)
         if extended and not (named or config.getoption("--all") or "extended" in config.getoption("-m")):
             self.left_out = len(extended)

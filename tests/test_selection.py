@@ -98,7 +98,9 @@ def test_row(row): assert row == "b"
 """
 
 
-@pytest.mark.parametrize("words", [[], ["--all"], WORKERS], ids=["default", "all", "two workers"])
+@pytest.mark.parametrize(
+    "words", [[], ["--all"], ["-p", "no:cacheprovider"], WORKERS], ids=["default", "all", "no cache", "two workers"]
+)
 def test_a_guard_in_words_has_a_row_in_the_default_set(run, pytester, words):
     """Else a table whose rows are all marked one after another has left the default set without a word."""
     pytester.makepyfile(test_suite=TABLE.format(rows=""))

@@ -30,7 +30,9 @@ def turns_of(folder: Path) -> list[int]:
     return [json.loads(line)["episode"]["turns"] for line in (folder / "evaluations.jsonl").read_bytes().splitlines()]
 
 
-@pytest.mark.extended("tests/rollout/test_driver.py::test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes")
+@pytest.mark.extended(
+    "tests/rollout/test_driver.py::test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes"
+)
 def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(cli, small, tmp_path):
     """The seed policy writes qwen3_coder's calls, of which Hermes' format reads none."""
     words = ["model.tool_format=hermes", "rollout.batch_size=4", "rollout.samples_per_task=32", "run.name=silent"]

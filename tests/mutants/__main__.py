@@ -77,7 +77,9 @@ def sound(root: Path, mutants: Iterable[Mutant], tests: Iterable[str]) -> bool:
         copy(root, Path(name))
         asked = dict.fromkeys(test for mutant in mutants for test in [*tests] or mutant.tests)
         code, output = run(Path(name), asked)
-    print("".join(f"{line}\n" for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))), end="")
+    if code:
+        failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        print("without a fault the tests fail:", *(failed or output.splitlines()[-20:]), sep="\n")
     return code == 0
 
 
@@ -100,7 +102,7 @@ def run(folder: Path, tests: Iterable[str]) -> tuple[int, str]:
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return -1, "FAILED (never ends)"
+        return -1, f"FAILED (goes on for more than {SECONDS:.0f} s)"
     assert done.returncode not in (4, 5), f"no such tests: {done.stdout[-500:]}{done.stderr[-500:]}"
     return done.returncode, done.stdout
 

@@ -55,7 +55,8 @@ class Costs:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.tests.total() < FEW or hasattr(self.config, "workerinput"):
             return
-        self.config.cache.set("costs", dict(self.tests.most_common()))
+        if self.config.pluginmanager.hasplugin("cacheprovider"):
+            self.config.cache.set("costs", dict(self.tests.most_common()))
         files = summed(self.tests, lambda name: name.partition("::")[0])
         folders = summed(files, lambda name: "/".join(name.split("/")[1:-1][:2]) or name)
         for title, costs in (("tests", self.tests), ("files", files), ("folders", folders)):

@@ -104,7 +104,7 @@ def run(folder: Path, tests: Iterable[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         return -1, f"FAILED (goes on for more than {SECONDS:.0f} s)"
     assert done.returncode not in (4, 5), f"no such tests: {done.stdout[-500:]}{done.stderr[-500:]}"
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout + done.stderr
 
 
 def main() -> int:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -35,6 +36,15 @@ def slime_home():
 
     install()
     return home
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_environment():
+    """Megatron writes its choice of attention there, and asserts that no process that it starts has another."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")  # other modules have groups of their own

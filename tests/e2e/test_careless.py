@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from slime_swe.attempts import require_ended
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
 from tests.data_sources.tasks import make_task
-from tests.e2e.conftest import environment, lines_of, timeless
+from tests.e2e.conftest import command, environment, heed_interrupts, lines_of, timeless
 
 
 def refused(result, code: int, *said: str) -> None:
@@ -101,12 +101,31 @@ def test_a_closed_or_full_standard_stream(redirection, code, said, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_in_the_first_second_is_no_traceback(start_cli):
-    process = start_cli("recipes")
-    time.sleep(0.2)  # within the imports
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode in (0, 130) and "slime_swe/launch/commands" not in said, said
+INTERRUPTED = """\
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *where):
+        if name == "slime_swe.launch.commands.recipes":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+def test_ctrl_c_within_the_imports_is_no_traceback(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    known = environment()
+    path = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
+    done = subprocess.run(
+        command("recipes"),
+        env=known | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        preexec_fn=heed_interrupts,
+        timeout=60,
+    )
+    assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_machine_without_bubblewrap_is_said_what_is_unprotected(cli, tmp_path, monkeypatch):

@@ -14,22 +14,27 @@ from slime_swe.data_sources.registry import load_tasks, parse
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.rollout.sandbox.base import Backend
 from slime_swe.rollout.sandbox.pool import backend_maker, make_backend, names_that
 
 GIB = 1 << 30
+ENOUGH = 8  # images, of which the mean is taken for that of the others
 AT_ONCE = 4  # images that are got at the same time; each takes several connections already
 _RATE_LIMIT = ("toomanyrequests", "rate limit")
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Images that tasks need in one kind of sandbox. gib: what those that are missing take, as far as can be said
-    before. free_gib: room where they go; None where that is not this machine's disk."""
+    """Images that tasks need in one kind of sandbox. here_gib: what those that are here take; None where that is not
+    known. gib: what those that are missing take, as far as can be said before, and how that is known. free_gib: room
+    where they go; None where that is not this machine's disk."""
 
     sandbox: str
     images: Sequence[str]
     missing: Sequence[str]
+    here_gib: float | None
     gib: float
+    how: str
     free_gib: float | None
 
     @property
@@ -38,22 +43,49 @@ class Survey:
 
     def __str__(self) -> str:
         here = len(self.images) - len(self.missing)
-        said = f"{len(self.images):,} images for {self.sandbox} sandboxes: {here:,} here, {len(self.missing):,} missing"
+        taken = "" if not self.here_gib else f" ({self.here_gib:,.1f} GiB)"
+        said = f"{len(self.images):,} images for {self.sandbox} sandboxes: {here:,} here{taken}"
+        said += f", {len(self.missing):,} missing"
         if not self.missing:
             return said
         free = "" if self.free_gib is None else f", of {self.free_gib:,.0f} GiB that are free"
-        each = make_backend(self.sandbox).image_gib
-        return f"{said}, which take about {self.gib:,.0f} GiB (assumed: {each:g} GiB each){free}"
+        return f"{said}, which take about {self.gib:,.0f} GiB ({self.how}: {self.each:.2g} GiB each){free}"
+
+    @property
+    def each(self) -> float:
+        """GiB of a missing one, on average."""
+        return self.gib / max(1, len(self.missing))
 
 
 def survey(tasks: Sequence[Task], sandbox: str) -> Survey:
-    """Asks the sandbox's backend for each image. Raises `UserError`, `SandboxError` where it can't tell."""
+    """Asks the sandbox's backend for each image. Where `ENOUGH` are here, those that are missing are taken to be as
+    large. Raises `UserError`, `SandboxError` where it can't tell."""
     backend = make_backend(sandbox)
-    images = list(dict.fromkeys(task.workspace.image.name for task in tasks if task.workspace.image))
-    missing = [image for image in images if not backend.has_image(image)]
+    images = {task.workspace.image.name: task for task in tasks if task.workspace.image}
+    found = {image: backend.has_image(image) for image in images}
+    here, missing = [name for name in images if found[name]], [name for name in images if not found[name]]
+    here_gib = backend.images_gib(here) if here else 0.0
     folder = backend.image_folder() if missing else None
     free = None if folder is None else shutil.disk_usage(folder).free / GIB
-    return Survey(sandbox, images, missing, len(missing) * backend.image_gib, free)
+    if here_gib and len(here) >= ENOUGH:
+        gib, how = len(missing) * here_gib / len(here), "measured"
+    else:
+        sizes = [size_of(_published(images[image]), backend) for image in missing]
+        gib, how = sum(size for size, _ in sizes), " and ".join(sorted({how for _, how in sizes}))
+    return Survey(sandbox, list(images), missing, here_gib, gib, how, free)
+
+
+def size_of(published: float, backend: Backend) -> tuple[float, str]:
+    """GiB of an image beside the layers that it shares, and how that is known. published: of its corpus; 0 where
+    nothing is. What is published may be of images that share layers, which a backend that unpacks them does not."""
+    if published and (backend.shares_layers or published > backend.image_gib):
+        return published, "published"
+    return backend.image_gib, "assumed"
+
+
+def _published(task: Task) -> float:
+    corpus = CORPORA.get(task.source)
+    return corpus.splits[task.split].image_gib if corpus and task.split in corpus.splits else 0.0
 
 
 def get(found: Survey) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,9 @@ from slime_swe.recipes.base import (
     Slime,
 )
 
-H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=2048)
+# The disk of machines to rent: AWS p5.48xlarge 30.7 TB, Azure ND H100 v5 28 TB, NVIDIA DGX H100 30.7 TB. On Google's
+# a3-highgpu-8g, which has 6 TB, take a part of the tasks.
+H100_NODE = Cluster(gpus_per_node=8, gpu="H100-80GB", cpus_per_node=96, memory_per_node=1024, disk_per_node=8192)
 PARALLEL = Parallel(tp=2, cp=4, max_tokens_per_gpu=8192, recompute="none")
 SERVING = Serving(gpus_per_engine=2, concurrency=0, deterministic=False, mem_fraction=0.7)
 ROLLOUT = Rollout(

@@ -5,8 +5,8 @@
 What it changes from the algorithm in `gpu_defaults.py`, and why: rollout routing replay (arXiv:2510.11370), by which
 the trainer sends each token to the experts that SGLang sent it to.
 
-The optimizer's states stay in the node's memory (about 500 GiB), which lets the model fit 8 GPUs, and leaves room for
-128 sandboxes.
+The optimizer's states stay in the node's memory (about 500 GiB), which lets the model fit 8 GPUs. With 128 sandboxes
+and the routes of a batch, which SLiME sends whole to each GPU, a node needs more than 1 TiB.
 
 Tool calls: the untrained model writes those of its template, now and then without the outer tags
 (antoinezambelli/forge#56), which `qwen3_coder` reads too. Shares are not published.
@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
-from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
+from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, H100_NODE, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 
 def recipe() -> Recipe:
@@ -49,6 +49,7 @@ def recipe() -> Recipe:
             "norm_topk_prob": True,
         },
         tool_format="qwen3_coder",
+        cluster=replace(H100_NODE, memory_per_node=1536),
         parallel=Parallel(tp=4, cp=2, ep=8, etp=1, max_tokens_per_gpu=32768, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=4, ep=4),
         rollout=replace(

@@ -58,7 +58,7 @@ def recipe() -> Recipe:
         },
         tool_format="qwen3_coder",
         hardware="8 nodes of 8 x H100-80GB, 4 TiB for checkpoints",
-        cluster=replace(H100_NODE, nodes=8, disk_per_node=4096),
+        cluster=replace(H100_NODE, nodes=8, disk_per_node=16384),
         parallel=Parallel(tp=2, pp=2, cp=4, ep=16, max_tokens_per_gpu=32768, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=4, ep=4, mem_fraction=0.75),
         rollout=replace(

@@ -51,13 +51,17 @@ def patch_faults(field: str, patch: str) -> Iterator[str]:
         yield f"{field}: {error}"
 
 
+GB = 1e9 / 2**30  # in GiB, as sizes of images are published
+
+
 @dataclass(frozen=True)
 class Split:
     """A part of a corpus that has a name.
 
     count: tasks of the published version; None where no exact figure is published. languages: of their code.
     dataset, dataset_split, configuration: on the Hugging Face Hub; empty where the corpus is not there, and where the
-    data set has one configuration.
+    data set has one configuration. images: container images that its tasks share; None where each has its own.
+    images_gib: GiB that all of them take together on one machine; 0 where nobody has published it.
     """
 
     count: int | None
@@ -65,6 +69,14 @@ class Split:
     dataset: str = ""
     dataset_split: str = ""
     configuration: str = ""
+    images: int | None = None
+    images_gib: float = 0.0
+
+    @property
+    def image_gib(self) -> float:
+        """GiB of one image beside the layers that it shares; 0 where it is not published."""
+        of_all = self.images or self.count
+        return self.images_gib / of_all if of_all else 0.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,8 @@ class Corpus:
     """One corpus.
 
     name: as task sets name it, and of the module here whose `load(split, folder)` reads it. licence: of the corpus
-    itself; the code in its tasks keeps that of its projects. counted: where the counts are published. home: web page.
+    itself; the code in its tasks keeps that of its projects. counted: where the counts are published. sized: where the
+    sizes of its images are. home: web page.
     commit: of the Git repository at `home`, from which the loader was written. brought_by: the command that brings its
     files into the folder, where neither the Hub nor Git has them. needs: what running its tasks takes. in_images: each
     task runs in a container image.
@@ -87,6 +100,7 @@ class Corpus:
     splits: Mapping[str, Split] = field(default_factory=dict)
     commit: str = ""
     brought_by: str = ""
+    sized: str = ""
     in_images: bool = True
 
     @property

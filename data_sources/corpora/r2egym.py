@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, read_record
+from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.data_sources.test_log import parse_test_log
@@ -36,9 +36,10 @@ CORPUS = Corpus(
     home="https://github.com/R2E-Gym/R2E-Gym",
     counted="rows of Subset: the card of PrimeIntellect/R2E-Gym-Subset-Validated; V1: the readme, more than 8.1K; "
     "Lite's train: the Hub's viewer, 4.58K; no exact figures are given for these",
+    sized="of Subset: arXiv:2504.21798, table 1: 4 TB",
     needs="each task's image (namanjain12/…_final on Docker Hub), and swebench to grade",
     splits={
-        "subset": Split(4578, "Python", "R2E-Gym/R2E-Gym-Subset", "train"),
+        "subset": Split(4578, "Python", "R2E-Gym/R2E-Gym-Subset", "train", images_gib=4000 * GB),
         "lite": Split(None, "Python", "R2E-Gym/R2E-Gym-Lite", "train"),
         "v1": Split(None, "Python", "R2E-Gym/R2E-Gym-V1", "train"),
     },

@@ -34,12 +34,13 @@ CORPUS = Corpus(
     licence="MIT",
     home="https://github.com/SWE-bench/SWE-bench",
     counted="docs/guides/datasets.md and the data sets' cards",
+    sized="Verified: logicstar.ai/blog/how-we-made-swe-bench-50x-smaller; full: epoch.ai/blog/swebench-docker",
     needs="each task's image (named in its record), and swebench to grade",
     splits={
-        "verified": Split(500, "Python", "SWE-bench/SWE-bench_Verified", "test"),
+        "verified": Split(500, "Python", "SWE-bench/SWE-bench_Verified", "test", images_gib=240.0),
         "lite": Split(300, "Python", "SWE-bench/SWE-bench_Lite", "test"),
         "multilingual": Split(300, _NINE, "SWE-bench/SWE-bench_Multilingual", "test"),
-        "full": Split(2294, "Python", "SWE-bench/SWE-bench", "test"),
+        "full": Split(2294, "Python", "SWE-bench/SWE-bench", "test", images_gib=684.0),
     },
 )
 NEW_FIELDS = ("image", "eval_script", "log_parser", "eval_type")

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from slime_swe.data_sources.corpora import swebench
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, patch_faults, read_record
+from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, patch_faults, read_record
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import added_paths, paths_of
@@ -26,8 +26,9 @@ CORPUS = Corpus(
     licence="MIT",
     home="https://github.com/SWE-Gym/SWE-Gym",
     counted="the data set's card",
+    sized="arXiv:2504.21798, table 1: 6 TB",
     needs="each task's image (xingyaoww/sweb.eval.x86_64.… on Docker Hub), and swebench to grade",
-    splits={"train": Split(2438, "Python", "SWE-Gym/SWE-Gym", "train")},
+    splits={"train": Split(2438, "Python", "SWE-Gym/SWE-Gym", "train", images_gib=6000 * GB)},
 )
 _TEST_COMMANDS = {
     "bokeh/bokeh": "pytest -rA -n0",

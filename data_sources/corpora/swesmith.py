@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, load_records, read_record, test_faults, tests_of
+from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record, test_faults, tests_of
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError, reverse_patch
 
@@ -26,8 +26,9 @@ CORPUS = Corpus(
     licence="MIT",
     home="https://github.com/SWE-bench/SWE-smith",
     counted="the readme: about 50,000; an exact figure is not given there",
+    sized="arXiv:2504.21798, table 1: 295 GB for 128 repositories",
     needs="each task's image, which its record names",
-    splits={"train": Split(None, "Python", "SWE-bench/SWE-smith", "train")},
+    splits={"train": Split(None, "Python", "SWE-bench/SWE-smith", "train", images=128, images_gib=295 * GB)},
 )
 LEFT_OUT = frozenset(
     {"gin-gonic/gin", "hips/autograd", "paramiko/paramiko", "python/mypy", "tornadoweb/tornado", "un33k/python-slugify"}

@@ -34,7 +34,6 @@ from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.images import get, images_command, survey
 from slime_swe.launch.output import print_json, visible
-from slime_swe.rollout.sandbox.pool import make_backend
 
 EXAMPLES = {
     "list": "synthetic:heldout",
@@ -143,7 +142,7 @@ def _images(specs: list[str], options: argparse.Namespace) -> int:
     if not options.json:
         print(found)
     if options.pull and not found.fits and not options.ignore_disk:
-        few = int((found.free_gib or 0) / make_backend(options.sandbox).image_gib)
+        few = int((found.free_gib or 0) / found.each)
         raise UserError(
             f"the disk has too little room: take a part, such as {specs[0].partition('?')[0]}?limit={few}, put the "
             "images on a larger disk (docs/sandboxes.md, Images), or give --ignore-disk"

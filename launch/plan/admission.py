@@ -37,6 +37,12 @@ def episodes_of(recipe: Recipe, assumed: Assumptions) -> Episodes:
     return Episodes(length, min(assumed.sampled * length, turns * rollout.max_response), turns)
 
 
+def informative(recipe: Recipe, assumed: Assumptions) -> float:
+    """Share of the groups that are trained; of single episodes all, since they can't differ."""
+    filtered = recipe.algorithm.group_filter and recipe.rollout.samples_per_task > 1
+    return assumed.informative if filtered else 1.0
+
+
 def sglang_engine(recipe: Recipe) -> SglangEngine:
     serving = recipe.serving
     return SglangEngine(max(serving.gpus_per_engine, 1), serving.dp_attention, mixture=bool(recipe.model.shape.experts))

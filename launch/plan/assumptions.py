@@ -41,7 +41,8 @@ class Assumptions:
     sync_rate: GB/s at which one node's engines receive weights. SLiME's co-located 30B-A3B takes 7 s for 61 GB.
     pcie, host_bandwidth: GB/s of one GPU's link, and of one machine's memory.
     sandbox_cpus, sandbox_gib: CPU cores that a command in a sandbox keeps busy, and a sandbox's memory.
-    image_gib: of one task's container image beside the layers it shares; SWE-bench Verified is 240 GiB for 500.
+    image_gib: of one task's container image beside the layers it shares; 0 takes what is published of its corpus, and
+        where nothing is, 0.5, or 3 where a sandbox unpacks it.
     process_gib, node_gib: machine memory of the processes of one GPU, and of everything else on a node.
     """
 
@@ -68,7 +69,7 @@ class Assumptions:
     host_bandwidth: float = 200.0
     sandbox_cpus: float = 1.0
     sandbox_gib: float = 2.0
-    image_gib: float = 0.5
+    image_gib: float = 0.0
     process_gib: float = 12.0
     node_gib: float = 16.0
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 
 from slime_swe.launch.plan import activations, formulae, serving
-from slime_swe.launch.plan.admission import cache_pool, cache_tokens, running_requests, sglang_engine
+from slime_swe.launch.plan.admission import (
+    cache_pool,
+    cache_tokens,
+    episodes_of,
+    informative,
+    running_requests,
+    sglang_engine,
+)
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.result import Budget, Component
 from slime_swe.launch.plan.trained import (
     adapter_bytes,
@@ -25,6 +33,7 @@ from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.recipes.layout import Layout
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.pool import make_backend
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
 
@@ -167,8 +176,25 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
         Component("copies of the weights", count * copies, _copies(reference, older)),
         Component("processes", (count * assumed.process_gib + assumed.node_gib) * GIB, f"of {count} GPUs, and Ray"),
         Component("sandboxes", sandboxes * assumed.sandbox_gib * GIB, f"{sandboxes} at {assumed.sandbox_gib:g} GiB"),
+        Component("routes", _routes(recipe, assumed), f"of a batch, whole to each of {count} GPUs (slime#2384)"),
     )
     return Budget("machine", recipe.cluster.memory_per_node * GIB, parts, assumed.margin)
+
+
+def _routes(recipe: Recipe, assumed: Assumptions) -> float:
+    """Bytes of the experts that each token was sampled with, where training replays them: int32 of each layer.
+
+    The rollout holds those of the groups that the filter drops too, until its batch is complete. SLiME then sends each
+    GPU of the trainer those of all episodes that its copy of the model sees, and not its part of them.
+    """
+    if recipe.algorithm.routing_replay != "rollout":
+        return 0.0
+    sizes, rollout, layout = recipe.model.shape.megatron, recipe.rollout, layout_of(recipe)
+    token: int = 4 * sizes["num_layers"] * sizes["moe_router_topk"]
+    batch = token * rollout.batch_size * rollout.samples_per_task * episodes_of(recipe, assumed).length
+    sampled = batch / informative(recipe, assumed)
+    trained = batch + recipe.cluster.gpus_per_node * batch / layout.dp
+    return sampled + trained if SCHEDULES[rollout.schedule].overlaps else max(sampled, trained)
 
 
 def _copies(reference: bool, older: bool) -> str:
@@ -176,12 +202,12 @@ def _copies(reference: bool, older: bool) -> str:
 
 
 def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
-    """One node's disk, if all lies there: images of one rollout's tasks, the model twice, and what a run keeps."""
-    model = recipe.model.shape
-    tasks = recipe.rollout.batch_size if holds_images(recipe) else 0
+    """One node's disk, if all lies there: the images of all tasks that the run meets, the model twice, and what a run
+    keeps."""
+    model, images = recipe.model.shape, task_images(recipe, assumed)
     formats = 1 if recipe.algorithm.lora_rank else 2  # LoRA starts from Hugging Face's
     parts = (
-        Component("task images", tasks * assumed.image_gib * GIB, f"{tasks} tasks of one rollout"),
+        Component("task images", sum(each.total for each in images) * GIB, "; ".join(map(str, images))),
         Component("model", formats * WEIGHT_BYTES * model.parameters, FORMATS[formats]),
         *_kept(recipe),
     )
@@ -204,12 +230,6 @@ def most_kept(recipe: Recipe) -> tuple[int, int]:
     one more than `run.keep_checkpoints`, as the oldest goes when another rollout begins."""
     stages = [stage for stage in (recipe, supervised(recipe)) if stage]
     return sum(stage.most_checkpoints for stage in stages), sum(stage.most_exports for stage in stages)
-
-
-def holds_images(recipe: Recipe) -> bool:
-    """Whether the tasks' images lie on a node's disk."""
-    backend = make_backend(recipe.rollout.sandbox)
-    return backend.takes_images and backend.runs_here
 
 
 def gpus(count: int) -> str:

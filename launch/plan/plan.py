@@ -10,7 +10,8 @@ from slime_swe.launch.model import mismatches
 from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.memory import budgets, holds_images, most_kept
+from slime_swe.launch.plan.images import task_images
+from slime_swe.launch.plan.memory import budgets, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.result import HOUR, Budget, Checkpoints, Component, Plan, Supervised, Timing
 from slime_swe.launch.plan.timing import time_stage, time_step
@@ -18,6 +19,7 @@ from slime_swe.launch.plan.trained import checkpoint_bytes
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
+from slime_swe.recipes.sandboxes import sandbox_nodes
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
 RARE = (
@@ -173,9 +175,11 @@ def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: As
         f"at most {checkpoints} checkpoints of {size:.0f} GiB and {exports} exports of "
         f"{WEIGHT_BYTES * recipe.model.shape.parameters / GIB:.0f} GiB at once where run.dir lies"
     )
-    if holds_images(recipe):
-        images = recipe.rollout.batch_size * run.num_rollouts
-        yield f"images: at most {images} tasks in the run, {images * assumed.image_gib:.0f} GiB if none is removed"
+    if images := task_images(recipe, assumed):
+        total, gib = sum(each.count for each in images), sum(each.total for each in images)
+        nodes = sandbox_nodes(recipe)
+        where = f"each of {nodes} machines" if nodes > 1 else "the machine that has the sandboxes"
+        yield f"images: {total:,}, {gib:,.0f} GiB, come to {where}: {'; '.join(map(str, images))}"
     yield _admission(recipe, assumed)
     if rank := recipe.algorithm.lora_rank:
         trained = adapters.parameters(recipe)
@@ -185,8 +189,6 @@ def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: As
         )
     if recipe.slime.flags:
         yield f"slime.flags ({', '.join(recipe.slime.flags)}) are passed on: what they change is not counted"
-    if recipe.algorithm.routing_replay == "rollout":
-        yield "algorithm.routing_replay=rollout: the routes, kept in the machine's memory, are not counted"
 
 
 def _admission(recipe: Recipe, assumed: Assumptions) -> str:

@@ -41,11 +41,12 @@ TURN_TO = {
 """Largest component of a trainer that does not fit -> the field to look at; of any other it is parallel.tp."""
 OF_A_NODE = {
     "sandboxes": "lower rollout.sandbox_concurrency",
+    "routes": "lower rollout.batch_size, or set algorithm.routing_replay=none",
     "optimizer states": "take more nodes, which share out the optimizer's states",
 }
 """The same of a machine -> what to do."""
 OF_A_DISK = {
-    "task images": "lower rollout.batch_size",
+    "task images": "take a part of the tasks (data.train=['SET?part=0-0.5'])",
     "checkpoints": "lower run.keep_checkpoints",
     "exports": "lower run.keep_exports",
 }

@@ -16,6 +16,7 @@ from slime_swe.launch.plan.admission import (
     cache_tokens,
     engines,
     episodes_of,
+    informative,
     running_requests,
     sglang_engine,
 )
@@ -166,7 +167,7 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
         slots=slots,
         batch_size=rollout.batch_size,
         group_size=rollout.samples_per_task,
-        filtered=_informative(recipe, assumed) < 1,
+        filtered=informative(recipe, assumed) < 1,
         grades_in_slots=limit == SANDBOXES,
         measured=min(MEASURED, max(1, int(MOST_EPISODES / _step_episodes(recipe, assumed)) - WARM_UP)),
     )
@@ -242,13 +243,7 @@ def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
 def _step_episodes(recipe: Recipe, assumed: Assumptions) -> float:
     """Those of groups that the filter drops too."""
     rollout = recipe.rollout
-    return rollout.batch_size * rollout.samples_per_task / _informative(recipe, assumed)
-
-
-def _informative(recipe: Recipe, assumed: Assumptions) -> float:
-    """Share of the groups that are trained; of single episodes all, since they can't differ."""
-    filtered = recipe.algorithm.group_filter and recipe.rollout.samples_per_task > 1
-    return assumed.informative if filtered else 1.0
+    return rollout.batch_size * rollout.samples_per_task / informative(recipe, assumed)
 
 
 def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:

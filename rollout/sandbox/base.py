@@ -140,6 +140,7 @@ class Backend:
     isolates: Isolation = "always"
     unprotected: str = ""  # what a command can do where it does not isolate
     image_gib: float = 0.5  # an image's disk, assumed: SWE-bench Verified's 500 take 240 GiB where layers are shared
+    shares_layers: bool = True  # images that begin with the same layers have these on the disk once
     runs_here: bool = True  # takes memory and disk of the machine that runs the episodes
     pressure: Path | None = Path("/proc/pressure")  # on this machine, as Linux tells it; None if they are on others
     requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
@@ -170,6 +171,13 @@ class Backend:
 
     def get_image(self, name: str) -> None:
         """Bring an image onto this machine, unless it is here. Blocks. Raises `UserError`, `SandboxError`."""
+
+    def images_gib(self, names: Sequence[str]) -> float | None:
+        """GiB of disk that these images take together, all of which are here; None where it can't be told.
+
+        Blocks. Raises `UserError` or `SandboxError`.
+        """
+        return None
 
     def image_folder(self) -> Path | None:
         """The folder of this machine that images are kept in; None where that is elsewhere or unknown."""

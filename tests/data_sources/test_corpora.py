@@ -95,6 +95,8 @@ def test_the_published_counts():
         "bandit:all": None,
     }
     assert all(corpus.counted and corpus.licence and corpus.needs for corpus in CORPORA.values())
+    sized = {name for name, corpus in CORPORA.items() if any(split.images_gib for split in corpus.splits.values())}
+    assert sized == {name for name, corpus in CORPORA.items() if corpus.sized}
 
 
 def test_the_document_has_every_corpus():

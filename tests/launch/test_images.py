@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from slime_swe.launch.images import backends_here, remedy, survey
 from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
 from slime_swe.rollout.sandbox.base import Backend, SandboxError
 from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.backend import DockerBackend
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from tests.data_sources.tasks import make_task
 from tests.data_sources.test_corpora import FIXTURES
@@ -49,6 +50,11 @@ class Shelf(Backend):
 
     def image_folder(self) -> Path:
         return Path("shelf")
+
+
+class Measured(Shelf):
+    def images_gib(self, names: Sequence[str]) -> float:
+        return 2.0 * len(names)
 
 
 class Limited(Shelf):
@@ -87,6 +93,25 @@ def test_what_is_here_and_what_the_rest_takes_is_said_before_it_is_got(tasks, ca
     )
     assert said.endswith(f"get them: slime-swe tasks images {tasks} --sandbox {WHERE}.Shelf --pull\n")
     assert not Path("shelf/b").exists(), "nothing is got unasked"
+
+
+def test_what_is_missing_is_taken_to_be_as_large_as_what_is_here():
+    names = [f"image-{number}" for number in range(10)]
+    for name in names[:7]:
+        Path("shelf", name).touch()
+    few = survey(with_images(*names), f"{WHERE}.Measured")
+    assert (few.here_gib, few.gib, few.how) == (14.0, 1.5, "assumed"), "seven may be unlike the others"
+    Path("shelf", names[7]).touch()
+    enough = survey(with_images(*names), f"{WHERE}.Measured")
+    assert (enough.here_gib, enough.gib, enough.how) == (16.0, 4.0, "measured")
+    assert "8 here (16.0 GiB), 2 missing, which take about 4 GiB (measured: 2 GiB each)" in str(enough)
+
+
+def test_a_corpus_s_published_size_is_taken():
+    named = [dataclasses.replace(task, source="swegym", split="train") for task in with_images("a", "b")]
+    assert survey(named, f"{WHERE}.Shelf").gib == pytest.approx(2 * 2.29, rel=0.01)
+    both = survey([*named, *with_images("c")], f"{WHERE}.Shelf")
+    assert both.gib == pytest.approx(2 * 2.29 + 0.5, rel=0.01) and both.how == "assumed and published"
 
 
 def test_images_are_got_and_one_that_can_not_be_had_stops_no_other(tasks, capsys):
@@ -139,21 +164,42 @@ def test_an_overlay_finds_what_was_exported_where_there_is_no_docker_any_more(tm
 
 
 @contextmanager
-def docker_image(name: str) -> Iterator[None]:
+def docker_image(name: str, size: int = 5) -> Iterator[None]:
     """A real image of one file; the test is skipped where no daemon answers."""
     if not docker_client.answers():
         pytest.skip("no Docker daemon answers")
     client, packed = docker_client.connect(), io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo("testbed/hello.txt")
-        entry.size = 5
-        tar.addfile(entry, io.BytesIO(b"hello"))
+        entry.size = size
+        tar.addfile(entry, io.BytesIO(b"hello".ljust(size)))
     repository, _, tag = name.partition(":")
     client.import_image_from_data(packed.getvalue(), repository=repository, tag=tag, changes=["ENV GREETING=hello"])
     try:
         yield
     finally:
         client.remove_image(name, force=True)
+
+
+def test_docker_s_layers_are_counted_once(monkeypatch):
+    """Of two images that share 3 GiB and have one each, beside one of others that has 2."""
+    images = [("a", 4, 3), ("b", 4, 3), ("c", 2, 0)]
+    known = [{"Id": name, "Size": size << 30, "SharedSize": shared << 30} for name, size, shared in images]
+
+    class Daemon:
+        def df(self) -> dict:
+            return {"LayersSize": 7 << 30, "Images": known}
+
+    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", Daemon)
+    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.find", lambda name: name)
+    assert DockerBackend().images_gib(["a", "b"]) == 5
+    assert DockerBackend().images_gib(["c"]) == 5, "what others share is counted too"
+
+
+def test_docker_says_what_an_image_takes():
+    name = f"slime-swe/test-taken-{os.getpid()}:1"
+    with docker_image(name, size=3 << 20):
+        assert DockerBackend().images_gib([name]) >= 3 / 1024
 
 
 def test_apptainer_pulls_by_itself_where_there_is_no_docker(tmp_path, monkeypatch):
@@ -231,7 +277,7 @@ def test_missing_images_are_said_before_a_run(capsys):
     words = [f"data.train=['{spec}']", "data.eval={}", f"rollout.sandbox={WHERE}.Shelf", "--dry-run"]
     assert run(["train", "recipe=qwen25_coder_7b", *words]) == 0
     said = capsys.readouterr().err
-    assert "note: 2 images for" in said and "0 here, 2 missing, which take about 1 GiB" in said
+    assert "note: 2 images for" in said and "0 here, 2 missing, which take about 5 GiB" in said
     assert f"To get them before: slime-swe tasks images '{spec}' --sandbox {WHERE}.Shelf --pull" in said
     recipe = variant("tiny_cpu", data__train=[spec], data__eval={}, rollout__sandbox=f"{WHERE}.Shelf")
     found = {finding.check: finding for finding in check_tasks(recipe, Machine())}

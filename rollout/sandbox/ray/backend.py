@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ class RayBackend(Backend):
             raise UserError(f"sandbox ray:{inner}: {inner} runs nothing on the nodes; one of {', '.join(_INNER)} does")
         self.inner, self._cpus, self._silence = inner, cpus, silence
         self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
-        self.image_gib = backend.image_gib
+        self.image_gib, self.shares_layers = backend.image_gib, backend.shares_layers
         self.takes_images, self.takes_layers = backend.takes_images, backend.takes_layers
         # A node without isolation is refused where the backend would go on with a warning that nobody sees.
         self.isolates = "always" if backend.isolates == "if possible" else backend.isolates
@@ -102,6 +102,9 @@ class RayBackend(Backend):
 
     def get_image(self, name: str) -> None:
         make_backend(self.inner).get_image(name)
+
+    def images_gib(self, names: Sequence[str]) -> float | None:
+        return make_backend(self.inner).images_gib(names)
 
     def image_folder(self) -> Path | None:
         return make_backend(self.inner).image_folder()

@@ -106,8 +106,8 @@ REFUSED = {
         ["serving.gpus_per_engine=1", "serving.mem_fraction=0.8"],
         "serving.gpus_per_engine",
     ),
-    "a small machine": (MIXTURE, ["cluster.memory_per_node=512"], "cluster.memory_per_node"),
-    "a small disk": (LARGE, ["cluster.disk_per_node=256"], "cluster.disk_per_node"),
+    "a small machine": (MIXTURE, ["cluster.memory_per_node=640"], "cluster.memory_per_node"),
+    "a small disk": (LARGE, ["cluster.disk_per_node=5300"], "cluster.disk_per_node"),
     "a large model on a laptop": (
         "tiny_cpu",
         ["model.config.hidden_size=4096", "model.config.num_hidden_layers=32", "model.config.intermediate_size=16384"],
@@ -491,6 +491,7 @@ def test_too_few_cores_are_what_limits_a_rollout():
 
 def test_sandboxes_on_all_nodes_have_their_processors_and_memory():
     four = ("rollout.sandbox_concurrency=256", "cluster.nodes=4", "cluster.cpus_per_node=8")
+    four += ("cluster.disk_per_node=32768",)  # for images that are unpacked
     one_node, all_nodes = (plan(LARGE, *four, f"rollout.sandbox={name}") for name in ("overlay", "ray:overlay"))
     assert one_node.timing.rollout_seconds > all_nodes.timing.rollout_seconds
 
@@ -498,6 +499,22 @@ def test_sandboxes_on_all_nodes_have_their_processors_and_memory():
         return next(part for part in found.budget("machine").components if part.name == "sandboxes").bytes
 
     assert held(one_node) == 4 * held(all_nodes) > 0
+
+
+def test_routes_are_held_for_all_that_is_sampled_and_sent_whole_to_each_gpu():
+    """48 layers send each token to 8 experts: 1,536 bytes. 256 episodes of 32,768 tokens on average are 12 GiB."""
+
+    def held(*overrides):
+        found = plan(MIXTURE, "cluster.memory_per_node=4096", *overrides)
+        return next(part for part in found.budget("machine").components if part.name == "routes").bytes / 2**30
+
+    batch = 12.0
+    assert held() == pytest.approx(batch + 8 * batch)  # one copy of the model, and 30 GiB while it samples
+    two = ("cluster.nodes=2", "parallel.tp=4", "parallel.cp=2")
+    assert held(*two) == pytest.approx(batch + 8 * batch / 2)
+    apart = ("cluster.colocate=false", "cluster.rollout_gpus=8", "rollout.schedule=async")
+    assert held(*apart) == pytest.approx(batch / 0.4 + batch + 8 * batch)
+    assert held("algorithm.routing_replay=none") == 0
 
 
 def test_weights_of_a_pipeline_and_its_last_stage():

@@ -1,0 +1,129 @@
+"""A recipe -> the container images that its tasks leave on each machine which has sandboxes: how many, and their size.
+
+Each such machine comes to have all of them, since an episode of any task may be played on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from pathlib import Path
+
+from slime_swe.data_sources.corpora import CORPORA
+from slime_swe.data_sources.registry import Spec, load_tasks, parse
+from slime_swe.errors import UserError
+from slime_swe.launch.images import size_of
+from slime_swe.launch.plan.admission import informative
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.sandbox.pool import make_backend
+
+
+@dataclass(frozen=True)
+class TaskImages:
+    """Those of one task set.
+
+    spec: the set. count: images that the run meets. gib: of one. how: `assumed` or `published`.
+    """
+
+    spec: str
+    count: int
+    gib: float
+    how: str
+
+    @property
+    def total(self) -> float:
+        """GiB."""
+        return self.count * self.gib
+
+    def __str__(self) -> str:
+        return f"{self.count:,} of {self.spec} at {self.gib:.2f} GiB ({self.how})"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What can be said of a task set. tasks: None where nobody knows how many it has. images: that they share; None
+    where each has its own. gib: of one image, as published; 0 where it is not."""
+
+    tasks: int | None = None
+    images: int | None = None
+    gib: float = 0.0
+
+    def met(self, tasks: int) -> int:
+        """Images of so many of its tasks."""
+        return tasks if self.images is None else min(tasks, self.images)
+
+
+def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
+    """Of each set that the run meets; none where its images lie on no machine of the cluster.
+
+    Training goes through its tasks one after another, so that it meets as many as it begins groups, those that the
+    filter drops among them, or all. An evaluation meets all of its own.
+    """
+    backend, data = make_backend(recipe.rollout.sandbox), recipe.data
+    if not (backend.takes_images and backend.runs_here):
+        return ()
+    trained = dict(zip(data.training_sets, _shares(recipe), strict=True))
+    begun = recipe.run.num_rollouts * recipe.rollout.batch_size / informative(recipe, assumed)
+    met = {spec: ceil(share * begun) for spec, share in trained.items()}
+    found = []
+    for spec in dict.fromkeys((*met, *data.eval.values())):
+        known = _known(spec)
+        if known is None:
+            continue
+        most = known.tasks if known.tasks is not None else met.get(spec, 0)
+        tasks = most if spec in data.eval.values() else min(most, met[spec])
+        size = (assumed.image_gib, "assumed") if assumed.image_gib else size_of(known.gib, backend)
+        found.append(TaskImages(spec, known.met(tasks), *size))
+    return tuple(found)
+
+
+def _shares(recipe: Recipe) -> list[float]:
+    """Of the groups that are begun, those of each training set; of one whose size is not known, all."""
+    weights = list(recipe.data.weights)
+    if weights:
+        return [weight / sum(weights) for weight in weights]
+    known = [_known(spec) for spec in recipe.data.training_sets]
+    sizes = [found.tasks if found else None for found in known]
+    total = sum(size or 0 for size in sizes)
+    return [1.0 if size is None else size / total for size in sizes]
+
+
+def _known(spec: str) -> _Known | None:
+    """None where its tasks run in no image, or it can't be read, which is said where it is."""
+    try:
+        parsed = parse(spec)
+        if parsed.file:
+            path = Path(parsed.file).expanduser()
+            return _of_file(spec, path.stat().st_mtime_ns)
+    except (UserError, OSError):
+        return None
+    if parsed.source not in CORPORA:
+        return _Known() if "." in parsed.source else None  # our own sources make tasks of files
+    corpus = CORPORA[parsed.source]
+    if not corpus.in_images or parsed.split not in corpus.splits:
+        return None
+    split = corpus.splits[parsed.split]
+    return _Known(_chosen(parsed, split.count), split.images, split.image_gib)
+
+
+@lru_cache(maxsize=32)
+def _of_file(spec: str, changed: int) -> _Known | None:
+    """changed: when the file was, without which an old answer would stay."""
+    tasks = load_tasks(spec)
+    images = {task.workspace.image.name for task in tasks if task.workspace.image}
+    return _Known(len(tasks), len(images)) if images else None
+
+
+def _chosen(spec: Spec, count: int | None) -> int | None:
+    """How many tasks the options leave at most: those that say a number or a share."""
+    options = spec.options
+    if "part" in options and count is not None:
+        low, _, high = options["part"].partition("-")
+        count = ceil(count * (float(high) - float(low)))
+    if "id" in options:
+        count = len(options["id"].split(","))
+    if "limit" in options:
+        count = min(count, int(options["limit"])) if count is not None else int(options["limit"])
+    return int(options["expect"]) if "expect" in options else count

@@ -1,5 +1,5 @@
 """Find tasks by name: `SOURCE:SPLIT`, or a file of tasks, and after a `?` the options that select a part
-(`selection.py`).
+(`selection.py`), and `registry`, from which their images are taken (`mirrors.py`).
 
     synthetic:train
     specification:toolz
@@ -20,13 +20,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from slime_swe.data_sources.corpora import CORPORA, swebench
+from slime_swe.data_sources.mirrors import mirrored
 from slime_swe.data_sources.records import FILE_KINDS, file_records, first_few
 from slime_swe.data_sources.selection import FILTERS, select
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError, unknown
 
-OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect")
+OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect", "registry")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
 SOURCES = {
@@ -57,6 +58,8 @@ def counted(spec: str) -> tuple[list[Task], int]:
     chosen = select(tasks, parsed.options, spec)
     if not chosen:
         raise UserError(f"task set {spec!r} is empty: what follows the ? leaves none of its {len(tasks)} tasks")
+    if registry := parsed.options.get("registry"):
+        chosen = [mirrored(task, registry) for task in chosen]
     return chosen, len(tasks)
 
 
@@ -73,13 +76,13 @@ def absolute(spec: str) -> str:
     return _written(_absolute(parsed.file) if parsed.file else f"{parsed.source}:{parsed.split}", options)
 
 
-def filtered(spec: str, filters: Mapping[str, str]) -> str:
+def with_options(spec: str, options: Mapping[str, str]) -> str:
     """The same task set with these options, but for those that it gives itself; a name of another form as it is."""
     try:
         parsed = parse(spec)
     except UserError:
         return spec
-    return _written(spec.partition("?")[0], {**filters, **parsed.options})
+    return _written(spec.partition("?")[0], {**options, **parsed.options})
 
 
 def _written(name: str, options: Mapping[str, str]) -> str:

@@ -176,7 +176,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_retire_above": recipe.data.retire_above,
         "swe_boost_below": recipe.data.boost_below,
         "swe_rate_episodes": recipe.data.rate_episodes,
-        "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.eval.items()},
+        "swe_eval_tasks": {name: absolute(spec) for name, spec in recipe.data.evaluation_sets.items()},
         "swe_agent": rollout.agent,
         "swe_tool_format": recipe.model.tool_calls,
         "swe_chat_template": chat_template(recipe.model),

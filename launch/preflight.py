@@ -44,7 +44,9 @@ def task_sets(recipe: Recipe) -> dict[str, str]:
     """Each task set that a run reads, and the key that names it. A data source of one's own has its own training."""
     data = recipe.data
     training = data.training_sets if data.source == Data.source else []
-    return {spec: f"data.eval.{name}" for name, spec in data.eval.items()} | dict.fromkeys(training, "data.train")
+    return {spec: f"data.eval.{name}" for name, spec in data.evaluation_sets.items()} | dict.fromkeys(
+        training, "data.train"
+    )
 
 
 def require_sandbox(recipe: Recipe) -> None:
@@ -111,7 +113,7 @@ def check_overlap(recipe: Recipe) -> Comparison:
     if data.source != Data.source:
         return Comparison(compared=False)
     training = [task for spec in data.training_sets for task in load_tasks(spec)]
-    evaluation = [task for spec in data.eval.values() for task in load_tasks(spec)]
+    evaluation = [task for spec in data.evaluation_sets.values() for task in load_tasks(spec)]
     allowed = require_clean(find_overlaps(training, evaluation), data.allow_overlap)
     return Comparison(True, len(training), len(evaluation), allowed)
 

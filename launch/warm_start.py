@@ -126,7 +126,7 @@ def require_trainable(engine: Engine, recipe: Recipe) -> None:
             f"{recipe.model.checkpoint}, for which their tokens mean something else. Their messages can be trained by "
             "any trainer of chat (docs/warm_start.md)"
         )
-    evaluated = {task.id.lower(): task.id for spec in recipe.data.eval.values() for task in load_tasks(spec)}
+    evaluated = {task.id.lower(): task.id for spec in recipe.data.evaluation_sets.values() for task in load_tasks(spec)}
     shown = sorted({evaluated[one.task.lower()] for one in episodes if one.task.lower() in evaluated})
     shown = [name for name in shown if not any(fnmatchcase(name, allowed) for allowed in recipe.data.allow_overlap)]
     if shown:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from slime_swe.data_sources.registry import filtered
+from slime_swe.data_sources.registry import with_options
 from slime_swe.recipes.families import Family, load_family, read_config
 from slime_swe.recipes.fields import (
     Count,
@@ -298,6 +298,8 @@ class Data:
     weights: share of the groups that each set of `train` gets, in proportion; empty trains on all tasks alike.
     filters: options of a task set that hold for every set of `train`, e.g. `{patch_lines: 1-200, not_repo: a/b}`; what
         a set says itself after its `?` counts first.
+    registry: where the images of all sets are pulled from in place of where their names say: the address of a mirror,
+        or a whole name with `{name}` or `{id}`; empty changes none. What a set says itself after its `?` counts first.
     eval: name -> task set; `heldout` and `unseen` are the ones that the summary reports by name.
     allow_overlap: evaluation tasks that training may show, by id or by a pattern with `*`; any other is refused.
     eval_samples_per_task: episodes of each evaluation task.
@@ -313,6 +315,7 @@ class Data:
         default_factory=list
     )
     filters: dict[str, str] = field(default_factory=dict)
+    registry: str = ""
     eval: dict[str, str] = field(default_factory=dict)
     allow_overlap: list[str] = field(default_factory=list)
     eval_samples_per_task: Size = 1
@@ -324,8 +327,17 @@ class Data:
 
     @property
     def training_sets(self) -> list[str]:
-        """`train`, each set with the filters that hold for it."""
-        return [filtered(spec, self.filters) for spec in self.train]
+        """`train`, each set with the filters and the registry that hold for it."""
+        return [with_options(spec, {**self.filters, **self._of_all}) for spec in self.train]
+
+    @property
+    def evaluation_sets(self) -> dict[str, str]:
+        """`eval`, each set with the registry that holds for it."""
+        return {name: with_options(spec, self._of_all) for name, spec in self.eval.items()}
+
+    @property
+    def _of_all(self) -> dict[str, str]:
+        return {"registry": self.registry} if self.registry else {}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from slime_swe.data_sources.mirrors import WANTED, is_registry
 from slime_swe.data_sources.selection import FILTERS
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe, Rollout
@@ -225,6 +226,8 @@ def mixing(recipe: Recipe) -> Iterator[Violation]:
     if data.boost_below > data.retire_above:
         why = f"boosts tasks that data.retire_above={data.retire_above} retires"
         yield no("data.boost_below", why, "give at most that")
+    if data.registry and not is_registry(data.registry):
+        yield no("data.registry", "is no registry", f"give {WANTED}")
     for name in sorted(data.filters.keys() - set(FILTERS)):
         yield no("data.filters", f"holds {name}, which is no filter", f"use {listed(FILTERS)}")
 

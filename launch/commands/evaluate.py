@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     require_room_for(recipe.rollout.agent, recipe.rollout.sandbox)
     prices = prices_of(options.price)
     budget = budget_of(options.budget, prices)
-    sets = {name: load_tasks(spec) for name, spec in recipe.data.eval.items()}
+    sets = {name: load_tasks(spec) for name, spec in recipe.data.evaluation_sets.items()}
     episodes = recipe.data.eval_samples_per_task * sum(map(len, sets.values()))
     evaluation = Evaluation(recipe.model.checkpoint, endpoint.url if endpoint else "", episodes, left=episodes)
     if endpoint is not None:

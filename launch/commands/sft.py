@@ -136,9 +136,9 @@ class _Source:
     def contaminated(self, against: list[str] | None) -> set[str]:
         """Ids of its tasks that an evaluation shows. A task that no set of its recipe has is compared by id alone."""
         data = self.recipe.data
-        evaluation = [task for spec in against or data.eval.values() for task in load_tasks(spec)]
+        evaluation = [task for spec in against or data.evaluation_sets.values() for task in load_tasks(spec)]
         played = {summary.task for _, summary in self.selected}
-        sets = data.training_sets if self.journal.name == EPISODES else data.eval.values()
+        sets = data.training_sets if self.journal.name == EPISODES else data.evaluation_sets.values()
         known = {task.id: task for spec in sets for task in load_tasks(spec)} if evaluation else {}
         trained: list[Task] = [known[name] for name in played if name in known]
         shown = {task.id.lower() for task in evaluation}

@@ -68,12 +68,12 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
     begun = recipe.run.num_rollouts * recipe.rollout.batch_size / informative(recipe, assumed)
     met = {spec: ceil(share * begun) for spec, share in trained.items()}
     found = []
-    for spec in dict.fromkeys((*met, *data.eval.values())):
+    for spec in dict.fromkeys((*met, *data.evaluation_sets.values())):
         known = _known(spec)
         if known is None:
             continue
         most = known.tasks if known.tasks is not None else met.get(spec, 0)
-        tasks = most if spec in data.eval.values() else min(most, met[spec])
+        tasks = most if spec in data.evaluation_sets.values() else min(most, met[spec])
         size = (assumed.image_gib, "assumed") if assumed.image_gib else size_of(known.gib, backend)
         found.append(TaskImages(spec, known.met(tasks), *size))
     return tuple(found)

@@ -15,7 +15,7 @@ from slime_swe.recipes.base import Recipe
 
 def evaluation_config(recipe: Recipe) -> str:
     """The YAML for `--eval-config`."""
-    datasets = [{"name": name, "path": absolute(spec)} for name, spec in recipe.data.eval.items()]
+    datasets = [{"name": name, "path": absolute(spec)} for name, spec in recipe.data.evaluation_sets.items()]
     return as_yaml({"eval": {"datasets": datasets}})
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_swe.data_sources.registry import filtered, load_tasks
+from slime_swe.data_sources.registry import load_tasks, with_options
 from slime_swe.data_sources.selection import place
 from slime_swe.errors import UserError
 from tests.data_sources.tasks import make_task
@@ -142,9 +142,9 @@ def test_by_the_difficulty_that_a_corpus_says():
 
 
 def test_a_filter_of_all_sets_gives_way_to_a_set_s_own():
-    assert filtered("a/b.jsonl", {"tests": "1-9"}) == "a/b.jsonl?tests=1-9"
-    assert filtered("swegym:train?tests=2-&limit=3", {"tests": "1-9", "not_repo": "a/b"}) == (
+    assert with_options("a/b.jsonl", {"tests": "1-9"}) == "a/b.jsonl?tests=1-9"
+    assert with_options("swegym:train?tests=2-&limit=3", {"tests": "1-9", "not_repo": "a/b"}) == (
         "swegym:train?tests=2-&not_repo=a/b&limit=3"
     )
-    assert filtered("no set", {"tests": "1-9"}) == "no set", "which is said where it is loaded"
-    assert ids(filtered(VERIFIED, {"difficulty": "<15 min fix", "patch_lines": "1-"})) == ["django__django-2"]
+    assert with_options("no set", {"tests": "1-9"}) == "no set", "which is said where it is loaded"
+    assert ids(with_options(VERIFIED, {"difficulty": "<15 min fix", "patch_lines": "1-"})) == ["django__django-2"]

@@ -63,6 +63,7 @@ class Limited(Shelf):
 
 class Large(Shelf):
     image_gib = 1e9
+    shares_layers = False  # so that what is published of images that do is no smaller figure for it
 
 
 def with_images(*images: str) -> list:
@@ -182,18 +183,19 @@ def docker_image(name: str, size: int = 5) -> Iterator[None]:
 
 
 def test_docker_s_layers_are_counted_once(monkeypatch):
-    """Of two images that share 3 GiB and have one each, beside one of others that has 2."""
-    images = [("a", 4, 3), ("b", 4, 3), ("c", 2, 0)]
+    """Of two images that share 3 GiB and have one each, beside others of which two share 2 and one shares nothing."""
+    images = [("a", 4, 3), ("b", 4, 3), ("c", 2, 0), ("d", 2, 2), ("e", 2, 2)]
     known = [{"Id": name, "Size": size << 30, "SharedSize": shared << 30} for name, size, shared in images]
 
     class Daemon:
         def df(self) -> dict:
-            return {"LayersSize": 7 << 30, "Images": known}
+            return {"LayersSize": 9 << 30, "Images": known}
 
     monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", Daemon)
     monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.find", lambda name: name)
-    assert DockerBackend().images_gib(["a", "b"]) == 5
-    assert DockerBackend().images_gib(["c"]) == 5, "what others share is counted too"
+    taken = DockerBackend().images_gib
+    assert (taken(["a"]), taken(["c"]), taken(["d"]), taken([])) == (4, 2, 2, 0)
+    assert taken(["a", "b"]) == 7, "5, and the 2 that others share, which can't be told from what these do"
 
 
 def test_docker_says_what_an_image_takes():

@@ -108,12 +108,18 @@ class DockerBackend(Backend):
             docker_client.identify(name)
 
     def images_gib(self, names: Sequence[str]) -> float:
-        """All layers of the daemon, without those that one other image has alone: at most a few too many."""
+        """The layers that each has alone, and those that several images of the daemon have, as far as these have such.
+
+        At most: Docker does not say which images share a layer.
+        """
         wanted = {docker_client.find(name) for name in names}
         with docker_client.errors("docker does not tell what its images take"):
             used = docker_client.connect().df()
-        others = sum(image["Size"] - image["SharedSize"] for image in used["Images"] or () if image["Id"] not in wanted)
-        return float(used["LayersSize"] - others) / 2**30
+        images: list[dict[str, Any]] = used["Images"] or []
+        alone = {image["Id"]: image["Size"] - image["SharedSize"] for image in images}
+        shared = sum(image["SharedSize"] for image in images if image["Id"] in wanted)
+        own = sum(size for name, size in alone.items() if name in wanted)
+        return float(own + min(shared, used["LayersSize"] - sum(alone.values()))) / 2**30
 
     def image_folder(self) -> Path | None:
         with docker_client.errors("docker does not tell where it keeps images"):

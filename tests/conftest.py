@@ -30,6 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     second_look.register(config)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a row with a long text by its beginning and length: one of a megabyte was a line of each report."""
+    if not isinstance(val, str) or len(val) <= 200:
+        return None
+    return f"{val[:20].encode('unicode_escape').decode()}... of {len(val)}"
+
+
 @pytest.fixture
 def hung_up() -> Iterator[None]:
     """SIGHUP ends this process and those that it starts, also where the tests run under nohup."""

@@ -411,13 +411,13 @@ def test_a_context_that_is_full_ends_an_episode_before_max_turns_does():
     "name", [DENSE, *(pytest.param(name, marks=pytest.mark.extended("recipes")) for name in ON_GPUS if name != DENSE)]
 )
 def test_more_machinery_and_a_shorter_tail_make_no_rollout_slower(name):
-    """But for 5 %: where cores are what limits it, groups that `sync` begins for its margin take some of them."""
+    """But for a tenth: where cores are what limits it, groups that are begun for the margin take some of them."""
 
     def seconds(*overrides):
         return time_step(assemble(name, overrides), Assumptions()).rollout_seconds
 
     more = [seconds(f"rollout.sandbox_concurrency={slots}", "serving.concurrency=256") for slots in (64, 128, 256)]
-    assert more[1] <= 1.05 * more[0] and more[2] <= 1.05 * more[1]
+    assert more[1] <= 1.1 * more[0] and more[2] <= 1.1 * more[1]
     assert seconds("cluster.cpus_per_node=192") <= seconds("cluster.cpus_per_node=24")
     wide = ("rollout.sandbox_concurrency=256", "serving.concurrency=256", "cluster.cpus_per_node=192")
     case = rollout.case_of(assemble(name, wide), Assumptions(), 100.0, 10.0)

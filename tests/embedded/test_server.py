@@ -363,7 +363,7 @@ def test_the_parent_may_be_process_1_as_in_a_container(tiny_checkpoint):
 def _alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second between opening and reading
         return False
 
 

@@ -52,10 +52,8 @@ def start(words: list[str], program: str, *arguments: str, **environment: str) -
 
 
 def is_there(process: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+    state = read(Path(f"/proc/{process}/stat")).rpartition(b")")[2].split()[:1]
+    return state not in ([], [b"Z"])
 
 
 def test_a_worker_has_its_own_arguments_environment_folder_and_files(executable, program):
@@ -104,7 +102,7 @@ def test_what_a_worker_spawns_does_not_import_its_program_again(executable, tmp_
 def test_clients_of_a_server_that_has_died_do_not_wait_for_it(program):
     def servers() -> list[Path]:
         started = (path for path in Path("/proc").glob("[0-9]*") if started_by(path, os.getpid()))
-        return [path for path in started if b"slime_cpu.fork_server" in (path / "cmdline").read_bytes()]
+        return [path for path in started if b"slime_cpu.fork_server" in read(path / "cmdline")]
 
     with fork_server(["json"]) as words:
         wait_for(servers, "the server")  # a process has no command line yet when its exec has just succeeded
@@ -156,7 +154,12 @@ def test_the_driver_need_not_end_it(tmp_path):
 
 
 def started_by(process: Path, parent: int) -> bool:
+    return read(process / "stat").rpartition(b")")[2].split()[1:2] == [str(parent).encode()]
+
+
+def read(path: Path) -> bytes:
+    """What a file of a process says; nothing once that has ended, be it between the opening and the reading."""
     try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent
-    except FileNotFoundError:
-        return False
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -44,6 +44,8 @@ def name_in(registry: str, name: str, task_id: str) -> str:
     scheme, name = (_DOCKER, name.removeprefix(_DOCKER)) if name.startswith(_DOCKER) else ("", name)
     if name.startswith(("/", "dir:")) or name.endswith(".sif") or "://" in name:
         return name
+    if name.startswith(f"{registry.rstrip('/')}/"):
+        return scheme + name  # it is that registry's already
     host, slash, path = name.partition("/")
     if not slash:
         path = f"library/{name}"  # Docker's own images

@@ -62,7 +62,7 @@ def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Read every task set; tasks that bring a container image need a sandbox that takes one, and the images."""
     sets = [("data.train", spec) for spec in recipe.data.training_sets]
-    sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.eval.items()]
+    sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.evaluation_sets.items()]
     found: list[Task] = []
     for key, spec in sets:
         try:

@@ -33,6 +33,7 @@ def test_a_name_is_kept_below_the_registry_s(name, there):
     assert name_in(MIRROR, name, "t1") == f"mirror.example:5000/swe/{there}"
     assert name_in(MIRROR, f"docker://{name}", "t1") == f"docker://mirror.example:5000/swe/{there}"
     assert name_in("cache/{name}", name, "t1") == f"cache/{there}"
+    assert name_in(MIRROR, name_in(MIRROR, name, "t1"), "t1") == name_in(MIRROR, name, "t1")
 
 
 @pytest.mark.parametrize("name", ["dir:/data/a", "/data/a", "/data/a.sif", "a.sif", "oras://registry.example/a"])

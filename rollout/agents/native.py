@@ -253,8 +253,8 @@ class NativeRun:
 
     def _delta(self, after: Sequence[int], notice: str, texts: list[str]) -> Rendered:
         if self.instructions:  # the results are a user's, and templates may take but one such message in a row
-            texts = ["\n\n".join([*texts, notice] if notice else texts)]
-            return self.template.render_delta([{"role": "user", "content": text} for text in texts], after)
+            content = "\n\n".join([*texts, notice] if notice else texts)
+            return self.template.render_delta([{"role": "user", "content": content}], after)
         messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
         if notice:  # never a tool's result: it may be the answer to a turn without a call
             messages.append({"role": "user", "content": notice})

@@ -196,6 +196,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_wall_time_budget": rollout.wall_time_budget,
         "swe_sandbox": rollout.sandbox,
         "swe_sandbox_concurrency": sandboxes_at_once(recipe),
+        "swe_keep_disk_free": rollout.keep_disk_free,
         "swe_reward_mode": recipe.reward.mode,
         "swe_harness": recipe.reward.harness,
         "swe_harness_python": program(recipe.reward.harness_python),

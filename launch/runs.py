@@ -20,7 +20,7 @@ from slime_swe.status import STATUS
 
 RECIPE_FILE = "recipe.yaml"
 LENGTH = "run.num_rollouts"
-KEPT = ("run.keep_checkpoints", "run.keep_exports", "run.keep_best", "run.save_every_minutes")
+KEPT = ("run.keep_checkpoints", "run.keep_exports", "run.keep_best", "run.save_every_minutes", "rollout.keep_disk_free")
 _WHERE = frozenset({"run.name", "run.dir", "cluster.ray_address", "cluster.interface"})  # a run may be moved
 # What a start leaves that was killed before it had written its recipe.
 _LEFT = frozenset({ATTEMPTS, STATUS, f".{RECIPE_FILE}.tmp"})
@@ -110,8 +110,8 @@ def to_go_on(recipe: Recipe) -> str:
 def require_same(recipe: Recipe, folder: Path) -> None:
     """Raise `UserError` with the differing keys where the run in `folder` was started with another recipe.
 
-    A run may be made longer, unless its learning rate falls to zero at its end, and may keep other checkpoints and save
-    at other times; its recipe is then written anew.
+    A run may be made longer, unless its learning rate falls to zero at its end, and may keep other checkpoints and
+    images and save at other times; its recipe is then written anew.
     """
     if changes(recipe, folder):
         replace_file(folder / RECIPE_FILE, dump_recipe(recipe).encode())

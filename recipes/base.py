@@ -217,6 +217,8 @@ class Rollout:
     sandbox: where commands run (`local`, `overlay`, `docker`, `apptainer`, `remote:KIND`; `ray:BACKEND` on all nodes).
     sandbox_concurrency: sandboxes open at once, at most: fewer on a machine that does not bear so many. 0: two for each
         of `cluster.cpus_per_node`, of all nodes with `ray:BACKEND`.
+    keep_disk_free: GiB of each disk that has images of tasks: where less is free, the run removes those that it has
+        pulled and used longest ago, before it pulls another. 0: none.
     system_prompt: first message of every episode.
     generate: dotted path of the plug-in that runs an episode.
     log: dotted path of the plug-in that logs a rollout's episodes.
@@ -250,6 +252,7 @@ class Rollout:
     ] = "native"
     sandbox: Annotated[str, Meta(min_length=1, description="local, or the dotted path of a sandbox backend")] = "local"
     sandbox_concurrency: Count = 0
+    keep_disk_free: Count = 0
     system_prompt: str = ""
     generate: Hook = "slime_swe.rollout.slime_plugin.generate"
     log: Hook = "slime_swe.rollout.slime_plugin.log_rollout"

@@ -24,6 +24,7 @@ from slime_swe.recipes.violation import Violation, listed
 from slime_swe.rewards.compose import OVERLONG, weights_in_use, wrong_weights
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
+from slime_swe.rollout.sandbox.pool import make_backend, names_that
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 Rule = Callable[[Recipe], Iterable[Violation]]
@@ -294,6 +295,23 @@ def _takes_grammar(agent: str) -> bool:
         return True  # which is said where the agent is opened
 
 
+def room(recipe: Recipe) -> Iterator[Violation]:
+    """What removes images must be able to, and leaves some on the disk."""
+    no, rollout, cluster = against(recipe), recipe.rollout, recipe.cluster
+    if not rollout.keep_disk_free:
+        return
+    try:
+        removes = make_backend(rollout.sandbox).removes_images
+    except UserError:
+        return  # which is said where sandboxes are opened
+    if not removes:
+        why = f"needs a sandbox that removes images, which rollout.sandbox={rollout.sandbox} does not"
+        yield no("rollout.keep_disk_free", why, f"use 0, or {listed(names_that('removes_images'))}")
+    elif rollout.keep_disk_free >= cluster.disk_per_node:
+        why = f"leaves nothing of cluster.disk_per_node={cluster.disk_per_node}"
+        yield no("rollout.keep_disk_free", why, "give less, such as a tenth of it")
+
+
 def best(recipe: Recipe) -> Iterator[Violation]:
     """An evaluation says which checkpoint is the best, so both must be of the same rollout."""
     no, run = against(recipe), recipe.run
@@ -307,4 +325,4 @@ def best(recipe: Recipe) -> Iterator[Violation]:
         yield no("run.eval_interval", why, f"use a multiple of {run.save_interval}, or leave run.keep_best empty")
 
 
-RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars, best)
+RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars, room, best)

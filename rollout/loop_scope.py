@@ -91,8 +91,9 @@ async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
     """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
     most = settings.sandbox_concurrency
     least = math.ceil(most * LEAST_SHARE)
+    room = settings.keep_disk_free
     key = ("sandboxes", settings.sandbox, most, settings.evaluation)
-    return await opened_once(key, lambda: SandboxPool(settings.sandbox, concurrency=most, least=least))
+    return await opened_once(key, lambda: SandboxPool(settings.sandbox, concurrency=most, least=least, keep_free=room))
 
 
 def require_room_for(agent: str, sandbox: str) -> None:

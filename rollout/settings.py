@@ -48,6 +48,8 @@ class RolloutSettings:
     routing_replay: Annotated[bool, Argument("use_rollout_routing_replay")] = False
     layers: Annotated[int, Argument("num_layers")] = 0
     experts_per_token: Annotated[int, Argument("moe_router_topk")] = 0
+    # GiB of the disk with the images; 0 removes none.
+    keep_disk_free: Annotated[float, Argument("swe_keep_disk_free"), Meta(ge=0)] = 0.0
     # GPUs of an engine that each attend for their own requests.
     ranks: Annotated[int, Argument("sglang_dp_size"), Meta(ge=1)] = 1
     # Of one episode, with its model calls; 0 for no bound.

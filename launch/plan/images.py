@@ -79,6 +79,15 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
     return tuple(found)
 
 
+def most_at_once(recipe: Recipe, found: tuple[TaskImages, ...], assumed: Assumptions) -> float:
+    """GiB of those that lie on a machine at the same time, at most. Where the run removes images
+    (`rollout.keep_disk_free`), room must be for those of one rollout's groups."""
+    total, count = sum(each.total for each in found), sum(each.count for each in found)
+    if not recipe.rollout.keep_disk_free or not count:
+        return total
+    return min(total, recipe.rollout.batch_size / informative(recipe, assumed) * max(each.gib for each in found))
+
+
 def _shares(recipe: Recipe) -> list[float]:
     """Of the groups that are begun, those of each training set; of one whose size is not known, all."""
     weights = list(recipe.data.weights)

@@ -15,7 +15,7 @@ from slime_swe.launch.plan.admission import (
 )
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.images import task_images
+from slime_swe.launch.plan.images import TaskImages, most_at_once, task_images
 from slime_swe.launch.plan.result import Budget, Component
 from slime_swe.launch.plan.trained import (
     adapter_bytes,
@@ -207,11 +207,16 @@ def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
     model, images = recipe.model.shape, task_images(recipe, assumed)
     formats = 1 if recipe.algorithm.lora_rank else 2  # LoRA starts from Hugging Face's
     parts = (
-        Component("task images", sum(each.total for each in images) * GIB, "; ".join(map(str, images))),
+        Component("task images", most_at_once(recipe, images, assumed) * GIB, _images(recipe, images)),
+        Component("kept free", recipe.rollout.keep_disk_free * GIB, "by removing images"),
         Component("model", formats * WEIGHT_BYTES * model.parameters, FORMATS[formats]),
         *_kept(recipe),
     )
     return Budget("disk", recipe.cluster.disk_per_node * GIB, parts)
+
+
+def _images(recipe: Recipe, found: tuple[TaskImages, ...]) -> str:
+    return "of one rollout" if recipe.rollout.keep_disk_free else "; ".join(map(str, found))
 
 
 def _kept(recipe: Recipe) -> tuple[Component, Component]:

@@ -179,7 +179,8 @@ def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: As
         total, gib = sum(each.count for each in images), sum(each.total for each in images)
         nodes = sandbox_nodes(recipe)
         where = f"each of {nodes} machines" if nodes > 1 else "the machine that has the sandboxes"
-        yield f"images: {total:,}, {gib:,.0f} GiB, come to {where}: {'; '.join(map(str, images))}"
+        removed = ", which removes some to make room" if recipe.rollout.keep_disk_free else ""
+        yield f"images: {total:,}, {gib:,.0f} GiB, come to {where}{removed}: {'; '.join(map(str, images))}"
     yield _admission(recipe, assumed)
     if rank := recipe.algorithm.lora_rank:
         trained = adapters.parameters(recipe)

@@ -46,7 +46,7 @@ OF_A_NODE = {
 }
 """The same of a machine -> what to do."""
 OF_A_DISK = {
-    "task images": "take a part of the tasks (data.train=['SET?part=0-0.5'])",
+    "task images": "take a part of the tasks (data.train=['SET?part=0-0.5']), or set rollout.keep_disk_free",
     "checkpoints": "lower run.keep_checkpoints",
     "exports": "lower run.keep_exports",
 }

@@ -140,6 +140,8 @@ class Backend:
     isolates: Isolation = "always"
     unprotected: str = ""  # what a command can do where it does not isolate
     image_gib: float = 0.5  # an image's disk, assumed: SWE-bench Verified's 500 take 240 GiB where layers are shared
+    removes_images: bool = False  # heeds `keep_free`
+    keep_free: float = 0.0  # GiB of the disk with the images: below, those used longest ago are removed; 0 removes none
     shares_layers: bool = True  # images that begin with the same layers have these on the disk once
     runs_here: bool = True  # takes memory and disk of the machine that runs the episodes
     pressure: Path | None = Path("/proc/pressure")  # on this machine, as Linux tells it; None if they are on others

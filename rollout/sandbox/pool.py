@@ -39,6 +39,7 @@ class SandboxPool:
         concurrency: int = 32,
         least: int | None = None,
         limits: Limits | None = None,
+        keep_free: float = 0.0,
     ) -> None:
         """`backend` is a name of `BACKENDS` or any dotted path of a callable that makes a `Backend`.
 
@@ -47,6 +48,8 @@ class SandboxPool:
 
         least: with it, how many are open at once adapts to the machine, between it and `concurrency` (see `Slots`); not
         to other machines: the nodes of a Ray cluster have pools of their own.
+
+        keep_free: GiB of the disk with the images, as `Backend.keep_free`.
         """
         if concurrency < 1:
             raise UserError(f"sandbox concurrency must be at least 1, got {concurrency}")
@@ -54,6 +57,9 @@ class SandboxPool:
             raise UserError(f"the least sandboxes at once must be 1 to concurrency={concurrency}, got {least}")
         self._name = backend
         self._backend = make_backend(backend)
+        if keep_free and not self._backend.removes_images:
+            raise UserError(f"{backend} sandboxes remove no images: use {', '.join(names_that('removes_images'))}")
+        self._backend.keep_free = keep_free
         self._limits = limits or Limits()
         self.slots = Slots(concurrency, least, self._backend.pressure)
         self._starting = asyncio.Lock()

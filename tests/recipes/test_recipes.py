@@ -24,7 +24,7 @@ def test_every_number_and_every_choice_has_a_constraint():
     free = {key for key, hint in field_types().items() if not allowed(hint) and hint is not bool}
     assert free == {
         "name", "description", "hardware", "serving.router_ip", "rollout.system_prompt", "reward.harness_python",
-        "data.eval", "data.filters", "data.allow_overlap", "slime.flags", "warm_start.data",
+        "data.eval", "data.filters", "data.registry", "data.allow_overlap", "slime.flags", "warm_start.data",
         "engine", "model.tool_format", "model.chat_template", "model.family", "model.config",
         "rollout.grammar", "reward.weights", "run.keep_best",
     }  # fmt: skip

@@ -39,6 +39,7 @@ class DockerBackend(Backend):
 
     takes_images = True
     takes_layers = True
+    removes_images = True
     requirements = (
         Requirement(
             "docker",
@@ -73,7 +74,7 @@ class DockerBackend(Backend):
             self._client = await asyncio.to_thread(docker_client.connect)
             self._security = await call("docker does not tell what it is", _security, self._client)
             await self._sweep()
-            self._images = Images(self._client, self._cache or cache_folder())
+            self._images = Images(self._client, self._cache or cache_folder(), self.keep_free)
 
     def open(self, spec: SandboxSpec) -> DockerSandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""

@@ -23,6 +23,7 @@ from slime_swe.rollout.sandbox.cache import locked, made_once
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.changes import as_file
 from slime_swe.rollout.sandbox.docker.client import errors
+from slime_swe.rollout.sandbox.docker.room import Room
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
@@ -46,9 +47,11 @@ class Prepared:
 class Images:
     """Finds an image, or makes it: once in this process, and once on this machine."""
 
-    def __init__(self, client: Any, cache: Path) -> None:
+    def __init__(self, client: Any, cache: Path, keep_free: float = 0.0) -> None:
+        """keep_free: see `Room`."""
         self._client = client
         self._cache = cache
+        self._room = Room(client, cache, keep_free)
         self._known: dict[tuple[str, str], Prepared] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fitting: set[tuple[str, Layer]] = set()  # an image's id, and a layer whose folder it does not have
@@ -57,9 +60,11 @@ class Images:
         """Raises `DockerError`, `SandboxError`; `UserError` for the host's own image where there can be none."""
         key = (image.name, image.folder)
         async with self._locks[key]:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._find, image)
-        return self._known[key]
+            known = self._known.get(key)
+            if known is None or await asyncio.to_thread(self._room.has_gone, known.identity):
+                known = self._known[key] = await asyncio.to_thread(self._find, image)
+        self._room.used(image.name)
+        return known
 
     def layers(self, folders: Sequence[Path], image: Image, prepared: Prepared) -> tuple[Layer, ...]:
         """Blocks. Raises `UserError` for what is no layer of this image, `DockerError`."""
@@ -82,14 +87,16 @@ class Images:
             return True
 
     def _find(self, image: Image) -> Prepared:
-        name = self._host_image() if image.name == HOST_IMAGE else image.name
-        source = docker_client.identify(name)
+        source = (
+            docker_client.identify(self._host_image()) if image.name == HOST_IMAGE else self._room.pulled(image.name)
+        )
         folder = image.folder.rstrip("/")
         script = HISTORY.read_text(encoding="utf-8")
         key = hashlib.sha256("\n".join([source, folder, script]).encode()).hexdigest()[:16]
         with locked(self._cache / f"prepared-{key}"):
             identity = self._without_history(source, folder, script, key)
         originals = made_once(self._cache / f"originals-{key}", partial(self._copy_tracked, identity, folder))
+        self._room.made(image.name, *([] if identity == source else [f"{PREPARED}:{key}"]), str(originals.absolute()))
         return Prepared(identity, docker_client.environment(source), Originals(originals))
 
     def _host_image(self) -> str:

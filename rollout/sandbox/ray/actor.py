@@ -76,9 +76,9 @@ class NodeSandboxes:
     driver chooses.
     """
 
-    def __init__(self, backend: str, most: int, least: int) -> None:
+    def __init__(self, backend: str, most: int, least: int, keep_free: float = 0.0) -> None:
         self._backend = backend
-        self._pool = SandboxPool(backend, concurrency=most, least=least)
+        self._pool = SandboxPool(backend, concurrency=most, least=least, keep_free=keep_free)
         self._held: dict[int, _Held] = {}
         self._left: set[int] = set()  # left before they were opened: Ray keeps no order of calls
 

@@ -59,6 +59,7 @@ class RayBackend(Backend):
         self.inner, self._cpus, self._silence = inner, cpus, silence
         self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
         self.image_gib, self.shares_layers = backend.image_gib, backend.shares_layers
+        self.removes_images = backend.removes_images
         self.takes_images, self.takes_layers = backend.takes_images, backend.takes_layers
         # A node without isolation is refused where the backend would go on with a warning that nobody sees.
         self.isolates = "always" if backend.isolates == "if possible" else backend.isolates
@@ -74,7 +75,9 @@ class RayBackend(Backend):
                 raise UserError(f"ray sandboxes need Ray: {_INSTALL}")
             from slime_swe.rollout.sandbox.ray.nodes import Nodes  # imports Ray, which takes a second
 
-            nodes = Nodes(self.inner, self._cpus, self._per_cpu, self._least_per_cpu, self._silence)
+            nodes = Nodes(
+                self.inner, self._cpus, self._per_cpu, self._least_per_cpu, self._silence, keep_free=self.keep_free
+            )
             try:
                 await nodes.start()
             except BaseException:

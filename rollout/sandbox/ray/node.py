@@ -28,10 +28,12 @@ _log = logging.getLogger(__name__)
 
 class Node:
     """state: what `ray.nodes()` says of it. most: sandboxes that it takes; least: if it bears no more. room: how many,
-    by its last answer; held: those that it has.
+    by its last answer; held: those that it has. keep_free: see `SandboxPool`.
     """
 
-    def __init__(self, state: Mapping[str, Any], backend: str, cpus: float, most: int, least: int) -> None:
+    def __init__(
+        self, state: Mapping[str, Any], backend: str, cpus: float, most: int, least: int, keep_free: float = 0.0
+    ) -> None:
         self.id: str = state["NodeID"]
         self.name = f"{state['NodeManagerHostname']} ({state['NodeManagerAddress']}, {self.id[:8]})"
         self.room, self.held = most, 0
@@ -50,7 +52,7 @@ class Node:
                 scheduling_strategy=where,
                 runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(own_paths())}},
             )
-            .remote(backend, most, least)
+            .remote(backend, most, least, keep_free)
         )
 
     async def call(self, method: str, *args: Any, cancels: bool = True) -> Any:

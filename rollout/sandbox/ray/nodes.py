@@ -31,8 +31,17 @@ _log = logging.getLogger(__name__)
 class Nodes:
     """The nodes with an actor that is up. Belongs to one event loop. What it is made with: see `RayBackend`."""
 
-    def __init__(self, inner: str, cpus: float, per_cpu: float, least_per_cpu: float, silence: float) -> None:
-        self._inner, self._cpus, self._silence = inner, cpus, silence
+    def __init__(
+        self,
+        inner: str,
+        cpus: float,
+        per_cpu: float,
+        least_per_cpu: float,
+        silence: float,
+        *,
+        keep_free: float = 0.0,
+    ) -> None:
+        self._inner, self._cpus, self._silence, self._keep_free = inner, cpus, silence, keep_free
         self._per_cpu, self._least_per_cpu = per_cpu, least_per_cpu
         self._nodes: dict[str, Node] = {}  # by Ray's id: starting or up
         self._refused: dict[str, str] = {}  # why, by name
@@ -192,7 +201,7 @@ class Nodes:
         if cpus < max(self._cpus, 1.0):
             return
         most, least = (max(1, int(cpus * each)) for each in (self._per_cpu, self._least_per_cpu))
-        node = Node(state, self._inner, self._cpus, most, min(most, least))
+        node = Node(state, self._inner, self._cpus, most, min(most, least), self._keep_free)
         self._nodes[node.id] = node
         node.starting = asyncio.create_task(self._start(node))
         node.starting.add_done_callback(self._note_start)

@@ -116,6 +116,15 @@ def test_a_disk_that_holds_no_images_is_refused_with_what_to_do():
     ).fits
 
 
+def test_a_run_that_removes_images_needs_room_for_those_of_one_rollout():
+    """80 groups of 2.29 GiB are begun for the 32 that are trained, and 200 GiB stay free."""
+    found = make_plan(resolve("qwen25_coder_7b", ["cluster.disk_per_node=2048", "rollout.keep_disk_free=200"]))
+    (disk,) = (budget for budget in found.budgets if budget.name == "disk")
+    parts = {part.name: part.bytes / 2**30 for part in disk.components}
+    assert found.fits and parts["task images"] == pytest.approx(80 * 2.29, rel=0.01) and parts["kept free"] == 200
+    assert any("which removes some to make room" in note for note in found.notes)
+
+
 def test_unpacked_images_are_measured_by_their_files(tmp_path):
     for name, size in (("one", 3 << 20), ("two", 5 << 20)):
         (tmp_path / name / "testbed").mkdir(parents=True)

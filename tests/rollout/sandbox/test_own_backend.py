@@ -11,7 +11,8 @@ from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
-from slime_swe.launch.plan.memory import holds_images
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.images import task_images
 from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.honeypot import leaky_image
 from slime_swe.rollout.loop_scope import require_room_for
@@ -71,9 +72,9 @@ def test_the_doctor_checks_what_it_needs_and_opens_one() -> None:
 
 
 def test_the_planner_counts_its_images() -> None:
-    assert holds_images(variant("tiny_cpu", rollout__sandbox=NAME))
-    assert not holds_images(variant("tiny_cpu", rollout__sandbox="local"))
-    assert not holds_images(variant("tiny_cpu", rollout__sandbox="remote:modal"))
+    for sandbox, counted in ((NAME, True), ("local", False), ("remote:modal", False)):
+        recipe = variant("qwen25_coder_7b", rollout__sandbox=sandbox)
+        assert bool(task_images(recipe, Assumptions())) is counted
 
 
 def test_the_gate_s_proof_holds_as_long_as_its_facts_and_it_makes_the_gate_s_image() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.memory import holds_images
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.images import task_images
 from slime_swe.recipes.checks import violations
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
 from slime_swe.rollout.sandbox.base import Backend, Limits, SandboxError
@@ -65,7 +66,7 @@ def test_it_can_do_what_the_other_backend_can() -> None:
 def test_recipes_take_containers_on_all_nodes_and_the_planner_counts_them(inner: str) -> None:
     recipe = variant("qwen25_coder_32b", rollout__sandbox=f"ray:{inner}")
     assert violations(recipe) == []
-    assert holds_images(recipe)
+    assert task_images(recipe, Assumptions())
     assert sandbox_nodes(recipe) == recipe.cluster.nodes > 1
     assert sandboxes_at_once(recipe) == 2 * recipe.cluster.nodes * recipe.cluster.cpus_per_node
     serving = variant("qwen3_coder_30b_a3b_async", rollout__sandbox=f"ray:{inner}")
@@ -79,6 +80,13 @@ async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
     assert isinstance(answer, UserError)
     assert "no isolation here. On other machines nobody would see it" in str(answer)
     await node.close()
+
+
+def test_a_node_keeps_its_own_disk_from_filling_up() -> None:
+    with pytest.raises(UserError, match="bubblewrap sandboxes remove no images"):
+        NodeSandboxes("bubblewrap", 1, 1, keep_free=10)
+    assert NodeSandboxes("docker", 1, 1, keep_free=10)._pool._backend.keep_free == 10
+    assert make_backend("ray:docker").removes_images and not make_backend("ray:overlay").removes_images
 
 
 async def test_calls_in_any_order_leave_no_sandbox(

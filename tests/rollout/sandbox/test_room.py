@@ -1,0 +1,145 @@
+"""Images that a run removes when the disk is nearly full: a real daemon, and a disk that holds ten of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_swe.data_sources.task import Image
+from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker import room as module
+from slime_swe.rollout.sandbox.docker.images import Images
+from slime_swe.rollout.sandbox.docker.room import Room
+from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.recipes.changes import variant
+
+docker = pytest.importorskip("docker")
+PREFIX = f"slime-swe/test-room-{os.getpid()}"
+NAMES = [f"{PREFIX}-{letter}:1" for letter in "abcde"]
+A, B, C, D, MINE = NAMES
+
+
+def bring(client, name: str) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        entry = tarfile.TarInfo("testbed/hello.txt")
+        entry.size = len(name)
+        tar.addfile(entry, io.BytesIO(name.encode()))
+    repository, _, tag = name.partition(":")
+    client.import_image_from_data(packed.getvalue(), repository=repository, tag=tag)
+
+
+def here() -> set[str]:
+    return {name for name in NAMES if docker_client.find(name) is not None}
+
+
+@pytest.fixture
+def client(monkeypatch) -> Iterator[object]:
+    """Pulls from a registry that has every image; the disk has room for ten, less those that are here."""
+    if not docker_client.answers():
+        pytest.skip("no Docker daemon answers")
+    monkeypatch.setattr(docker.APIClient, "pull", lambda self, name, tag: bring(self, name))
+    monkeypatch.setattr(module, "free_gib", lambda folder: 10.0 - len(here()))
+    client = docker_client.connect()
+    yield client
+    for name in here():
+        client.remove_image(name, force=True)
+
+
+def test_those_that_were_used_longest_ago_go(client, tmp_path):
+    room = Room(client, tmp_path, keep_free=9)
+    room.pulled(A)
+    room.pulled(B)
+    room.used(A)
+    identity = room.pulled(C)
+    assert here() == {A, C} and not room.has_gone(identity)
+    room.pulled(B)
+    assert here() == {B, C}
+
+
+def test_what_a_container_has_stays_and_what_somebody_else_has_pulled(client, tmp_path, caplog):
+    bring(client, MINE)
+    room = Room(client, tmp_path, keep_free=9)
+    room.pulled(MINE)
+    room.pulled(A)
+    with docker_client.created(A):
+        room.pulled(B)
+        assert here() == {MINE, A, B}, "nothing could go"
+        assert "8 GiB free, and no image is left to remove" in caplog.text
+        room.pulled(C)
+        assert here() == {MINE, A, C}
+    room.pulled(D)
+    assert here() == {MINE, D}
+
+
+def test_what_was_made_of_an_image_goes_before_it(client, tmp_path):
+    room = Room(client, tmp_path, keep_free=10)
+    room.pulled(A)
+    client.tag(A, *D.split(":"))
+    folder = tmp_path / "originals"
+    (folder / "testbed").mkdir(parents=True)
+    for _ in range(2):  # by two processes
+        room.made(A, D, str(folder))
+    room.pulled(B)
+    assert here() == {B} and not folder.exists()
+
+
+def test_another_process_knows_what_was_pulled(client, tmp_path):
+    Room(client, tmp_path, keep_free=10).pulled(A)
+    Room(client, tmp_path, keep_free=10).pulled(B)
+    assert here() == {B}
+
+
+def test_without_a_figure_nothing_is_removed_or_noted(client, tmp_path):
+    room = Room(client, tmp_path, keep_free=0)
+    for name in (A, B, C):
+        identity = room.pulled(name)
+    assert here() == {A, B, C} and not Path(tmp_path, "pulled").exists()
+    client.remove_image(C)
+    assert not room.has_gone(identity), "it is not looked for"
+
+
+async def test_an_image_that_has_gone_is_pulled_again(client, tmp_path, monkeypatch):
+    """By a run that knew it, after another had removed it."""
+    images = Images(client, tmp_path, keep_free=1)
+    monkeypatch.setattr(images, "_without_history", lambda source, *rest: source)  # which takes a bash in the image
+    await images.find(Image(A))
+    client.remove_image(A)
+    assert here() == set()
+    (noted,) = (tmp_path / "pulled").iterdir()
+    (originals,) = tmp_path.glob("originals-????????????????")
+    assert noted.read_text().split("\n") == [A, str(originals)]
+    assert (await images.find(Image(A))).identity == docker_client.find(A)
+
+
+def test_only_a_sandbox_that_removes_images_is_asked_to():
+    with pytest.raises(UserError, match="overlay sandboxes remove no images: use docker"):
+        SandboxPool("overlay", keep_free=10)
+    assert SandboxPool("docker", keep_free=10)._backend.keep_free == 10
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "keep", "said"),
+    [
+        (
+            "overlay",
+            10,
+            "needs a sandbox that removes images, which rollout.sandbox=overlay does not: use 0, or docker",
+        ),
+        ("docker", 8192, "leaves nothing of cluster.disk_per_node=8192"),
+        ("docker", 200, ""),
+        ("ray:docker", 200, ""),
+        ("overlay", 0, ""),
+    ],
+)
+def test_a_recipe_that_can_not_make_room_is_refused(sandbox, keep, said):
+    from slime_swe.recipes.checks import room
+
+    recipe = variant("qwen25_coder_7b", rollout__sandbox=sandbox, rollout__keep_disk_free=keep)
+    assert [said in str(violation) for violation in room(recipe)] == [True] * bool(said)

@@ -108,6 +108,7 @@ def test_clients_of_a_server_that_has_died_do_not_wait_for_it(program):
         wait_for(servers, "the server")  # a process has no command line yet when its exec has just succeeded
         (server,) = servers()
         os.kill(int(server.name), signal.SIGKILL)
+        wait_for(lambda: not is_there(int(server.name)), "the server's end")
         out, _ = start(shlex.split(words), program, "a").communicate("\n", timeout=30)
     assert out.startswith("['a']")
 

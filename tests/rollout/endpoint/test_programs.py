@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -62,7 +63,13 @@ def _words(message: Said) -> tuple[str, list[str]]:
 
 async def play(endpoint, pool, folder, name=TINY, **changes) -> Episode:
     settings = settings_for(endpoint, folder, name, **(BIG | changes))
-    async with agent_class(name).open_at_endpoint(settings) as agent:
+    async with AsyncExitStack() as stack:
+        try:
+            agent = await stack.enter_async_context(agent_class(name).open_at_endpoint(settings))
+        except UserError as error:
+            if name in PROGRAMS:
+                pytest.skip(f"{name} can't be installed here: {error}")
+            raise
         sampling = Sampling(PARAMS | {"max_new_tokens": 2048})
         return await run_episode(agent, toy_task(), pool, sampling, time_budget=settings.time_budget)
 

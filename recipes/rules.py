@@ -16,6 +16,7 @@ from slime_swe.recipes.checks import against, lookup
 from slime_swe.recipes.layout import ONE_SERVER, Cut, SglangEngine, legal_sizes
 from slime_swe.recipes.violation import Violation, divisors, listed
 from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.warm_start import GENERATE as RECORDED
 
 MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length
 OUR_GENERATE = "slime_swe.rollout.slime_plugin.generate"
@@ -155,7 +156,7 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
     elif serving.dp_attention and size and shape.cache(SglangEngine(size)) * size <= shape.cache(ONE_SERVER):
         why = f"saves nothing: serving.gpus_per_engine={size} GPUs share the cache of a token without copies"
         yield no("serving.dp_attention", why, "set it to false")
-    elif serving.dp_attention and recipe.rollout.generate != OUR_GENERATE:
+    elif serving.dp_attention and recipe.rollout.generate not in (OUR_GENERATE, RECORDED):  # that asks no engine
         why = (
             "gives each GPU of an engine a prefix cache of its own, and rollout.generate="
             f"{recipe.rollout.generate} is not known to send all turns of an episode to one of them"

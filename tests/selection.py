@@ -82,8 +82,9 @@ class Selection:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node) -> None:
-        told = getattr(node, "workeroutput", {})  # none of a worker that was killed
-        self.left_out, self.mistake = told.get("left out", self.left_out), told.get("mistake", self.mistake)
+        output = getattr(node, "workeroutput", {})  # none of a worker that was killed
+        self.left_out = output.get("left out", self.left_out)
+        self.mistake = output.get("mistake", self.mistake)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.mistake:

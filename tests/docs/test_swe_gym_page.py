@@ -217,7 +217,8 @@ def test_a_cluster_with_apptainer(project, cluster_with_apptainer):
     assert [*scratch.glob(f"slime-swe/sandbox/apptainer-*/root/testbed/{GYM.module}.py")]
     at_login, in_job = printed(records, "slime-swe", "train")
     for shown in (at_login, in_job):
-        assert "train.py" in shown and "note: 2 images for apptainer sandboxes: 1 here, 1 missing" in shown
+        assert "train.py" in shown
+        assert re.search(r"note: 2 images for apptainer sandboxes: 1 here \([\d.]+ GiB\), 1 missing", shown)
     (submitted,) = [record["command"] for record in records if record["command"][0] == "sbatch"]
     assert "rollout.sandbox=apptainer" in submitted
     assert "slurm-7" in in_job, "the run is named after its job"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 
 import orjson
@@ -139,7 +140,26 @@ def _after(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
     return [task for task in tasks if _created(task) >= limit]
 
 
+def most_left(count: int | None, options: Mapping[str, str]) -> int | None:
+    """How many of `count` tasks these options leave at most, by those that say a number or a share; None where neither
+    they nor `count` say it. Raises `UserError` for an invalid value."""
+    if "part" in options and count is not None:
+        low, high = _bounds(options)
+        count = ceil(count * (high - low))
+    if "id" in options:
+        count = len(set(_listed(options["id"])))
+    if "limit" in options:
+        count = _whole(options, "limit") if count is None else min(count, _whole(options, "limit"))
+    return _whole(options, "expect") if "expect" in options else count
+
+
 def _part(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
+    low, high = _bounds(options)
+    key, seed = _key(options.get("by", "instance")), options.get("seed", "0")
+    return [task for task in tasks if low <= place(key(task), seed) < high]
+
+
+def _bounds(options: Mapping[str, str]) -> tuple[float, float]:
     low, dash, high = options["part"].partition("-")
     try:
         bounds = float(low), float(high)
@@ -147,8 +167,7 @@ def _part(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
         raise UserError(f"part={options['part']} must be two shares such as 0-0.9") from error
     if not dash or not 0 <= bounds[0] < bounds[1] <= 1:
         raise UserError(f"part={options['part']} must be two shares of which the first is smaller, in 0 to 1")
-    key, seed = _key(options.get("by", "instance")), options.get("seed", "0")
-    return [task for task in tasks if bounds[0] <= place(key(task), seed) < bounds[1]]
+    return bounds
 
 
 def place(key: str, seed: str) -> float:

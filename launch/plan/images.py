@@ -11,7 +11,8 @@ from math import ceil
 from pathlib import Path
 
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.registry import Spec, load_tasks, parse
+from slime_swe.data_sources.registry import load_tasks, parse
+from slime_swe.data_sources.selection import most_left
 from slime_swe.errors import UserError
 from slime_swe.launch.images import size_of
 from slime_swe.launch.plan.admission import informative
@@ -82,10 +83,10 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
 def most_at_once(recipe: Recipe, found: tuple[TaskImages, ...], assumed: Assumptions) -> float:
     """GiB of those that lie on a machine at the same time, at most. Where the run removes images
     (`rollout.keep_disk_free`), room must be for those of one rollout's groups."""
-    total, count = sum(each.total for each in found), sum(each.count for each in found)
-    if not recipe.rollout.keep_disk_free or not count:
+    total, largest = sum(each.total for each in found), max((each.gib for each in found), default=0.0)
+    if not recipe.rollout.keep_disk_free:
         return total
-    return min(total, recipe.rollout.batch_size / informative(recipe, assumed) * max(each.gib for each in found))
+    return min(total, recipe.rollout.batch_size / informative(recipe, assumed) * largest)
 
 
 def _shares(recipe: Recipe) -> list[float]:
@@ -106,15 +107,15 @@ def _known(spec: str) -> _Known | None:
         if parsed.file:
             path = Path(parsed.file).expanduser()
             return _of_file(spec, path.stat().st_mtime_ns)
+        if parsed.source not in CORPORA:
+            return _Known() if "." in parsed.source else None  # our own sources make tasks of files
+        corpus = CORPORA[parsed.source]
+        if not corpus.in_images or parsed.split not in corpus.splits:
+            return None
+        split = corpus.splits[parsed.split]
+        return _Known(most_left(split.count, parsed.options), split.images, split.image_gib)
     except (UserError, OSError):
         return None
-    if parsed.source not in CORPORA:
-        return _Known() if "." in parsed.source else None  # our own sources make tasks of files
-    corpus = CORPORA[parsed.source]
-    if not corpus.in_images or parsed.split not in corpus.splits:
-        return None
-    split = corpus.splits[parsed.split]
-    return _Known(_chosen(parsed, split.count), split.images, split.image_gib)
 
 
 @lru_cache(maxsize=32)
@@ -123,16 +124,3 @@ def _of_file(spec: str, changed: int) -> _Known | None:
     tasks = load_tasks(spec)
     images = {task.workspace.image.name for task in tasks if task.workspace.image}
     return _Known(len(tasks), len(images)) if images else None
-
-
-def _chosen(spec: Spec, count: int | None) -> int | None:
-    """How many tasks the options leave at most: those that say a number or a share."""
-    options = spec.options
-    if "part" in options and count is not None:
-        low, _, high = options["part"].partition("-")
-        count = ceil(count * (float(high) - float(low)))
-    if "id" in options:
-        count = len(options["id"].split(","))
-    if "limit" in options:
-        count = min(count, int(options["limit"])) if count is not None else int(options["limit"])
-    return int(options["expect"]) if "expect" in options else count

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slime_swe.files import replace_file
 from slime_swe.rollout.sandbox.cache import locked, remove_tree
 from slime_swe.rollout.sandbox.docker import client as docker_client
 
@@ -37,19 +38,24 @@ class Room:
         if self._keep_free and docker_client.find(name) is None:
             self._make()
             identity = docker_client.identify(name)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._file(name).write_text(name, encoding="utf-8")
+            with locked(self._folder):
+                self._folder.mkdir(exist_ok=True)
+                replace_file(self._file(name), name.encode())
             self.used(name)
             return identity
         return docker_client.identify(name)
 
     def made(self, name: str, *what: str) -> None:
         """Note what was made of an image: other images, which go before it, and folders of the cache."""
-        with suppress(FileNotFoundError):
+        if not self._keep_free:
+            return
+        with locked(self._folder), suppress(FileNotFoundError):
             lines = self._file(name).read_text(encoding="utf-8").splitlines()
-            self._file(name).write_text("\n".join(dict.fromkeys((*lines, *what))), encoding="utf-8")
+            replace_file(self._file(name), "\n".join(dict.fromkeys((*lines, *what))).encode())
 
     def used(self, name: str) -> None:
+        if not self._keep_free:
+            return
         with suppress(FileNotFoundError):
             os.utime(self._file(name), ns=(now := time.time_ns(), now))  # the kernel's own clock is coarser
 
@@ -71,7 +77,8 @@ class Room:
                 _log.warning("%s has %.0f GiB free, and no image is left to remove", folder, free_gib(folder))
 
     def _oldest(self) -> Iterator[Path]:
-        return iter(sorted(self._folder.glob("*"), key=lambda file: file.stat().st_mtime_ns))
+        records = (file for file in self._folder.glob("*") if not file.name.startswith("."))  # one is half written
+        return iter(sorted(records, key=lambda file: file.stat().st_mtime_ns))
 
     def _remove(self, file: Path) -> None:
         name, *made = file.read_text(encoding="utf-8").splitlines()

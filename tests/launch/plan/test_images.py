@@ -89,7 +89,13 @@ def test_tasks_of_one_repository_share_their_image(tmp_path):
     assert found(f"data.train=['{path}']") == [(1, 0.5, "assumed")], "not what the file held before"
 
 
-@pytest.mark.parametrize("spec", ["synthetic:train", "quixbugs:python", "no_such.jsonl", "swegym:other", "x"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("synthetic:train", "quixbugs:python", "no_such.jsonl", "swegym:other", "x"),
+        *("swegym:train?limit=x", "swegym:train?expect=-1", "swegym:train?part=a-b", "swegym:train?part=1"),
+    ],
+)
 def test_what_runs_in_no_image_or_can_not_be_read_has_none(spec):
     assert found(f"data.train=['{spec}']") == []
 

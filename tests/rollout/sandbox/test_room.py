@@ -96,6 +96,17 @@ def test_another_process_knows_what_was_pulled(client, tmp_path):
     assert here() == {B}
 
 
+def test_a_record_that_was_half_written_is_nobody_s(client, tmp_path):
+    """By a process that ended meanwhile."""
+    room = Room(client, tmp_path, keep_free=10)
+    room.pulled(A)
+    (record,) = (tmp_path / "pulled").iterdir()
+    half = record.with_name(f".{record.name}.tmp")
+    half.touch()
+    room.pulled(B)
+    assert here() == {B} and half.exists()
+
+
 def test_without_a_figure_nothing_is_removed_or_noted(client, tmp_path):
     room = Room(client, tmp_path, keep_free=0)
     for name in (A, B, C):

@@ -145,10 +145,10 @@ def system_flags() -> list[str]:
 
 def _hide(trees: list[str]) -> list[str]:
     flags: list[str] = []
-    for folder, shown in hidden_folders(trees):
+    for folder, shown in hidden_folders(trees, python_executable()):
         flags += ["--tmpfs", str(folder)]
-        for path in map(str, shown):
-            flags += ["--ro-bind", path, path]
+        for place, source in shown.items():
+            flags += ["--ro-bind", str(source), str(place)]
         flags += ["--remount-ro", str(folder)]
     return flags
 

@@ -77,15 +77,34 @@ def test_nothing_of_an_installed_project_is_to_be_read(
     request: pytest.FixtureRequest, backend: str, packages: Path
 ) -> None:
     request.getfixturevalue(POOLS[backend])  # or skip
+    printed = seen_with(packages, backend)
+    assert "True" not in printed
+    assert "\nfound:\n" in printed
+    assert ("1 passed" in printed) == (backend == "bubblewrap")  # an image brings its own
+
+
+def test_an_interpreter_without_pytest_gets_that_of_its_environment(
+    request: pytest.FixtureRequest, packages: Path, tmp_path: Path
+) -> None:
+    """As where `python3 -m venv` was the first thing that anybody did with it."""
+    request.getfixturevalue(POOLS["bubblewrap"])  # or skip
+    tmp_path.chmod(0o755)
+    shutil.copytree(packages / "team_tasks", tmp_path / "team_tasks")
+    printed = seen_with(tmp_path, "bubblewrap")
+    assert "1 passed" in printed
+    assert "True" not in printed
+    assert "\nfound:\n" in printed
+
+
+def seen_with(packages: Path, backend: str) -> str:
+    """What a sandbox prints that looks for packages, where these are the base interpreter's."""
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     inner = [sys.executable, "-c", HOST, backend, LOOK, SEARCH]
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src"}
     command = [*unshare, "sh", "-c", MOUNT, "sh", str(packages), str(BASE), *inner]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert "True" not in done.stdout
-    assert "\nfound:\n" in done.stdout
-    assert ("1 passed" in done.stdout) == (backend == "bubblewrap")  # an image brings its own
+    return done.stdout
 
 
 def test_code_that_this_process_runs_is_hidden_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +117,7 @@ def test_code_that_this_process_runs_is_hidden_wherever_it_is(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tree / "checkout" / "src")
     monkeypatch.setattr(sys, "prefix", str(tree / "venv"))
     (tree / "venv" / "lib" / "python3.12" / "site-packages").mkdir(parents=True)
-    found = dict(hidden_folders([str(tree)]))
+    found = dict(hidden_folders([str(tree)], sys.executable))
     assert set(found) == {packages, tree / "checkout" / "src", tree / "envs", tree / "venv"}
     assert {path.name for path in found[packages]} == {"pytest", "_pytest", "pluggy", "pytest-8.dist-info"}
     assert not found[tree / "venv"]

@@ -261,6 +261,7 @@ class ProxySession:
         """Clear the record. What the client still holds of it counts as context from now on."""
         self.session.clear()
         self.executed = 0
+        self.failure = None  # the frames of its traceback have the record
         self._forget()
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -273,6 +275,26 @@ async def test_an_engine_that_fails_is_the_client_s_error_and_one_that_returns_i
             assert (await ask(session)).text == "Yes."
             assert session.failure is None
             assert len(session.session.segments()) == 1
+
+
+async def test_what_is_forgotten_is_not_held_by_the_engine_s_failure(templates, scripted):
+    """Whose traceback has the frames of the call, and they the record."""
+
+    async def fail(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    async with serve(fail) as url, EngineClient(url, attempts=1) as client:
+        policy = Policy(client, templates, "hermes", max_context=4096, max_turns=8)
+        session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
+        with pytest.raises(ProxyError, match="HTTP 500"):
+            await ask(session)
+        assert "HTTP 500" in session.history()["failure"]
+        record = weakref.ref(session.tree)
+        session.forget()
+        await asyncio.sleep(0)  # the loop has what has just ended
+        gc.collect()
+        assert record() is None
+        assert session.history()["failure"] is None
 
 
 async def test_a_session_ends_after_its_turns(opened):

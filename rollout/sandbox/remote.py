@@ -45,7 +45,7 @@ _LIVES_SECONDS = 3600.0  # of a deployment whose host has died
 _ATTEMPTS = 3
 _ARGUMENT_BYTES = 120_000  # the kernel takes 128 KiB
 _RUN = Path(__file__).with_suffix(".sh")
-_CACHES = " -o ".join(f"-name {name}" for name in sorted(CACHE_FOLDERS))
+_LEFT_OUT = " -o ".join(["-iname .git", *(f"-name {name}" for name in sorted(CACHE_FOLDERS))])
 # The tracked files as a tree of a repository of our own. Modes are in no patch: where one is in the way, it is widened.
 _TREE = f"""mkdir -p FOLDER; chmod u+rwx FOLDER; cd FOLDER || exit
 set -o pipefail
@@ -56,8 +56,9 @@ git() {{
 [ -d "$GIT_DIR" ] || git init -q --template= || exit
 mkdir -p "$GIT_DIR/info" && echo '* !text !eol !diff !filter !ident !working-tree-encoding' >"$GIT_DIR/info/attributes"
 rm -f "$GIT_DIR/index"
-find . -type d \\( {_CACHES} \\) -prune -o -type d ! -perm -700 -exec chmod u+rwx {{}} \\; -o -type f ! -name '*.pyc' \\
-  ! -name .git \\( -perm -400 -o -exec chmod u+rw {{}} \\; \\) -print0 | git update-index --add -z --stdin || exit
+find . -type d \\( {_LEFT_OUT} \\) -prune -o -type d ! -perm -700 -exec chmod u+rwx {{}} \\; -o -type f \\
+  ! -name '*.pyc' ! -iname .git \\( -perm -400 -o -exec chmod u+rw {{}} \\; \\) -print0 |
+  git update-index --add -z --stdin || exit
 tree=$(git write-tree) || exit
 """
 _DIFF = "git diff-tree -p --no-color --no-ext-diff --no-textconv --no-renames START $tree"

@@ -35,8 +35,8 @@ _SEARCHED = "import json, site; print(json.dumps(site.getsitepackages()))"
 
 
 def hidden_folders(trees: Sequence[str], python: str) -> Iterator[tuple[Path, dict[Path, Path]]]:
-    """The folders below `trees` to be hidden, and of each what is to be shown in it all the same: a place in it, and what
-    is shown there. python: the interpreter of the sandbox."""
+    """The folders below `trees` to be hidden, and of each what is to be shown in it all the same: a place in it, and
+    what is shown there. python: the interpreter of the sandbox."""
     packages = {place.resolve() for tree in trees for place in _package_folders(Path(tree))}
     found = packages | {place.resolve() for place in _own_code()} | {Path(source) for source in _SOURCES}
     found |= {Path(tree, name) for tree in trees for name in _CONDA if Path(tree, "conda-meta").is_dir()}

@@ -18,9 +18,13 @@ MAX_NAME_BYTES = 8 << 20  # of all names in the repository, each with `_NAME_COS
 _NAME_COST = 16
 _READ_BYTES = 1 << 20
 _FAILURES = (errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the system, or of a limit
-CACHE_FOLDERS = frozenset(
-    {"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules"}
-)
+CACHE_FOLDERS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules"})
+
+
+def is_git(name: str) -> bool:
+    """Whether git takes this for a repository's own, and so for part of none: its folder, or the file of a worktree or
+    submodule that says where that is."""
+    return name.lower() == ".git"
 
 
 class ReadBudget:
@@ -92,7 +96,8 @@ def write(files: Mapping[str, bytes]) -> None:
 
 
 def changes(initial: Mapping[str, bytes]) -> Changes:
-    """How the regular files below the working directory differ from `initial`; caches and links are left out.
+    """How the regular files below the working directory differ from `initial`; caches, links and what is git's are left
+    out.
 
     Where permissions are in the way they are widened: these are the sandbox's own files, and a patch holds no modes.
     What can still not be read counts as unchanged. Raises `OSError` (EFBIG) where there are too many names.
@@ -129,9 +134,11 @@ def _walk(budget: ReadBudget) -> tuple[set[str], tuple[str, ...]]:
                 path = folder + entry.name
                 budget.name(path)
                 if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in CACHE_FOLDERS:
+                    if entry.name not in CACHE_FOLDERS and not is_git(entry.name):
                         waiting.append(f"{path}/")
-                elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".pyc"):
+                elif (
+                    entry.is_file(follow_symlinks=False) and not entry.name.endswith(".pyc") and not is_git(entry.name)
+                ):
                     paths.add(path)
         except FileNotFoundError:  # gone, as the working directory may be: so is all that was below
             continue

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, Changes
+from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, Changes, is_git
 
 MAX_PATH_BYTES = 4095  # what the system opens
 
 
 def is_tracked(path: str) -> bool:
-    """Whether a file is part of a diff: caches are not, nor what no path reaches."""
+    """Whether a file is part of a diff: caches are not, nor what is git's, nor what no path reaches."""
     parts = path.split("/")
-    return (
-        CACHE_FOLDERS.isdisjoint(parts[:-1]) and not path.endswith(".pyc") and len(os.fsencode(path)) <= MAX_PATH_BYTES
-    )
+    left_out = not CACHE_FOLDERS.isdisjoint(parts[:-1]) or path.endswith(".pyc") or any(map(is_git, parts))
+    return not left_out and len(os.fsencode(path)) <= MAX_PATH_BYTES
 
 
 class Originals:

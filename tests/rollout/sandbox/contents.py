@@ -9,7 +9,7 @@ import tarfile
 from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
 
-_SKIPPED = " -o ".join(f"-name {name}" for name in sorted(CACHE_FOLDERS))
+_SKIPPED = " -o ".join(f"-name {name}" for name in (".git", *sorted(CACHE_FOLDERS)))
 _PACK = (
     f"find . -type d \\( {_SKIPPED} \\) -prune -o -type f ! -name '*.pyc' -print0 2>/dev/null | "
     "tar --null --hard-dereference -cf - -T - 2>/dev/null | gzip -9 | base64 -w0"

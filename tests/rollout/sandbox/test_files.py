@@ -55,6 +55,17 @@ async def test_a_diff_holds_regular_files_and_no_caches(sandbox: Sandbox) -> Non
     assert apply_patch(FILES, await sandbox.diff()) == after
 
 
+@pytest.mark.parametrize("name", [".git", ".GIT"])
+async def test_a_diff_leaves_out_what_git_takes_for_a_repository_s_own(sandbox: Sandbox, name: str) -> None:
+    """A worktree or a submodule has a file of that name, a repository a folder; git refuses both in any case."""
+    await sandbox.exec(
+        f"mkdir -p .claude/a lib/{name}/refs b; echo 'gitdir: /testbed/.git/worktrees/a' > .claude/a/{name}"
+        f"; echo ref > lib/{name}/HEAD; ln -s ../lib/{name} b/{name}; echo 1 > lib/{name}x; echo '# end' >> pkg/mod.py"
+    )
+    after = {**STARTED, "pkg/mod.py": STARTED["pkg/mod.py"] + b"# end\n", f"lib/{name}x": b"1\n"}
+    assert apply_patch(FILES, await sandbox.diff()) == after
+
+
 async def test_a_diff_turns_the_start_into_the_end(sandbox: Sandbox) -> None:
     await sandbox.exec("rm hello.txt; echo '# end' >> pkg/mod.py; mkdir a; printf 'no newline' > a/b")
     assert apply_patch(FILES, await sandbox.diff()) == await contents(sandbox)

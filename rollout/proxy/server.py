@@ -180,10 +180,12 @@ async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Pr
     proxy = Proxy(runner)
     app.add_routes(proxy.routes())
     await runner.setup()
-    _OPEN.add(proxy)
     # A full collection of garbage looks at every object of the process, and takes a quarter of a second where a model's
     # libraries are loaded. Large requests cause it, so what is there already is left out of it while a proxy is open.
-    gc.freeze()
+    # A further proxy freezes nothing: the sessions of the first would never be collected.
+    if not _OPEN:
+        gc.freeze()
+    _OPEN.add(proxy)
     try:
         listening = await proxy.listen(None, host=host, port=port)
         try:

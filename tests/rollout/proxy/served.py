@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.proxy_servers import open_sessions
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.proxy.sessions import ProxySession
 from tests.effort import yardstick
 from tests.rollout.support import PARAMS
 from tests.rollout.watch import Watch, watched
@@ -47,7 +48,10 @@ async def main(engine: str, checkpoint: str, max_context: int, count: int, *, tr
     async with open_sessions(engine, tokenizer, count, PARAMS, max_context=max_context) as (proxy, opened):
         gc.unfreeze()
         caches = [one for one in gc.get_objects() if isinstance(one, Cache)]
+        sessions = [one for one in gc.get_objects() if type(one) is ProxySession]
         gc.freeze()
+        for session in sessions:
+            session.forget()  # their first records: what is frozen is never collected where it is in a cycle
         async with watched() as watch:
             print(json.dumps({"sessions": opened, "proxy": proxy.url, "key": proxy.key}), flush=True)
             lines = asyncio.StreamReader()

@@ -44,6 +44,10 @@ ANSWER_SECONDS = 60.0  # for one request of SWE-ReX, which waits for no command
 _LIVES_SECONDS = 3600.0  # of a deployment whose host has died
 _ATTEMPTS = 3
 _ARGUMENT_BYTES = 120_000  # the kernel takes 128 KiB
+# As in image/driver.sh.
+_FORGET_PROXIES = (
+    'for __name in $(compgen -e); do [[ ${__name,,} != *_proxy ]] || unset "$__name"; done; unset __name\n'
+)
 _RUN = Path(__file__).with_suffix(".sh")
 _LEFT_OUT = " -o ".join(["-iname .git", *(f"-name {name}" for name in sorted(CACHE_FOLDERS))])
 # The tracked files as a tree of a repository of our own. Modes are in no patch: where one is in the way, it is widened.
@@ -119,7 +123,8 @@ class RemoteSandbox(ShellSandbox):
         self._stopping: asyncio.Future[None] | None = None
         self._runtime: Any = None
         self._state = f"/tmp/slime-swe-{secrets.token_hex(8)}"
-        self._keep = self._prelude = self._start = ""
+        self._keep = self._start = ""
+        self._prelude = _FORGET_PROXIES
         self._deadline = 0.0
         self._abandoned: asyncio.Task[int | None] | None = None  # a command whose call was cancelled
 
@@ -135,7 +140,7 @@ class RemoteSandbox(ShellSandbox):
         if setup := self._image.setup:
             save = f"\n__code=$?; set +eux; {{ export -p; declare -f; }} >{state}; exit $__code"
             await self._prepare(f"setup {setup!r}", setup + save)
-            self._prelude = f". {state}; cd {folder} 2>/dev/null || cd /; unset OLDPWD\n"
+            self._prelude = f". {state}; cd {folder} 2>/dev/null || cd /; unset OLDPWD; {_FORGET_PROXIES}"
         if self._files:
             await self._write_files()
         self._start = (await self._prepare("list of files", self._tree("echo $tree"))).strip()

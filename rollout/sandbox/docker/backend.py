@@ -164,6 +164,7 @@ class DockerBackend(Backend):
             entrypoint=[program],
             command=arguments,
             environment={**DEFAULTS, **prepared.environment},
+            use_config_proxy=False,
             stdin_open=True,  # and once: where this process dies, the driver sees its end
             working_dir="/",
             hostname="sandbox",

@@ -161,7 +161,9 @@ def bind(folder: str, place: str) -> Any:
 def created(identity: str) -> Iterator[str]:
     """The id of a container that is never started, to look into. Raises what the SDK raises."""
     client = connect()
-    made = client.create_container(identity, command=["true"], network_disabled=True, labels=labels())["Id"]
+    made = client.create_container(
+        identity, command=["true"], network_disabled=True, use_config_proxy=False, labels=labels()
+    )["Id"]
     try:
         yield made
     finally:

@@ -127,6 +127,7 @@ class Images:
             working_dir=folder,
             user="0",
             network_disabled=True,
+            use_config_proxy=False,
             labels=docker_client.labels(),
         )["Id"]
         try:

@@ -30,10 +30,19 @@ __begin() {
   ulimit -n 1048576 || ulimit -n hard # as in a container of Docker, where the host allows that many
   cd "$__folder" || cd /
   unset OLDPWD __token __kind __size __blocks __limits __folder __killed __code
-  unset -f __begin
+  unset -f __begin __forget_proxies
   exec 2>&1
 }
 
+# No proxy can be reached, and the loopback that commands do have would be asked for through it.
+__forget_proxies() {
+  local __name
+  for __name in $(compgen -e); do
+    [[ ${__name,,} != *_proxy ]] || unset "$__name"
+  done
+}
+
+__forget_proxies
 printf 'ready\n'
 while read -r __token __kind __size __blocks <&3; do
   IFS= LC_ALL=C read -r -N "$__size" __command <&3 || exit
@@ -68,6 +77,7 @@ while read -r __token __kind __size __blocks <&3; do
       eval "$__command"
       __code=$?
       exec 2>&4 4>&-
+      __forget_proxies
       set +abefhkntuvxBCEHPT -m -B -h
       ;;
   esac

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from slime_swe.data_sources.task import Image
 from slime_swe.patches import apply_patch, binary_paths
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.conftest import require_here
@@ -98,6 +100,29 @@ async def test_setup_is_what_commands_inherit_and_no_change(image_pool: SandboxP
         assert await sandbox.diff() == ""
         await sandbox.exec("rm made.txt; touch data.bin")
         assert (await sandbox.diff()).count("diff --git") == 2
+
+
+async def test_no_command_has_a_proxy(image_pool: SandboxPool, image: Image) -> None:
+    """There is none in a sandbox, and its loopback would be asked for through it."""
+    names = ("http_proxy", "HTTPS_PROXY", "All_Proxy", "no_proxy", "FTP_PROXY", "npm_config_https_proxy")
+    setup = "; ".join([*(f"export {name}=http://127.0.0.1:9" for name in names), "export proxy_x=1"])
+    async with image_pool.open({}, image=dataclasses.replace(image, setup=setup)) as sandbox:
+        assert (await sandbox.exec("env | grep -i proxy; declare -F; set | grep ^__")).output == "proxy_x=1\n"
+
+
+async def test_docker_s_own_settings_add_no_proxy(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not docker_client.answers():
+        pytest.skip("no Docker daemon answers")
+    proxies = {"httpProxy": "http://127.0.0.1:9", "noProxy": "x"}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": {"default": proxies}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    docker_client.connect.cache_clear()  # it has read the user's
+    request.addfinalizer(docker_client.connect.cache_clear)
+    async with SandboxPool("docker", concurrency=1) as pool, pool.open({}) as sandbox:
+        environment = docker_client.connect().inspect_container(sandbox._id)["Config"]["Env"]  # type: ignore[attr-defined]
+        assert [text for text in environment if "proxy" in text.lower()] == []
 
 
 async def test_a_setup_that_fails_is_a_sandbox_error_that_says_so(image_pool: SandboxPool, image: Image) -> None:

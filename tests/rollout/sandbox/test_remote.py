@@ -138,13 +138,15 @@ async def test_a_server_that_dies_during_a_command_is_a_sandbox_error(
 
 @pytest.mark.slow
 async def test_the_image_s_repository_is_the_start(remote_pool: SandboxPool, image: Image) -> None:
-    setup = "export TOLD='a b'; greet() { echo hello $1; }; cd /tmp; set -eu; echo made > /repo/made.txt"
+    setup = "export TOLD='a b' Http_PROXY=x; greet() { echo hello $1; }; cd /tmp; set -eu; echo made > /repo/made.txt"
     image_with_setup = Image(image.name, image.folder, setup)
     async with remote_pool.open({"pkg/new.py": "x = 1\n"}, image=image_with_setup) as sandbox:
         start = {**START, "made.txt": b"made\n", "pkg/new.py": b"x = 1\n"}
         assert await sandbox.diff() == ""
         assert await contents(sandbox) == start
-        result = await sandbox.exec("pwd; echo $PWD $TOLD $UNSET; greet you; false; ./run.sh; echo ${OLDPWD-none}")
+        result = await sandbox.exec(
+            "pwd; echo $PWD $TOLD $UNSET $Http_PROXY; greet you; false; ./run.sh; echo ${OLDPWD-none}"
+        )
         assert result.output == "/repo\n/repo a b\nhello you\nrun\nnone\n"
         log = await sandbox.exec("git log --all --format=%s; git status --short; git tag; git branch; git reflog")
         assert log.output.replace("* ", "").split() == ["base", "first", "??", "made.txt", "??", "pkg/new.py", "main"]

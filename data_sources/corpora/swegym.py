@@ -18,7 +18,7 @@ from slime_swe.data_sources.corpora import swebench
 from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, patch_faults, read_record
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import Task
-from slime_swe.patches import added_paths, paths_of
+from slime_swe.patches import added_paths, paths_of, read_patch
 
 CORPUS = Corpus(
     name="swegym",
@@ -85,8 +85,10 @@ def _command(repo: str, patch: str) -> str:
 
 
 def files_to_test(patch: str) -> str:
-    """The files of a test patch that hold tests, as words of a shell."""
-    return shlex.join(file for file in paths_of(patch) if not file.endswith(_NO_TESTS))
+    """The files that hold tests once a test patch is applied, as words of a shell: of one that it renames, its new
+    name, and none that it deletes."""
+    there = {change.new_path for change in read_patch(patch) if change.new_path is not None}
+    return shlex.join(sorted(file for file in there if not file.endswith(_NO_TESTS)))
 
 
 def with_test_patch(

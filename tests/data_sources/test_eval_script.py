@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.data_sources.corpora.swegym import FOLDER, with_test_patch
+from slime_swe.data_sources.corpora.swegym import FOLDER, files_to_test, with_test_patch
 
 OLD, NEW = "def test_old():\n    pass\n", "def test_new():\n    assert True\n"
 
@@ -55,6 +55,32 @@ def test_the_tests_are_those_of_the_patch_whatever_was_done_to_them(repository, 
     folder, commit, patch = repository
     subprocess.run(["bash", "-c", meddling], cwd=folder, check=True)
     assert run(folder, commit, patch) == OLD + "\n\n" + NEW + "it's `new` $HOME\n"
+
+
+def test_the_tests_that_run_are_those_that_are_there_after_the_patch(repository):
+    """Renamed with a change, copied, deleted, new, and changed; pytest would stop at a name that is not there."""
+    folder, _, _ = repository
+    for name in ("b", "c", "d"):
+        (folder / "tests" / f"test_{name}.py").write_text(OLD + "\n" * 20 + f"# {name}\n" * 20)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "more")
+    git(folder, "mv", "tests/test_b.py", "tests/test_e.py")
+    git(folder, "rm", "-q", "tests/test_d.py")
+    for source, name in (("e", "e"), ("c", "f"), ("c", "c")):
+        text = (folder / "tests" / f"test_{source}.py").read_text()
+        (folder / "tests" / f"test_{name}.py").write_text(text + NEW)
+    (folder / "tests" / "data.json").write_text("{}")
+    git(folder, "add", "-A")
+    patch = git(folder, "diff", "--cached", "--find-copies-harder", "-M", "-C") + "\n"
+    assert "rename from" in patch
+    assert "copy from" in patch
+    git(folder, "reset", "-q", "--hard")
+    files = files_to_test(patch)
+    script = with_test_patch(git(folder, "rev-parse", "HEAD"), patch, f"ls {files}").replace(FOLDER, str(folder))
+    variables = {"HOME": str(folder.parent), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, env=variables, check=False)
+    assert done.stdout.split() == files.split() == [f"tests/test_{name}.py" for name in ("c", "e", "f")]
+    assert git(folder, "status", "--porcelain") == ""
 
 
 def test_the_files_are_put_back_afterwards(repository):

@@ -14,7 +14,22 @@ _DASHES = 8  # of a line, at which its name may end
 # pytest reports `PASSED` too for a `unittest` test whose subtests fail. `[why] (n=1) SUBFAIL id` is by pytest-subtests.
 # The line's length comes first: else a long one is read to its end for each `] SUBFAIL` that it holds.
 _SUBTEST = re.compile(rf"^(?=.{{,{_LINE_CHARACTERS}}}$)(?:[\[(].*[\])] )?SUBFAIL(?:ED)?(.*)$", re.MULTILINE)
+# ECMA-48: of a terminal's colours and cursor, of its title and links, and others. None goes on in another line.
+_CONTROL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]?")
 _SUBTEST_END = re.compile(r"(?<=[\])]) ")  # what a subtest is of stands before its test's id: `[why] (n=1) file::test`
+
+
+def without_controls(log: str) -> str:
+    """The log as a terminal shows it: without colours and other control sequences, which a project's own settings may
+    ask for (`addopts = --color=yes`)."""
+    if "\x1b" not in log and "\x9b" not in log:
+        return log
+    pieces, start = [], 0
+    while start < len(log):
+        end = log.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+        pieces.append(_CONTROL.sub("", log[start:end]))
+        start = end
+    return "".join(pieces)
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
@@ -25,6 +40,7 @@ def parse_test_log(log: str) -> dict[str, bool]:
     it, what comes before each ` - `, and the test's first word, since some programs print more behind it.
     """
     results: dict[str, bool] = {}
+    log = without_controls(log)
     for match in _lines(_LINE, log):
         for test in set(_names(match[2])):
             results[test] = results.get(test, True) and match[1] == "PASSED"

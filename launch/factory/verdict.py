@@ -10,7 +10,8 @@ import sys
 
 def verdict(expected: "list[str]", log: str) -> int:
     outcomes: dict[str, bool] = {}
-    for status, rest in re.findall(r"^(PASSED|FAILED|ERROR) (\S.*)$", log, re.MULTILINE):
+    shown = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", log)  # without colours
+    for status, rest in re.findall(r"^(PASSED|FAILED|ERROR) (\S.*)$", shown, re.MULTILINE):
         for name in (rest, rest.split(" - ")[0]):
             outcomes[name] = outcomes.get(name, True) and status == "PASSED"
     return int(all(outcomes.get(name, False) for name in expected))

@@ -239,6 +239,7 @@ def test_any_log_is_read_in_time_that_grows_with_it():
         parse_test_log("".join(rng.choices(words, k=rng.randint(0, 60))))
     lines = ["PASSED a::b\n", "\n", "x", "PASSED " + "a" * 999, "PASSED :: - \n", "FAILED a::" + " - " * 99]
     lines += ["SUBFAILED[" + "] a::b" * 99 + "\n", "[] SUBFAIL", "[] SUBFAIL" + "] a:: - " * 99 + "\n"]
+    lines += ["\x1b[1m", "\x1b]" + "8" * 99, "\x1b", "\x9b" + "1;" * 99]
     lines += ["[] SUBFAIL" * 6_000 + "\n", "[] SUBFAIL" * 14_000 + "\n"]  # shorter than lines may be, longer
     for line in lines:
         logs = {size: line * (size // len(line)) for size in (1 << 18, FACTOR << 18)}
@@ -249,7 +250,39 @@ def test_any_log_is_read_in_time_that_grows_with_it():
         assert_linear(lambda size, logs=logs: parse_test_log(logs[size]), 6_000, start)  # of longer lines
 
 
-@pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂"])
+COLOURED = """\
+\x1b[36m\x1b[1m===== short test summary info =====\x1b[0m
+\x1b[32mPASSED\x1b[0m test_a.py::\x1b[1mtest_b\x1b[0m
+\x1b[38;5;196mFAILED\x1b[0m test_a.py::\x1b[1mtest_c[x]\x1b[0m - assert 1 == 2
+\x1b]8;;file:///a\x1b\\PASSED\x1b]8;;\x07 \x1b[Ktest_a.py::test_d\x1b(B\x1b[m
+\x1b[1A\x9b2KPASSED test_a.py::test_e\r
+\x1b]0;no end
+PASSED test_a.py::test_f\x1b
+"""
+
+
+def test_a_log_may_have_colours_and_other_control_sequences():
+    expected = {"test_b": True, "test_c[x]": False, "test_d": True, "test_e": True, "test_f": True}
+    expected = {f"test_a.py::{name}": passed for name, passed in expected.items()}
+    for before in ("", "\x1b[0m" * 70_000, "x\n" * 131_000):
+        found = parse_test_log(before + "\n" + COLOURED)
+        assert {name: found.get(name) for name in expected} == expected
+        assert all("\x1b" not in name for name in found)
+
+
+def test_pytest_s_own_colours_change_nothing(tmp_path):
+    rows = "@pytest.mark.parametrize('x', [1, '[', ' - '])"
+    (tmp_path / "test_it.py").write_text(f"import pytest\n{rows}\ndef test_it(x): assert x == 1\n")
+    logs = []
+    for colour in ("yes", "no"):
+        command = [sys.executable, "-m", "pytest", "-rA", f"--color={colour}", "-p", "no:cacheprovider", "test_it.py"]
+        logs.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout)
+    assert "\x1b[" in logs[0]
+    assert parse_test_log(logs[0]) == parse_test_log(logs[1])
+    assert len(parse_test_log(logs[1])) >= 3
+
+
+@pytest.mark.parametrize("line", ["x", "\n", "PASSED ", "PASSED a::" + " - " * 99, "🙂", "\x1b[1m", "\x1b]8"])
 def test_a_long_log_keeps_no_other_thread_waiting(line: str):
     size = 16 << 20 if line == "\n" else 64 << 20  # so short lines cost the most by far
     log = "PASSED a::" + line * (size // len(line))

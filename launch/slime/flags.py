@@ -79,8 +79,8 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
             why, fix = UNREAD[name]
             yield Violation(key, f"{key} is of no use: {why}", fix)
         elif flag.dest == "update_weight_mode" and value == "delta" and not recipe.serving.external_engines:
-            why = f"{key}=delta: SLiME hands differences of weights over by a disk, which its own engines here do not read"
-            yield Violation(key, why, "name servers in serving.external_engines, or leave it out")
+            why = "SLiME hands differences of weights over by a disk, which its own engines here do not read"
+            yield Violation(key, f"{key}=delta: {why}", "name servers in serving.external_engines, or leave it out")
         elif fields := owners(upstream).get(flag.dest):
             yield Violation(key, f"{key} sets args.{flag.dest}, which {listed(fields)} sets", f"change {fields[0]}")
         elif flag.dest in taken or (flag.dest in owners(upstream) and flag.dest not in REPLACEABLE):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_samples import make_manager, manager_class  # noqa: F401
+from tests.contract.test_samples import make_manager
 
 PAGE = (Path(__file__).parents[2] / "docs" / "beside_slime.md").read_text(encoding="utf-8")
 
@@ -20,13 +20,13 @@ def sample_of(index, reward, **changes):
     return Sample(group_index=index // 4, index=index, reward=reward, **changes)
 
 
-def rewards_without_a_hook(manager_class, samples):  # noqa: F811
+def rewards_without_a_hook(manager_class, samples):
     manager = make_manager(manager_class, advantage_estimator="grpo")
     manager.custom_reward_post_process_func = None
     return manager._post_process_rewards(samples)[1]
 
 
-def test_one_episode_of_two_samples_makes_all_groups_one(manager_class):  # noqa: F811
+def test_one_episode_of_two_samples_makes_all_groups_one(manager_class):
     solved, unsolved = [1.0] * 4, [0.0] * 4
     samples = [sample_of(index, reward) for index, reward in enumerate(solved + unsolved)]
     assert rewards_without_a_hook(manager_class, samples) == [0.0] * 8, "each group by itself teaches nothing"
@@ -34,7 +34,7 @@ def test_one_episode_of_two_samples_makes_all_groups_one(manager_class):  # noqa
     assert rewards_without_a_hook(manager_class, samples) == pytest.approx([4 / 9] * 5 + [-5 / 9] * 4)
 
 
-def test_the_reward_of_an_aborted_episode_is_in_its_groups_mean(manager_class):  # noqa: F811
+def test_the_reward_of_an_aborted_episode_is_in_its_groups_mean(manager_class):
     generate = importlib.import_module("examples.coding_agent_rl.generate")
     (aborted,) = generate._abort_result(sample_of(3, None), "exception:OSError", "a")
     assert (aborted.reward, aborted.remove_sample) == (0.0, True)

@@ -26,6 +26,7 @@ from slime_swe.recipes.checks import lookup
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.redteam.proof import require_integrity
+from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
 
@@ -47,6 +48,12 @@ def task_sets(recipe: Recipe) -> dict[str, str]:
     return {spec: f"data.eval.{name}" for name, spec in data.evaluation_sets.items()} | dict.fromkeys(
         training, "data.train"
     )
+
+
+def require_agent(recipe: Recipe) -> None:
+    """Raise `UserError` for a short name that no agent has. One of the user's own is not imported."""
+    if "." not in recipe.rollout.agent:
+        agent_class(recipe.rollout.agent)
 
 
 def require_sandbox(recipe: Recipe) -> None:

@@ -31,6 +31,7 @@ from slime_swe.launch.preflight import (
     not_here,
     read_sets,
     record_overlap,
+    require_agent,
     require_plug_ins,
     require_sandbox,
 )
@@ -82,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
             changes(recipe, folder)
         else:
             require_usable(folder)
+        require_agent(recipe)
         require_sandbox(recipe)
         _say_what_is_missing(recipe)
         return _show(engine_of(recipe), recipe, folder, options)
@@ -116,6 +118,7 @@ def _require_data(recipe: Recipe, start: Start) -> None:
 
     Where tasks are missing, what the engine misses is named with them.
     """
+    require_agent(recipe)
     require_sandbox(recipe)
     tasks, missing = read_sets(recipe)
     if missing:

@@ -48,6 +48,10 @@ UNREAD: Mapping[str, tuple[str, str]] = {
         "SLiME refuses it at the start, as it has its own engines read new weights from a disk, and no recipe does",
         "leave it out: with cluster.colocate=true the trainer's memory is freed while the engines sample",
     ),
+    "train-backend": (
+        "a recipe's layout, flags and plan are Megatron's, and FSDP, which miles has beside it, takes none of them",
+        "leave it out",
+    ),
     "router-dp-aware": (
         "SGLang 0.5.15 ignores the GPU that such a router chooses, and the router keeps an engine that is gone",
         "leave it out: with serving.dp_attention=true each request names the GPU that has its episode's prefix",
@@ -74,6 +78,9 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
         elif name in UNREAD and value is not False:
             why, fix = UNREAD[name]
             yield Violation(key, f"{key} is of no use: {why}", fix)
+        elif flag.dest == "update_weight_mode" and value == "delta" and not recipe.serving.external_engines:
+            why = "SLiME hands differences of weights over by a disk, which its own engines here do not read"
+            yield Violation(key, f"{key}=delta: {why}", "name servers in serving.external_engines, or leave it out")
         elif fields := owners(upstream).get(flag.dest):
             yield Violation(key, f"{key} sets args.{flag.dest}, which {listed(fields)} sets", f"change {fields[0]}")
         elif flag.dest in taken or (flag.dest in owners(upstream) and flag.dest not in REPLACEABLE):

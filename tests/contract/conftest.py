@@ -47,6 +47,17 @@ def own_environment():
     os.environ.update(before)
 
 
+@pytest.fixture(scope="module")
+def manager_class(slime_home):
+    """SLiME's rollout manager without Ray's wrapping."""
+    ray = pytest.importorskip("ray", reason="comes with SLiME's environment")
+    from slime.ray.rollout import RolloutManager
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield RolloutManager.__ray_metadata__.modified_class
+    ray.shutdown()
+
+
 @pytest.fixture(scope="module")  # other modules have groups of their own
 def one_process(slime_home, tmp_path_factory):
     """Megatron's process groups for a world of one, over gloo."""

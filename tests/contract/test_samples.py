@@ -14,16 +14,6 @@ from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, pl
 ray = pytest.importorskip("ray", reason="comes with SLiME's environment")
 
 
-@pytest.fixture(scope="module")
-def manager_class(slime_home):
-    """SLiME's rollout manager without Ray's wrapping."""
-    from slime.ray.rollout import RolloutManager
-
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield RolloutManager.__ray_metadata__.modified_class
-    ray.shutdown()
-
-
 def make_manager(manager_class, *, dp_size=1, **changes):
     from slime_swe.rewards.slime_plugin import post_process
 

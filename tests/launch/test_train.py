@@ -62,6 +62,7 @@ def test_a_dry_run_as_a_script(capsys):
         (["--script", "run.sh", GPUS], "give both"),
         (["--dry-run"], "no command to show"),
         ([GPUS, "--dry-run", "parallel.tp=3"], "parallel.tp=3"),
+        ([GPUS, "--dry-run", "rollout.agent=swe_agent"], "Did you mean 'mini_swe_agent'?"),
         ([GPUS, *TASKS, "--ignore-plan"], "SLIME_HOME"),
         ([GPUS, *TASKS, "cluster.gpu=A100-40GB", "parallel.max_tokens_per_gpu=524288"], "--ignore-plan"),
         ([GPUS, "engine=verl"], "embedded, miles, slime, slime_cpu"),

@@ -122,6 +122,21 @@ def test_what_would_do_nothing_or_harm_is_refused_with_the_reason(name):
         assert not violations(variant(DENSE, slime__flags={name: False}))
 
 
+def test_the_other_backend_of_miles_is_refused():
+    (found,) = violations(variant(MIXTURE, engine="miles", slime__flags={"train-backend": "fsdp"}))
+    assert "layout, flags and plan are Megatron's" in str(found)
+
+
+def test_differences_of_weights_need_external_engines():
+    """SLiME refuses them at the start where no disk hands weights over (slime/utils/arguments.py)."""
+    delta = {"update-weight-mode": "delta", "update-weight-local-checkpoint-dir": "/scratch/weights"}
+    (found,) = violations(variant(DENSE, slime__flags=delta))
+    assert "hands differences of weights over by a disk" in str(found)
+    external = {"cluster__colocate": False, "serving__external_engines": ["node17:30000"]}
+    refused = {violation.field for violation in violations(variant(DENSE, slime__flags=delta, **external))}
+    assert not any("update-weight" in field for field in refused)
+
+
 def test_two_flags_for_one_attribute_are_refused():
     (found,) = violations(variant(DENSE, slime__flags={"offload-train": True, "no-offload-train": True}))
     assert "sets args.offload_train, which slime.flags.offload-train sets" in str(found)

@@ -162,7 +162,8 @@ class _Loop:
             await self._step(rollout_id)
             if saves.after_step().stop and rollout_id + 1 < self.args.num_rollout:
                 raise StoppedToResume(rollout_id)
-        await self._evaluate(self.args.num_rollout - 1, "after")
+        if self.args.num_rollout:  # else nothing has changed since the evaluation before
+            await self._evaluate(self.args.num_rollout - 1, "after")
         records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
         report.write_curve(self.run_dir, records)
         summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())

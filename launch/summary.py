@@ -15,6 +15,7 @@ from rich.table import Table
 from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
+EVALUATED_ONLY = "run.num_rollouts=0: the model was evaluated, and nothing was to be trained"
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
     "episodes": ("  episodes", "{:,}".format),
     "first_edit_solve_rate": ("  solved by the first edit", rate),
@@ -81,6 +82,8 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         if name != "total" and seconds >= 0.05
     ]
     lines = []
+    if summary.get("num_rollouts") == 0:
+        lines.append(EVALUATED_ONLY)
     if rewards:
         lines.append(f"reward per rollout  {sparkline(rewards, 40)}  {rewards[0]:.2f} → {rewards[-1]:.2f}")
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))

@@ -45,7 +45,7 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
         records.append({**where, **means, **step_figures(figures, number, steps)})
     for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
         for number, episodes in _by("rollout_id", played).items():
-            moment = {-1: "before", rollouts - 1: "after"}.get(number, "during")
+            moment = {rollouts - 1: "after", -1: "before"}.get(number, "during")
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
             where["attempt"] = episodes[0].attempt
             records.append({**where, **evaluation_metrics(episodes)})

@@ -165,6 +165,12 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     assert records[-1]["outcomes"] == {"t0": [1], "t1": [1]}
 
 
+def test_a_run_without_a_rollout_has_one_evaluation_which_is_before_any(tmp_path):
+    journal(tmp_path / "evaluations.jsonl", [episode(0, True, rollout_id=-1, dataset="heldout")])
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=0)
+    assert (record["kind"], record["moment"], record["rollout_id"]) == ("eval", "before", -1)
+
+
 def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
     played = [
         episode(index, solved=attempt == 2, rollout_id=rollout, attempt=attempt)
@@ -211,6 +217,17 @@ def test_slimes_script_is_the_one_that_the_schedule_needs(tmp_path, schedule, st
     job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
     assert job.program[-1] == f"/slime/{script}"
     assert f"swe_version_lag: {lag}\n" in job.files[tmp_path / SETTINGS]
+
+
+def test_a_run_without_a_rollout_evaluates_by_the_script_that_can(tmp_path):
+    """The other one would sample a batch that is never trained."""
+    changes = {"rollout__schedule": "async", "run__num_rollouts": 0, "algorithm__steps_per_rollout": 1}
+    recipe = variant("tiny_cpu", engine="slime_cpu", **changes)
+    require_legal(recipe)
+    job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
+    assert job.program[-1] == "/slime/train.py"
+    said = job.words
+    assert said[said.index("--num-rollout") + 1] == "0" and "--eval-interval" in said
 
 
 @pytest.mark.parametrize(("layout", "count"), [({}, 1), ({"tp": 2}, 2), ({"tp": 2, "cp": 4}, 8), ({"pp": 5}, 5)])

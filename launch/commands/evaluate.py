@@ -39,6 +39,7 @@ from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import BY_EMBEDDED, require_legal
 from slime_swe.launch.evaluation.costs import as_json
 from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, output
+from slime_swe.launch.evaluation.limits import limits_of
 from slime_swe.launch.evaluation.options import budget_of, prices_of
 from slime_swe.launch.evaluation.served import PORT, require_serves, start_command
 from slime_swe.launch.evaluation.show import show
@@ -190,6 +191,7 @@ def _document(
     document: dict[str, Any] = {
         "model": evaluation.model,
         "agent": recipe.rollout.agent,
+        **limits_of(recipe),
         "seed": recipe.run.seed,
         "episodes": evaluation.episodes,
         "left": evaluation.left,

@@ -33,6 +33,7 @@ def test_a_model_is_evaluated(cli, here, model, tmp_path):
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     assert (printed["model"], list(printed["sets"])) == (str(model), ["mine"])
+    assert (printed["max_turns"], printed["max_context"]) == (8, 640)
     mine = printed["sets"]["mine"]
     assert (mine["tasks"], mine["episodes"], mine["infrastructure_failures"]) == (1, 1, 0)
     shown = here("episodes", "kept", "--list")

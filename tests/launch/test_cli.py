@@ -45,7 +45,7 @@ SURFACE = {
     "describe": ["--json", "--key-variable", "--limit", "--model", "--out", "spec", "url"],
     "integrity": ["--grader", "--harness-python", "--json", "--only", "--plays", "--rows", "sandboxes"],
     "agent": ["--json", "action"],
-    "compare": ["--at-least", "--dir", "--json", "a", "b"],
+    "compare": ["--at-least", "--dir", "--json", "--other-limits", "a", "b"],
     "replay": ["--dir", "--draws", "--episodes", "--json", "overrides", "run"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],

@@ -28,6 +28,7 @@ from slime_swe.recipes.base import Parallel
 from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[2]
+LIMITS = {"max_turns": 50, "max_context": 32768}
 
 
 def write(path, text=""):
@@ -151,7 +152,7 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     journal(tmp_path / "evaluations.jsonl", evaluations)
     played = [episode(index, solved, rollout_id=index // 2) for index, solved in enumerate((True, False, True, True))]
     journal(tmp_path / "episodes.jsonl", played)
-    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, limits=LIMITS)
     reported = [
         (record["kind"], record["rollout_id"], record.get("moment"), record["solve_rate"]) for record in records
     ]
@@ -167,8 +168,9 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
 
 def test_a_run_without_a_rollout_has_one_evaluation_which_is_before_any(tmp_path):
     journal(tmp_path / "evaluations.jsonl", [episode(0, True, rollout_id=-1, dataset="heldout")])
-    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=0)
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=0, limits=LIMITS)
     assert (record["kind"], record["moment"], record["rollout_id"]) == ("eval", "before", -1)
+    assert LIMITS.items() <= record.items(), "what the figures are stated with"
 
 
 def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
@@ -178,7 +180,7 @@ def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
         for index in (2 * rollout, 2 * rollout + 1)
     ]
     journal(tmp_path / "episodes.jsonl", played)
-    first, second = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    first, second = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, limits=LIMITS)
     assert (first["episodes"], first["solve_rate"], first["attempt"]) == (2, 0.0, 1)
     assert (second["episodes"], second["solve_rate"], second["attempt"]) == (2, 1.0, 2)
 
@@ -186,7 +188,7 @@ def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
 def test_a_broken_episode_is_counted_apart(tmp_path):
     broken = episode(1, False, rollout_id=0, status="aborted", reward=0.0, infrastructure={"where": "sandbox_error"})
     journal(tmp_path / "episodes.jsonl", [episode(0, True, rollout_id=0), broken])
-    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1)
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1, limits=LIMITS)
     assert (record["solve_rate"], record["infrastructure_failures"]) == (1.0, 1)
 
 

@@ -33,7 +33,8 @@ SURFACE = {
     ],
     "recipes": ["--json", "overrides"],
     "tasks": [
-        "--cache", "--from", "--ignore-disk", "--json", "--limit", "--pull", "--sandbox", "action", "rest", "spec",
+        "--cache", "--dir", "--evaluation", "--from", "--ignore-disk", "--json", "--limit", "--min-episodes", "--out",
+        "--pull", "--sandbox", "--solved", "action", "rest", "spec",
     ],
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",

@@ -41,14 +41,21 @@ async def models_at(url: str) -> dict[str, str]:
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http:
             for worker in await workers_at(http, url):
-                async with http.get(f"{worker['url']}/get_model_info") as response:
-                    said = await response.json(content_type=None) if response.status == 200 else {}
-                found[worker["url"]] = str(said.get("model_path") or "") if isinstance(said, dict) else ""
+                found[worker["url"]] = await _model_path(http, worker["url"])
     except UNANSWERED as error:
         raise InfrastructureError(f"no SGLang can be asked at {url}: {error or type(error).__name__}") from error
     if not found:
         raise InfrastructureError(f"the router at {url} has no worker: start one and register it there")
     return found
+
+
+async def _model_path(http: aiohttp.ClientSession, url: str) -> str:
+    for path in ("/model_info", "/get_model_info"):  # the second is the older name
+        async with http.get(f"{url}{path}") as response:
+            if response.status == 200:
+                said = await response.json(content_type=None)
+                return str(said.get("model_path") or "") if isinstance(said, dict) else ""
+    return ""
 
 
 async def require_serves(url: str, folder: Path, name: str | None) -> None:

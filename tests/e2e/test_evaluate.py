@@ -7,6 +7,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.config import resolve
+from tests import real_sglang
 from tests.data_sources.tasks import make_task
 from tests.e2e.conftest import here_in
 
@@ -72,6 +74,21 @@ async def test_a_running_sglang_plays_what_the_embedded_server_would(model, tmp_
     assert said_so.returncode == 0, said_so.stderr
     gone = await here(*words, *at, "--output", "gone")
     assert gone.returncode == 1 and "no SGLang can be asked at" in gone.stderr and not (tmp_path / "gone").exists()
+
+
+@pytest.mark.extended("tests/e2e/test_evaluate.py::test_a_running_sglang_plays_what_the_embedded_server_would")
+@pytest.mark.timeout(1200)
+@real_sglang.needed
+def test_real_sglang_plays_a_checkpoint(here, model, tmp_path):
+    with real_sglang.serving(model, tmp_path / "log") as server:
+        address = urlsplit(server.url)
+        at = [f"serving.router_ip={address.hostname}", f"serving.router_port={address.port}"]
+        result = here("eval", str(model), "--tasks", "mine=one.jsonl", "--samples", "4", *at, "--output", "k", "--json")
+        renamed = here("eval", str(model), "--tasks", "mine=one.jsonl", *at, "--model", "another")
+    assert result.returncode == 0, result.stderr
+    mine = json.loads(result.stdout)["sets"]["mine"]
+    assert (mine["episodes"], mine["infrastructure_failures"]) == (4, 0) and mine["turns"] >= 2
+    assert renamed.returncode == 2 and f"serves {model}" in renamed.stderr
 
 
 def test_a_model_that_the_embedded_server_does_not_run_is_refused_with_the_commands_that_serve_it(here, tmp_path):

@@ -85,6 +85,14 @@ def with_options(spec: str, options: Mapping[str, str]) -> str:
     return _written(spec.partition("?")[0], {**options, **parsed.options})
 
 
+def with_ids(spec: str, path: str) -> str:
+    """The same task set, of which the list of ids at `path` is taken in place of the ids that it names itself. Raises
+    `UserError` for a name of another form."""
+    parsed = parse(spec)
+    kept = {name: value for name, value in parsed.options.items() if name not in ("id", "ids", "expect")}
+    return _written(spec.partition("?")[0], {**kept, "ids": path})
+
+
 def _written(name: str, options: Mapping[str, str]) -> str:
     query = "&".join(f"{option}={_quoted(value)}" for option, value in options.items())
     return f"{name}?{query}" if query else name

@@ -36,7 +36,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
-from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
+from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
 from slime_swe.rollout.player import Player
@@ -162,7 +162,8 @@ class _Loop:
             await self._step(rollout_id)
             if saves.after_step().stop and rollout_id + 1 < self.args.num_rollout:
                 raise StoppedToResume(rollout_id)
-        await self._evaluate(self.args.num_rollout - 1, "after")
+        if self.args.num_rollout:  # else nothing has changed since the evaluation before
+            await self._evaluate(self.args.num_rollout - 1, "after")
         records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
         report.write_curve(self.run_dir, records)
         summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())
@@ -238,7 +239,7 @@ class _Loop:
             metrics = evaluation_metrics(samples)
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": rollout_id}
             where["attempt"] = self.attempt.number
-            self._record({**where, **metrics, "seconds": self._seconds_since_recorded()})
+            self._record({**where, **limits(self.args), **metrics, "seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
     async def _played(self, name: str, tasks: Sequence[Task]) -> list[Sample]:

@@ -12,6 +12,7 @@ import orjson
 
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.group_outcomes import why_untrained
 from slime_swe.rollout.metrics import compare
 
@@ -64,6 +65,7 @@ def summarize(
         ),
         "wall_seconds": wall_seconds,
         "seconds_by_phase": dict(seconds),
+        **limits(args),
         "seed": args.seed,
         "num_rollouts": args.num_rollout,
         "episodes_per_rollout": args.rollout_batch_size * args.n_samples_per_prompt,

@@ -31,15 +31,21 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def select(folder: Path, options: argparse.Namespace) -> tuple[Path, Selected]:
     """The journal and those of its records that the options select. Of a rollout, or of an evaluation, that several
     attempts have played, the last one's. Raises `UserError` where there is no such set."""
-    path = _journal(folder, options.evaluation)
+    path, summaries = recorded(folder, options.evaluation)
+    return path, [(place, summary) for place, summary in summaries if _matches(summary, options)]
+
+
+def recorded(folder: Path, evaluation: str | None) -> tuple[Path, Selected]:
+    """The journal of a run's training, of an evaluation's folder, or with `evaluation` of that set, and its records.
+    Raises `UserError` where there is no such set."""
+    path = _journal(folder, evaluation)
     summaries = of_last_attempt(
         read_summaries(path), lambda one: (one[1].dataset, one[1].rollout), lambda one: one[1].attempt
     )
-    if options.evaluation is not None:
-        names = {summary.dataset or "" for _, summary in summaries}
-        if options.evaluation not in names:
-            raise UserError(unknown("--evaluation", options.evaluation, names))
-    return path, [(place, summary) for place, summary in summaries if _matches(summary, options)]
+    names = {summary.dataset or "" for _, summary in summaries}
+    if evaluation is not None and evaluation not in names:
+        raise UserError(unknown("--evaluation", evaluation, names))
+    return path, [found for found in summaries if evaluation in (None, found[1].dataset)]
 
 
 def _journal(folder: Path, evaluation: str | None) -> Path:

@@ -12,9 +12,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from slime_swe.launch.evaluation.limits import in_words
 from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}
+EVALUATED_ONLY = "run.num_rollouts=0: the model was evaluated, and nothing was to be trained"
 BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the summary -> how a person reads it
     "episodes": ("  episodes", "{:,}".format),
     "first_edit_solve_rate": ("  solved by the first edit", rate),
@@ -81,6 +83,10 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         if name != "total" and seconds >= 0.05
     ]
     lines = []
+    if summary.get("num_rollouts") == 0:
+        lines.append(EVALUATED_ONLY)
+    if evaluation_sets(summary) and "max_turns" in summary:
+        lines.append(f"episodes of {in_words(summary)}")
     if rewards:
         lines.append(f"reward per rollout  {sparkline(rewards, 40)}  {rewards[0]:.2f} → {rewards[-1]:.2f}")
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))

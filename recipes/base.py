@@ -450,7 +450,7 @@ class Run:
     name: folder under `dir`; empty makes one from recipe, seed and time.
     dir: folder of all runs.
     seed: of task order, sampling and everything else that is random.
-    num_rollouts: length of the run.
+    num_rollouts: length of the run; 0 evaluates the model and ends.
     eval_interval: rollouts between evaluations; 0 evaluates before and after only.
     save_interval: rollouts between checkpoints.
     save_every_minutes: the most minutes from one checkpoint to the next, however long a step takes: one is saved after

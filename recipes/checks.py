@@ -168,6 +168,13 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
             yield no(f"reward.{key}", f"is more than rollout.{limit}={bound}, whose last part it is", "make it smaller")
 
 
+def length(recipe: Recipe) -> Iterator[Violation]:
+    """A run without a rollout is an evaluation, unless it ends with its warm start."""
+    if not (recipe.run.num_rollouts or recipe.data.eval or recipe.warm_start.data):
+        why = "makes a run that only evaluates, and data.eval names no set"
+        yield against(recipe)("run.num_rollouts", why, "give a task set as data.eval.NAME=SET, or at least 1")
+
+
 def amounts(recipe: Recipe) -> Iterator[Violation]:
     no, rollout, algorithm = against(recipe), recipe.rollout, recipe.algorithm
     episodes = rollout.batch_size * rollout.samples_per_task
@@ -325,4 +332,6 @@ def best(recipe: Recipe) -> Iterator[Violation]:
         yield no("run.eval_interval", why, f"use a multiple of {run.save_interval}, or leave run.keep_best empty")
 
 
-RULES: tuple[Rule, ...] = (lengths, amounts, ratios, mixing, times, tries, adapters, components, grammars, room, best)
+RULES: tuple[Rule, ...] = (
+    *(lengths, length, amounts, ratios, mixing, times, tries, adapters, components, grammars, room, best),
+)

@@ -108,6 +108,11 @@ class _Evaluation:
         return not self.refused and self.may_begin()
 
 
+def limits(args: Namespace) -> dict[str, int]:
+    """What a solve rate is stated with: the most turns of an episode, and the most tokens of its context."""
+    return {"max_turns": args.swe_max_turns, "max_context": args.rollout_max_context_len}
+
+
 def _params(args: Namespace) -> dict[str, Any]:
     temperature = getattr(args, "eval_temperature", None)
     whole = {"top_p": 1.0, "top_k": -1, "temperature": 1.0 if temperature is None else temperature}

@@ -15,6 +15,7 @@ from typing import Any
 from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
 from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.group_outcomes import Untrained, why_untrained
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.metrics import PREFIX_LOST, episode_metrics, evaluation_metrics, rollout_record
@@ -63,7 +64,7 @@ class RunRecord:
         for name, samples in sets.items():
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number, "attempt": self.attempt}
             figures = evaluation_metrics(samples, getattr(self.args, "reward_key", None))
-            self._append({**where, **figures, "seconds": {"total": self._since_then()}})
+            self._append({**where, **limits(self.args), **figures, "seconds": {"total": self._since_then()}})
 
     def _since_then(self) -> float:
         """Seconds since the last record of this process."""

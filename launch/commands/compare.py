@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[SET=]POINTS",
         help="ask for so many points more, and the verdict better; 0 for any lift",
     )
+    parser.add_argument(
+        "--other-limits", action="store_true", help="compare evaluations whose limits of turns or context differ"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,10 +39,14 @@ def run(options: argparse.Namespace) -> int:
     from slime_swe.launch.compare.comparison import compare  # numpy and scipy are of the `compare` extra
     from slime_swe.launch.compare.requirement import requirements
     from slime_swe.launch.compare.show import show
-    from slime_swe.launch.compare.sources import matched, read_side
+    from slime_swe.launch.compare.sources import matched, read_side, require_same_limits
 
     a, b = (read_side(text, options.dir) for text in (options.a, options.b))
-    sets = {name: compare(name, left, right) for name, left, right in matched(a, b)}
+    pairs = matched(a, b)
+    if not options.other_limits:
+        for _, left, right in pairs:
+            require_same_limits(left, right)
+    sets = {name: compare(name, left, right) for name, left, right in pairs}
     required = requirements(options.at_least, sets)
     if options.json:
         first = next(iter(sets))

@@ -1,9 +1,12 @@
 """Evaluate a run's newest checkpoint, any other, or a model at an OpenAI-compatible endpoint, at temperature 1.
 
+A checkpoint is served by the embedded server, or by the running SGLang that serving.router_ip names.
+
 slime-swe evaluate first                                     a run's newest checkpoint, on the recipe's sets
 slime-swe evaluate runs/first/checkpoints/rollout_13
 slime-swe evaluate path/to/model --tasks my=path/to/tasks.jsonl --samples 4
 slime-swe evaluate first --output kept && slime-swe episodes kept --list
+slime-swe evaluate first serving.router_ip=127.0.0.1 serving.router_port=30000 --output verified
 
 slime-swe evaluate http://localhost:8000/v1 --model Qwen/Qwen3-Coder-30B-A3B-Instruct sandbox=local \\
     --tasks heldout=synthetic:heldout --samples 4 --concurrency 32 --output kept
@@ -32,10 +35,13 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.args import checkpoint_folder
 from slime_swe.launch.config import add_recipe_arguments, with_value
-from slime_swe.launch.engines import require_legal
+from slime_swe.launch.doctor.served import servers_of
+from slime_swe.launch.engines import BY_EMBEDDED, require_legal
 from slime_swe.launch.evaluation.costs import as_json
 from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, output
+from slime_swe.launch.evaluation.limits import limits_of
 from slime_swe.launch.evaluation.options import budget_of, prices_of
+from slime_swe.launch.evaluation.served import PORT, require_serves, start_command
 from slime_swe.launch.evaluation.show import show
 from slime_swe.launch.evaluation.target import Endpoint, endpoint_of, recipe_at, recipe_for
 from slime_swe.launch.extras import EMBEDDED, require
@@ -52,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's name or folder, one of its checkpoints, a model's folder, or the base of an API, as https://HOST/v1",
     )
     add_recipe_arguments(parser)
-    parser.add_argument("--model", metavar="NAME", help="at an endpoint: the model's name there")
+    parser.add_argument("--model", metavar="NAME", help="what an endpoint, or the running SGLang, calls it")
     parser.add_argument("--key-variable", metavar="VARIABLE", help="the environment's variable that holds its key")
     parser.add_argument("--tasks", action="append", metavar="NAME=SET", help="instead of the recipe's evaluation sets")
     parser.add_argument("--samples", type=int, metavar="N", help="episodes of each task")
@@ -77,6 +83,9 @@ def run(options: argparse.Namespace) -> int:
     evaluation = Evaluation(recipe.model.checkpoint, endpoint.url if endpoint else "", episodes, left=episodes)
     if endpoint is not None:
         asyncio.run(play.require_usable(endpoint))
+    elif recipe.serving.router_ip:
+        (url,) = servers_of(recipe).values()
+        asyncio.run(require_serves(url, Path(recipe.model.checkpoint), options.model))
     with _folder(options, recipe, evaluation) as folder:
         spending = Spending.of(folder / SPENDING, prices, budget) if endpoint else None
         if endpoint is None or spending is None:
@@ -100,21 +109,40 @@ def _recipe(options: argparse.Namespace, endpoint: Endpoint | None) -> Recipe:
     if endpoint is not None:
         recipe = _with_options(recipe_at(endpoint, options.overrides, options.concurrency), options)
     else:
-        require(*EMBEDDED)
         for option in ("price", "budget"):
             if getattr(options, option):
-                raise UserError(f"--{option} is for endpoints: the tokens of a checkpoint that runs here cost nothing")
+                raise UserError(f"--{option} is for endpoints: the tokens of a checkpoint cost nothing")
         recipe = _with_options(recipe_for(options.target, options.overrides), options)
         folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
         recipe = with_value(recipe, "model.checkpoint", str(folder))
-    if recipe.rollout.grammar:
+        if not recipe.serving.router_ip:
+            _require_embedded(recipe, options)
+    if recipe.rollout.grammar and not recipe.serving.router_ip:
         raise UserError(
             "rollout.grammar: neither the embedded server, which plays checkpoints here, nor an endpoint samples by a "
-            "grammar. rollout.grammar='' evaluates without it; a run's own evaluations (run.eval_interval) follow it"
+            "grammar. rollout.grammar='' evaluates without it, and an SGLang at serving.router_ip with it; a run's own "
+            "evaluations (run.eval_interval) follow it"
         )
     require_legal(recipe)
     require_plug_ins(recipe)
     return recipe
+
+
+def _require_embedded(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Raise `UserError` where the embedded server does not run the model, with the commands that have SGLang do it."""
+    require(*EMBEDDED)
+    if options.model:
+        raise UserError(
+            f"--model is of an endpoint or an SGLang, and {options.target} is none: give its address, https://HOST/v1, "
+            "or name a running SGLang by serving.router_ip and serving.router_port"
+        )
+    kind = recipe.model.config.get("model_type")
+    if kind not in {value for key, value, _ in BY_EMBEDDED if key == "model.config.model_type"}:
+        raise UserError(
+            f"{options.target} is a model of type {kind}, which the embedded server does not run. On a machine with "
+            f"GPUs:\n  {start_command(recipe)}\n"
+            f"  slime-swe evaluate {options.target} serving.router_ip=127.0.0.1 serving.router_port={PORT}"
+        )
 
 
 def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
@@ -163,12 +191,15 @@ def _document(
     document: dict[str, Any] = {
         "model": evaluation.model,
         "agent": recipe.rollout.agent,
+        **limits_of(recipe),
         "seed": recipe.run.seed,
         "episodes": evaluation.episodes,
         "left": evaluation.left,
         "complete": not evaluation.left,
         "sets": figures,
     }
+    if recipe.serving.router_ip and spending is None:
+        document |= {"server": next(iter(servers_of(recipe)))}
     if spending is not None:
         document |= {"endpoint": evaluation.endpoint, "spent": as_json(spending.used) | {"dollars": spending.dollars}}
     return document

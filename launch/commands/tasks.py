@@ -12,6 +12,8 @@ slime-swe tasks images swegym:train --sandbox docker --pull
                                               get those; the same command goes on after an interruption
 slime-swe tasks checkout 'bugsinpy:all?repo=psf/black' --cache FOLDER
                                               check out each task's commit, and nothing else of its repository
+slime-swe tasks filter first --solved 1-7 --out train.txt
+                                              list the tasks that 1 to 7 of a run's 8 episodes have solved
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.images import get, images_command, survey
 from slime_swe.launch.output import print_json, visible
+from slime_swe.launch.pass_rates import as_override, filtered, rates_in, write_lists
+from slime_swe.launch.runs import find_run
 
 EXAMPLES = {
     "list": "synthetic:heldout",
@@ -41,6 +45,7 @@ EXAMPLES = {
     "fetch": "swegym:train",
     "images": "swegym:train",
     "checkout": "'bugsinpy:all?repo=psf/black'",
+    "filter": "first --solved 1-7",
 }
 ACTIONS = tuple(EXAMPLES)
 
@@ -48,9 +53,14 @@ ACTIONS = tuple(EXAMPLES)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS)
     parser.add_argument(
-        "spec", nargs="?", metavar="SET", help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl"
+        "spec",
+        nargs="?",
+        metavar="SET",
+        help="a task set, e.g. synthetic:heldout or path/to/tasks.jsonl; a run (filter)",
     )
-    parser.add_argument("rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch, images)")
+    parser.add_argument(
+        "rest", nargs="*", metavar="ID|SET", help="a task's id (show); more task sets (fetch, images) or runs (filter)"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     parser.add_argument(
         "--cache", type=Path, default=Path("repositories"), metavar="FOLDER", help="where to (checkout)"
@@ -60,9 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sandbox", default="docker", help="what runs the tasks, as rollout.sandbox names it (images)")
     parser.add_argument("--pull", action="store_true", help="get the images that are missing (images)")
     parser.add_argument("--ignore-disk", action="store_true", help="get them where the disk seems too small (images)")
+    parser.add_argument("--solved", metavar="LOW-HIGH", help="counts as 1-7, or shares as 10%%-90%% (filter)")
+    parser.add_argument(
+        "--min-episodes", type=int, default=2, metavar="N", help="of a task, default %(default)s (filter)"
+    )
+    parser.add_argument("--evaluation", metavar="NAME", help="of this evaluation set instead of training (filter)")
+    parser.add_argument("--out", type=Path, default=Path("filtered.txt"), metavar="FILE",
+                        help="a new file of ids, default %(default)s (filter)")  # fmt: skip
+    parser.add_argument("--dir", default="runs", help="folder of all runs, default %(default)s (filter)")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.action == "filter":
+        return _filter(options)
     if options.action == "list" and options.spec is None:
         return _list_sources(options.json)
     if options.spec is None:
@@ -160,6 +180,24 @@ def _images(specs: list[str], options: argparse.Namespace) -> int:
     for image, error in failed.items():
         print(f"{image}: {error}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _filter(options: argparse.Namespace) -> int:
+    """Tasks by how often a run's or an evaluation's episodes have solved them."""
+    if options.spec is None or not options.solved:
+        raise UserError(f"`tasks filter` needs a run and --solved, e.g. {EXAMPLES['filter']}, or 10%-90%")
+    folders = [find_run(name, options.dir) for name in dict.fromkeys([options.spec, *options.rest])]
+    rates, sets = rates_in(folders, options.evaluation)
+    found = filtered(rates, options.solved, options.min_episodes)
+    lists = write_lists(found, sets, options.out)
+    override = as_override(lists)
+    if options.json:
+        kept = {task: [rate.solved, rate.episodes] for task, rate in found.kept.items()}
+        files = {spec: str(path) for spec, path in lists.items()}
+        print_json({"kept": kept, "left_out": found.out, "of": found.of, "files": files, "override": override})
+        return 0
+    print(f"{found}\n{override}")
+    return 0
 
 
 def _checkout(tasks: list[Task], cache: Path, as_json: bool) -> int:

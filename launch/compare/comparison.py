@@ -64,7 +64,9 @@ def _side(side: Side, given: Repeated) -> dict[str, Any]:
     """Of the paired tasks. The interval is Wilson's, with the tasks as trials."""
     rate, tasks = float(side.rates.mean()), len(side.rates)
     return {
-        "evaluations": [{"source": e.source, "set": e.name, "rollout": e.rollout} for e in given.evaluations],
+        "evaluations": [
+            {"source": e.source, "set": e.name, "rollout": e.rollout, **(e.limits or {})} for e in given.evaluations
+        ],
         "solve_rate": rate,
         "interval": list(wilson_interval(rate * tasks, tasks)),
         "episodes": int(side.episodes.sum()),

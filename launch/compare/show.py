@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from slime_swe.launch.evaluation.limits import in_words
 from slime_swe.launch.output import rate
 
 _NAMED = 3  # tasks that are left out, before "and N more"
@@ -43,7 +44,8 @@ def _evaluations(comparison: Mapping[str, Any]) -> Iterator[str]:
     for side in ("a", "b"):
         for entry in comparison[side]["evaluations"]:
             after = "" if entry["rollout"] is None else f"  (rollout {entry['rollout']})"
-            yield f"  {side.upper()}  {entry['source']}{after}"
+            limits = f"  {in_words(entry)}" if "max_turns" in entry else ""
+            yield f"  {side.upper()}  {entry['source']}{after}{limits}"
 
 
 def _rates(comparison: Mapping[str, Any]) -> Table:

@@ -17,6 +17,7 @@ import orjson
 
 from slime_swe.errors import UserError
 from slime_swe.launch.evaluation.folder import require_complete
+from slime_swe.launch.evaluation.limits import Limits, in_words, limits_in
 from slime_swe.launch.runs import find_run
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectories
@@ -28,7 +29,8 @@ class Evaluation:
 
     name: empty where the source does not say. outcomes: of each task, 1 for a sound episode that solved it, else 0.
     broken: episodes that infrastructure ended. rollout: the one before it. samplings: what names each episode by the
-    tokens that were sampled. folder: of the run, whose recipe says where the tasks are from.
+    tokens that were sampled. folder: of the run, whose recipe says where the tasks are from. limits: of its episodes;
+    None where nothing says them, as in a report.
     """
 
     source: str
@@ -38,6 +40,7 @@ class Evaluation:
     rollout: int | None = None
     samplings: frozenset[int] = frozenset()
     folder: Path | None = None
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,18 @@ def matched(a: Mapping[str, Repeated], b: Mapping[str, Repeated]) -> list[tuple[
         name = left.name if left.name == right.name else f"{left.name} and {right.name}"
         return [(name, left, right)]
     return [(name, a[name], b[name]) for name in a if name in b] or _refuse(a, b)
+
+
+def require_same_limits(a: Repeated, b: Repeated) -> None:
+    """Raise `UserError` where episodes had more turns or context in one evaluation than in another. A source that does
+    not say its limits is taken as it is."""
+    found = {in_words(e.limits): e.source for e in (*a.evaluations, *b.evaluations) if e.limits is not None}
+    if len(found) > 1:
+        listed = "; ".join(f"{source}: {words}" for words, source in found.items())
+        raise UserError(
+            f"the episodes had other limits, so that their solve rates say little of the models ({listed}). Evaluate "
+            "again with the same rollout.max_turns and rollout.max_context, or give --other-limits"
+        )
 
 
 def _refuse(a: Mapping[str, Repeated], b: Mapping[str, Repeated]) -> Any:
@@ -168,7 +183,7 @@ def _evaluation(source: str, name: str, rollout: int, folder: Path, records: Ite
             continue
         outcomes.setdefault(str(first.task or first.group_index), []).append(int(first.solved))
         samplings |= {hash(segment.response) for segment in segments if segment.response}
-    return Evaluation(source, name, outcomes, broken, rollout, frozenset(samplings), folder)
+    return Evaluation(source, name, outcomes, broken, rollout, frozenset(samplings), folder, limits_in(folder))
 
 
 def _require_other_episodes(evaluations: Sequence[Evaluation]) -> None:

@@ -19,7 +19,7 @@ from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME, Upstream
-from slime_swe.launch.summary import say_untrained
+from slime_swe.launch.summary import EVALUATED_ONLY, say_untrained
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Data, Recipe
 from slime_swe.recipes.checks import not_fixed
@@ -84,6 +84,8 @@ class Slime(Engine):
         why = why_untrained([line for line in Journal(folder / METRICS).read() if line["kind"] == "train"])
         if start.as_json:
             print_json({"run": str(folder), "exit_code": code, "nothing_trained_because": why or None})
+        elif not recipe.run.num_rollouts:
+            print(EVALUATED_ONLY)
         say_untrained(why)
         return code
 

@@ -30,7 +30,7 @@ INCOMPLETE = 1  # exit code
 # They change how fast an evaluation is, and not what it plays.
 _FREE = {
     *("run.name", "run.dir", "cluster.ray_address", "cluster.interface"),
-    *("serving.concurrency", "rollout.sandbox_concurrency"),
+    *("serving.concurrency", "rollout.sandbox_concurrency", "serving.router_ip", "serving.router_port"),
 }
 
 

@@ -30,8 +30,14 @@ Sets = Mapping[str, Sequence[Task]]
 
 
 async def evaluate_checkpoint(recipe: Recipe, folder: Path, sets: Sets) -> None:
-    """Play the episodes that the folder's journal has not, by the embedded server."""
+    """Play the episodes that the folder's journal has not, by the SGLang that the recipe names, or else by the embedded
+    server."""
     args = to_args(recipe, folder)
+    args.use_rollout_routing_replay = False  # nothing is trained
+    if recipe.serving.router_ip:
+        args.swe_cached_episodes = 0.0  # which is of the recipe's own engines
+        await play_sets(args, folder, sets)
+        return
     async with embedded_server(args, folder):
         await play_sets(args, folder, sets)
 

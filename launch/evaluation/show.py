@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from slime_swe.launch.evaluation.limits import in_words
 from slime_swe.launch.output import rate
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -18,6 +19,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     """document: as `--json` prints it."""
     results = document["sets"]
     console.print(_solved(results, complete=document["complete"]))
+    console.print(f"Episodes of {in_words(document)}", highlight=False)
     if any("pass_at_k" in figures for figures in results.values()):
         console.print(_passes(results))
     for name, figures in results.items():

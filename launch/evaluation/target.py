@@ -30,11 +30,13 @@ class Endpoint:
 
 
 def endpoint_of(target: str, model: str | None, key_variable: str | None) -> Endpoint | None:
-    """None where the target is no address. Raises `UserError` for what does not go together."""
+    """None where the target is no address. Raises `UserError` for what does not go together; `model` may be that of
+    SGLang too, which only the recipe can tell."""
     if "://" not in target:
-        given = [option for option, value in (("--model", model), ("--key-variable", key_variable)) if value]
-        if given:
-            raise UserError(f"{given[0]} is of an endpoint, and {target} is none: give its address, as https://HOST/v1")
+        if key_variable:
+            raise UserError(
+                f"--key-variable is of an endpoint, and {target} is none: give its address, https://HOST/v1"
+            )
         return None
     url = require_endpoint(target)
     if not model:

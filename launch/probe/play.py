@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.args import checkpoint_folder, checkpoint_path, to_args
+from slime_swe.launch.args import checkpoint_folder, to_args
 from slime_swe.launch.config import with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.evaluation.folder import Evaluation, known_episodes, output
 from slime_swe.launch.evaluation.play import embedded_server, play_sets
+from slime_swe.launch.evaluation.served import PORT, models_at, start_command
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.preflight import require_plug_ins, require_sandbox
 from slime_swe.launch.probe.advice import advice
@@ -28,13 +28,10 @@ from slime_swe.launch.probe.look import Look, look
 from slime_swe.launch.task_file import write_tasks
 from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.rollout.agents.base import AGENTS, agent_class
-from slime_swe.rollout.engine import UNANSWERED, workers_at
 from slime_swe.rollout.loop_scope import require_room_for
 
 PROBE, TASK_FILE = "probe.json", "tasks.jsonl"
 SET = "probe"  # the set's name in the journal
-PORT = 30000  # SGLang's own, in the command that is shown
-ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def probe(recipe: Recipe, folder: Path, limit: int, samples: int) -> Found:
     asked."""
     _require_probed(recipe)
     url = _server_of(recipe)
-    served = f"{recipe.model.checkpoint} by {asyncio.run(_asked(url)) if url else 'the embedded server'}"
+    served = f"{recipe.model.checkpoint} by {_asked(url) if url else 'the embedded server'}"
     tasks = [task for spec in recipe.data.training_sets for task in load_tasks(spec)]
     tasks = random.Random(recipe.run.seed).sample(tasks, min(limit, len(tasks)))
     played = with_value(recipe, "data.eval", {SET: str((folder / TASK_FILE).resolve())})
@@ -119,39 +116,14 @@ def _server_of(recipe: Recipe) -> str:
     if recipe.serving.server == SGLANG or engine_of(recipe).on_gpus:
         raise UserError(
             f"recipe={recipe.name} is served by SGLang, and serving.router_ip names none. On a machine with its GPUs:\n"
-            f"  {_start(recipe)}\n"
+            f"  {start_command(recipe)}\n"
             f"  slime-swe probe recipe={recipe.name} serving.router_ip=127.0.0.1 serving.router_port={PORT}"
         )
     require(*EMBEDDED)
     return ""
 
 
-def _start(recipe: Recipe) -> str:
-    """The command that starts SGLang with the recipe's checkpoint, on as many GPUs as an engine of it has."""
-    serving = recipe.serving
-    words = [
-        "python -m sglang.launch_server --model-path",
-        str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder)),
-    ]
-    if serving.gpus_per_engine > 1:
-        words.append(f"--tp-size {serving.gpus_per_engine}")
-    if serving.dp_attention:
-        words.append(f"--enable-dp-attention --dp-size {serving.gpus_per_engine} --enable-dp-lm-head")
-        if recipe.model.shape.experts:
-            words.append("--moe-dense-tp-size 1")
-    if serving.ep > 1:
-        words.append(f"--ep-size {serving.ep}")
-    return " ".join([*words, f"--mem-fraction-static {serving.mem_fraction:g} --port {PORT}"])
-
-
-async def _asked(url: str) -> str:
+def _asked(url: str) -> str:
     """The server at a URL, with the model that it says it has. Raises `InfrastructureError` where none answers."""
-    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-    try:
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            await workers_at(http, url)
-            async with http.get(f"{url}/get_model_info") as response:
-                said = await response.json(content_type=None) if response.status == 200 else {}
-    except UNANSWERED as error:
-        raise InfrastructureError(f"no SGLang can be asked at {url}: {error or type(error).__name__}") from error
-    return f"{url}, which has {said['model_path']}" if isinstance(said, dict) and "model_path" in said else url
+    has = " and ".join(sorted({path for path in asyncio.run(models_at(url)).values() if path}))
+    return f"{url}, which has {has}" if has else url

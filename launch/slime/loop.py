@@ -1,4 +1,5 @@
-"""Run the train loop's own `train.py` or `train_async.py`, which then also saves by time and stops when it is asked.
+"""Run the train loop's own `train.py` or `train_async.py`, which then also saves by time, stops when it is asked, and
+evaluates before the first step.
 
     python -m slime_swe.launch.slime.loop SCRIPT ARGUMENT ...
 
@@ -8,6 +9,10 @@ functions are wrapped in this process, the driver's, alone: that function (`util
 trainers save (`ray/actor_group.py`), after which a run that is to stop ends with code 75. What runs in Ray's workers is
 SLiME's own. Where miles saves by its fault-tolerant trainers (`ray/train/group.py`), the run stops at the second
 question, which `train_async.py` asks once the next rollout has been sampled.
+
+SLiME's `train_async.py` at 624b824a evaluates after steps alone, which its pull request 1906 would change; its
+`train.py` and both of miles' scripts evaluate before the first one too. So there the first update of the engines'
+weights, which the script makes before it samples, is followed by the evaluation that `train.py` makes.
 """
 
 from __future__ import annotations
@@ -41,12 +46,44 @@ def run(script: str, arguments: list[str], clock: Callable[[], float] = time.tim
     trainers: Any = importlib.import_module(f"{package}.ray.actor_group").RayTrainGroup
     misc.should_run_periodic_action = answers.to_questions(misc.should_run_periodic_action)
     trainers.save_model = answers.to_saves(trainers.save_model)
+    if (package, Path(script).name) == ("slime", "train_async.py"):
+        _evaluate_first(importlib.import_module(f"{package}.ray.placement_group"), trainers)
     sys.argv = [script, *arguments]
     try:
         runpy.run_path(script, run_name="__main__")
     except StoppedToResume as stopped:
         print(f"slime-swe: {stopped}", file=sys.stderr, flush=True)
         sys.exit(TRY_AGAIN)
+
+
+def _evaluate_first(placement: Any, trainers: Any) -> None:
+    """Have the rollout manager evaluate once the engines have the weights that a fresh run begins with.
+
+    `train.py`'s own conditions hold: an interval of evaluations, no `--skip-eval-before-train`, and a run that begins
+    with rollout 0, which a resumed one does only before its first checkpoint. A run without a rollout has none to
+    come before.
+    """
+    create, update = placement.create_rollout_manager, trainers.update_weights
+    waiting: list[tuple[Any, Any]] = []  # the run's arguments and its rollout manager, until the first update
+
+    @functools.wraps(create)
+    def create_rollout_manager(args: Any, *rest: Any, **named: Any) -> Any:
+        manager, *others = create(args, *rest, **named)
+        waiting.append((args, manager))
+        return manager, *others
+
+    @functools.wraps(update)
+    def update_weights(self: Any, *given: Any, **named: Any) -> Any:
+        updated = update(self, *given, **named)
+        for args, manager in waiting:
+            first = args.start_rollout_id == 0 < args.num_rollout
+            if first and args.eval_interval is not None and not args.skip_eval_before_train:
+                ray = importlib.import_module("ray")  # the one that the script uses
+                ray.get(manager.eval.remote(0))
+        waiting.clear()
+        return updated
+
+    placement.create_rollout_manager, trainers.update_weights = create_rollout_manager, update_weights
 
 
 def package_of(script: Path) -> str:

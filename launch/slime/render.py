@@ -53,8 +53,9 @@ def render(
 
 
 def script_of(recipe: Recipe) -> str:
-    """The entry script: one trains and samples in turns, the other at once."""
-    return "train_async.py" if at_once(recipe) else "train.py"
+    """The entry script: one trains and samples in turns, the other at once. Without a rollout the first one evaluates
+    and ends, where the other samples a batch that it never trains."""
+    return "train_async.py" if at_once(recipe) and recipe.run.num_rollouts else "train.py"
 
 
 def render_flags(

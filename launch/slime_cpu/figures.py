@@ -35,8 +35,12 @@ TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
 }
 
 
-def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> list[dict[str, Any]]:
-    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time."""
+def read_figures(
+    run: Path, tensorboard: Path, *, steps: int, rollouts: int, limits: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
+
+    limits: of an evaluation's episodes, which its records state."""
     figures = scalars(tensorboard)
     records: list[dict[str, Any]] = []
     for number, episodes in _by("rollout_id", _counted(run / EPISODES)).items():
@@ -45,10 +49,10 @@ def read_figures(run: Path, tensorboard: Path, *, steps: int, rollouts: int) -> 
         records.append({**where, **means, **step_figures(figures, number, steps)})
     for name, played in _by("dataset", _counted(run / EVALUATIONS)).items():
         for number, episodes in _by("rollout_id", played).items():
-            moment = {-1: "before", rollouts - 1: "after"}.get(number, "during")
+            moment = {rollouts - 1: "after", -1: "before"}.get(number, "during")
             where = {"kind": "eval", "name": name, "moment": moment, "rollout_id": number}
             where["attempt"] = episodes[0].attempt
-            records.append({**where, **evaluation_metrics(episodes)})
+            records.append({**where, **limits, **evaluation_metrics(episodes)})
     return sorted(records, key=lambda record: (record["rollout_id"], record["kind"] == "eval"))
 
 

@@ -15,6 +15,7 @@ from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.args import to_args
+from slime_swe.launch.evaluation.limits import limits_of
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
 from slime_swe.launch.slime.upstream import SLIME
@@ -76,7 +77,8 @@ class Monitor:
     def read(self) -> list[dict[str, Any]]:
         """Read everything anew; returns all records."""
         steps, rollouts = self.recipe.algorithm.steps_per_rollout, self.recipe.run.num_rollouts
-        records = read_figures(self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts)
+        limits = limits_of(self.recipe)
+        records = read_figures(self.folder, self.folder / TENSORBOARD, steps=steps, rollouts=rollouts, limits=limits)
         with writing(self.folder / METRICS):
             replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
         for record in records[self.shown :]:

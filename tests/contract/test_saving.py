@@ -15,7 +15,7 @@ from slime_swe.launch.slime_cpu.run import train
 from slime_swe.rollout.records import METRICS
 from slime_swe.rollout.retention import INDEX, last_saved
 from slime_swe.saving import StoppedToResume, request_stop, withdraw_request
-from tests.contract.asked import is_as_the_loop_takes_it
+from tests.contract.asked import imported, is_as_the_loop_takes_it
 
 SMALL = ["engine=slime_cpu", "data.eval={}", "algorithm.steps_per_rollout=1", "rollout.time_budget=600"]
 SMALL += ["rollout.batch_size=2", "rollout.samples_per_task=2", "optimizer.schedule=constant"]
@@ -33,6 +33,38 @@ def test_what_is_wrapped_is_called_by_these_names(slime_home):
     assert [*inspect.signature(RayTrainGroup.save_model).parameters] == ["self", "rollout_id", "force_sync"]
     names = ["rollout_id", "interval", "num_rollout_per_epoch", "num_rollout"]
     assert [*inspect.signature(should_run_periodic_action).parameters] == names
+
+
+def test_the_script_that_samples_ahead_leaves_the_evaluation_before_the_first_step_to_us(slime_home):
+    """What the wrapped functions are called by, and that the evaluation is not made twice."""
+    from slime.ray.actor_group import RayTrainGroup
+    from slime.ray.placement_group import create_rollout_manager
+
+    assert [*inspect.signature(create_rollout_manager).parameters] == ["args", "pg"]
+    assert [*inspect.signature(RayTrainGroup.update_weights).parameters] == ["self"]
+    script = slime_home / "train_async.py"
+    assert imported(script)["create_rollout_manager"] == "slime.ray.placement_group"
+    start, loop = script.read_text().split("for rollout_id in range(")
+    assert ".eval.remote(" not in start and ".eval.remote(rollout_id)" in loop
+    assert start.index("actor_model.update_weights()") < start.index(".generate.remote(")
+    assert "rollout_id == 0 and not args.skip_eval_before_train" in (slime_home / "train.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rollouts", [1, 0])
+def test_a_run_that_samples_ahead_is_evaluated_before_its_first_step(slime_home, tmp_path, rollouts):
+    words = ["rollout.schedule=continuous", "rollout.max_staleness=1", f"run.num_rollouts={rollouts}", "run.name=a"]
+    sets = ["data.eval={heldout: 'synthetic:heldout?limit=2'}", f"run.dir={tmp_path}"]
+    recipe = resolve("tiny_cpu", [*SMALL, *sets, *words])
+    folder = create_run(recipe)
+    train(recipe, folder, resume=False)
+    lines = [orjson.loads(line) for line in (folder / METRICS).read_bytes().splitlines()]
+    trained = [("train", None, 0), ("eval", "after", 0)] if rollouts else []
+    assert [(line["kind"], line.get("moment"), line["rollout_id"]) for line in lines] == [
+        ("eval", "before", -1),
+        *trained,
+    ]
 
 
 @pytest.mark.slow

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 
 import pytest
 
+from slime_swe.data_sources.registry import load_tasks
+from slime_swe.launch.config import resolve
 from slime_swe.recipes.tiny_cpu import recipe
 from tests.e2e.conftest import lines_of, timeless
 
@@ -97,3 +100,13 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_gives_the_run_that_was_never_stop
     assert resumed.wait(300) == 0, first
     assert summary["num_rollouts"] == 2 and (tmp_path / "runs/stopped/summary.json").exists()
     assert timeless(tmp_path / "runs/stopped/metrics.jsonl") == timeless(whole_run.folder / "metrics.jsonl")
+
+
+def test_the_tasks_of_a_run_s_pass_rates_are_a_set_to_train_on(whole_run):
+    """Each task of its training has some share of solved episodes, and the line that is printed takes them all."""
+    played = {line["task"] for line in lines_of(whole_run.folder / "episodes.jsonl")}
+    found = whole_run.here("tasks", "filter", "a", "--solved", "0%-100%", "--min-episodes", "1")
+    assert found.returncode == 0, found.stderr
+    (override,) = shlex.split(found.stdout.splitlines()[-1])
+    (spec,) = resolve("tiny_cpu", [override]).data.train
+    assert {task.id for task in load_tasks(spec)} == played

@@ -57,6 +57,15 @@ def trained(run_dir: Path) -> dict[tuple[int, int], dict]:
     return found
 
 
+def test_a_run_without_a_rollout_evaluates_once_and_trains_nothing(tiny_checkpoint, tmp_path, engine):
+    progress, folder = NoProgress(), tmp_path / "run"
+    summary = train(make_args(tiny_checkpoint, folder, num_rollout=0, **engine.address), progress)
+    found = [(record["kind"], record["name"], record["moment"]) for record in lasting(folder)]
+    assert found == [("eval", "heldout", "before"), ("eval", "unseen", "before")]
+    assert summary["heldout_episodes_before"] == 12 and "heldout_episodes_after" not in summary
+    assert progress.steps == [] and not (folder / "episodes.jsonl").exists()
+
+
 def test_a_run_leaves_its_records_and_learns_what_is_rewarded(tiny_checkpoint, tmp_path, engine):
     progress = NoProgress()
     args = make_args(

@@ -33,7 +33,8 @@ SURFACE = {
     ],
     "recipes": ["--json", "overrides"],
     "tasks": [
-        "--cache", "--from", "--ignore-disk", "--json", "--limit", "--pull", "--sandbox", "action", "rest", "spec",
+        "--cache", "--dir", "--evaluation", "--from", "--ignore-disk", "--json", "--limit", "--min-episodes", "--out",
+        "--pull", "--sandbox", "--solved", "action", "rest", "spec",
     ],
     "validate": [
         "--harness-python", "--jobs", "--json", "--limit", "--record", "--runs", "--sandbox", "--write", "spec",
@@ -45,7 +46,7 @@ SURFACE = {
     "describe": ["--json", "--key-variable", "--limit", "--model", "--out", "spec", "url"],
     "integrity": ["--grader", "--harness-python", "--json", "--only", "--plays", "--rows", "sandboxes"],
     "agent": ["--json", "action"],
-    "compare": ["--at-least", "--dir", "--json", "a", "b"],
+    "compare": ["--at-least", "--dir", "--json", "--other-limits", "a", "b"],
     "replay": ["--dir", "--draws", "--episodes", "--json", "overrides", "run"],
     "plan": ["--assume", "--json", "overrides"],
     "doctor": ["--json", "overrides"],
@@ -144,7 +145,7 @@ def test_unknown_words_are_refused(words, capsys):
         (["eval", "http://h/v1", "--model", "m", "--budget", "dollars=1"], "needs --price"),
         (["eval", "http://h/v1", "--model", "m", "--budget", "tokens=x"], "such as 0.3, 500k or 2M"),
         (["eval", "http://h/v1", "--model", "m", "--resume"], "--resume needs --output"),
-        (["eval", "nothing", "--model", "m"], "--model is of an endpoint, and nothing is none"),
+        (["eval", "nothing", "--key-variable", "K"], "--key-variable is of an endpoint, and nothing is none"),
         (["eval", "/tmp"], "holds no model (config.json), no checkpoint of one (hf/config.json) and no run"),
     ],
 )

@@ -28,6 +28,7 @@ from slime_swe.recipes.base import Parallel
 from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[2]
+LIMITS = {"max_turns": 50, "max_context": 32768}
 
 
 def write(path, text=""):
@@ -151,7 +152,7 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     journal(tmp_path / "evaluations.jsonl", evaluations)
     played = [episode(index, solved, rollout_id=index // 2) for index, solved in enumerate((True, False, True, True))]
     journal(tmp_path / "episodes.jsonl", played)
-    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    records = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, limits=LIMITS)
     reported = [
         (record["kind"], record["rollout_id"], record.get("moment"), record["solve_rate"]) for record in records
     ]
@@ -165,6 +166,13 @@ def test_records_are_the_outcomes_in_order_of_time(tmp_path):
     assert records[-1]["outcomes"] == {"t0": [1], "t1": [1]}
 
 
+def test_a_run_without_a_rollout_has_one_evaluation_which_is_before_any(tmp_path):
+    journal(tmp_path / "evaluations.jsonl", [episode(0, True, rollout_id=-1, dataset="heldout")])
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=0, limits=LIMITS)
+    assert (record["kind"], record["moment"], record["rollout_id"]) == ("eval", "before", -1)
+    assert LIMITS.items() <= record.items(), "what the figures are stated with"
+
+
 def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
     played = [
         episode(index, solved=attempt == 2, rollout_id=rollout, attempt=attempt)
@@ -172,7 +180,7 @@ def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
         for index in (2 * rollout, 2 * rollout + 1)
     ]
     journal(tmp_path / "episodes.jsonl", played)
-    first, second = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2)
+    first, second = read_figures(tmp_path, tmp_path / "tensorboard", steps=1, rollouts=2, limits=LIMITS)
     assert (first["episodes"], first["solve_rate"], first["attempt"]) == (2, 0.0, 1)
     assert (second["episodes"], second["solve_rate"], second["attempt"]) == (2, 1.0, 2)
 
@@ -180,7 +188,7 @@ def test_a_rollout_that_two_attempts_wrote_is_counted_once(tmp_path):
 def test_a_broken_episode_is_counted_apart(tmp_path):
     broken = episode(1, False, rollout_id=0, status="aborted", reward=0.0, infrastructure={"where": "sandbox_error"})
     journal(tmp_path / "episodes.jsonl", [episode(0, True, rollout_id=0), broken])
-    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1)
+    (record,) = read_figures(tmp_path, tmp_path / "tensorboard", steps=2, rollouts=1, limits=LIMITS)
     assert (record["solve_rate"], record["infrastructure_failures"]) == (1.0, 1)
 
 
@@ -211,6 +219,17 @@ def test_slimes_script_is_the_one_that_the_schedule_needs(tmp_path, schedule, st
     job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
     assert job.program[-1] == f"/slime/{script}"
     assert f"swe_version_lag: {lag}\n" in job.files[tmp_path / SETTINGS]
+
+
+def test_a_run_without_a_rollout_evaluates_by_the_script_that_can(tmp_path):
+    """The other one would sample a batch that is never trained."""
+    changes = {"rollout__schedule": "async", "run__num_rollouts": 0, "algorithm__steps_per_rollout": 1}
+    recipe = variant("tiny_cpu", engine="slime_cpu", **changes)
+    require_legal(recipe)
+    job = render(recipe, tmp_path, "HOST:1", checkouts=checkouts.Checkouts(Path("/slime"), Path("/megatron")))
+    assert job.program[-1] == "/slime/train.py"
+    said = job.words
+    assert said[said.index("--num-rollout") + 1] == "0" and "--eval-interval" in said
 
 
 @pytest.mark.parametrize(("layout", "count"), [({}, 1), ({"tp": 2}, 2), ({"tp": 2, "cp": 4}, 8), ({"pp": 5}, 5)])

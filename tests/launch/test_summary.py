@@ -47,6 +47,13 @@ def test_the_table_holds_before_and_after_with_intervals():
     assert "5.25" in row and "–" in row
 
 
+def test_a_run_that_only_evaluated_says_so_and_with_which_limits():
+    text = text_of(SUMMARY | {"num_rollouts": 0, "max_turns": 50, "max_context": 32768})
+    assert "run.num_rollouts=0: the model was evaluated, and nothing was to be trained" in text
+    assert "episodes of at most 50 turns, 32,768 tokens of context" in text
+    assert "num_rollouts" not in text_of(SUMMARY)
+
+
 def test_below_it_stand_reward_time_failures_and_the_folder():
     lines = text_of(SUMMARY).splitlines()
     assert "reward per rollout  ▁█  -0.50 → 0.50" in lines

@@ -24,6 +24,7 @@ ILLEGAL = [  # recipe, what is changed, the field that is named, what is said
     (DENSE, {"data__weights": [float("inf")]}, "data.weights", "holds a number that is not finite"),
     (DENSE, {"data__boost_below": 0.5, "data__retire_above": 0.4}, "data.boost_below", "that data.retire_above=0.4"),
     (DENSE, {"data__filters": {"limit": "3"}}, "data.filters", "holds limit, which is no filter: use repo, not_repo"),
+    (DENSE, {"run__num_rollouts": 0, "data__eval": {}}, "run.num_rollouts", "and data.eval names no set"),
     (DENSE, {"rollout__tries": 2, "rollout__agent": "aider"}, "rollout.tries", "is for the native agent"),
     (DENSE, {"parallel__tp": 8}, "parallel.tp", "28 attention heads and 4 KV heads: use 1, 2 or 4"),
     (DENSE, {"parallel__pp": 8}, "parallel.pp", "does not divide the 28 layers: use 1, 2, 4, 7, 14 or 28"),

@@ -34,7 +34,7 @@ def rollout(*rewards: float, **more) -> Rollout:
 @pytest.fixture
 def args(tmp_path) -> Namespace:
     return Namespace(swe_run_dir=str(tmp_path), swe_attempt=2, swe_record_metrics=True, reward_key=None, num_rollout=3,
-                     custom_reward_post_process_path=OURS)  # fmt: skip
+                     custom_reward_post_process_path=OURS, swe_max_turns=50, rollout_max_context_len=32768)  # fmt: skip
 
 
 def test_a_rollout_has_the_figures_that_the_embedded_engine_records(args, tmp_path):

@@ -46,13 +46,30 @@ def test_one_document_has_each_set(runs, capsys):
     assert document["set"] == "verified" and found.items() <= document.items(), "the first set's, without a detour"
     assert found["difference"] == pytest.approx((sum(map(sum, tasks("x", 14).values())) - 8) / 48)
     assert {"tasks": 24, "repositories": 4, "gained": 9, "lost": 0}.items() <= found.items()
-    assert found["a"]["evaluations"] == [{"source": "base", "set": "verified", "rollout": 2}]
+    limits = {"max_turns": 8, "max_context": 640}
+    assert found["a"]["evaluations"] == [{"source": "base", "set": "verified", "rollout": 2, **limits}]
     assert (found["a"]["episodes"], found["a"]["broken"], found["left_out"]) == (48, 0, {"a": ["only__a-1"], "b": []})
     assert list(found["intervals"]) == ["these tasks", "other tasks of these repositories", "other repositories"]
     for interval in found["intervals"].values():
         assert interval["low"] < found["difference"] < interval["high"]
     assert found["verdict"] == "better" and found["p_value"] < 0.05 and found["test"] == "paired t test"
     assert found["power"]["runs_each"][3]["difference"] == 0.05
+
+
+def test_evaluations_with_other_limits_are_compared_where_that_is_asked_for_alone(runs, capsys):
+    folder = make_run("longer", "rollout.max_turns=9")
+    evaluate(folder, tasks("verified", 20), name="verified", seed=7)
+    assert run(["compare", "base", "longer"]) == 2
+    refusal = capsys.readouterr().err
+    assert "base: at most 8 turns, 640 tokens of context; longer: at most 9 turns" in refusal
+    assert "or give --other-limits" in refusal
+    code, document = compared(["base", "longer", "--other-limits"], capsys)
+    assert code == 0 and document["b"]["evaluations"][0]["max_turns"] == 9
+    assert run(["compare", "trained,longer", "trained"]) == 2, "repetitions are of one limit too"
+    assert run(["compare", "base", "longer", "--other-limits"]) == 0
+    assert "longer  (rollout -1)  at most 9 turns, 640 tokens of context" in capsys.readouterr().out
+    (folder / "recipe.yaml").write_text("model: of another version\n")
+    assert run(["compare", "base", "longer"]) == 0, "nothing says its limits"
 
 
 def test_the_other_way_round_it_is_worse(runs, capsys):
@@ -104,7 +121,8 @@ def test_people_read_a_table(runs, capsys):
     text = capsys.readouterr().out
     shown = [" ".join(line.split()) for line in text.splitlines()]
     assert all(len(line) <= 80 for line in text.splitlines()) and "…" not in text
-    assert "verified: 24 tasks of 4 repositories" in shown and "A base (rollout 2)" in shown
+    assert "verified: 24 tasks of 4 repositories" in shown
+    assert "A base (rollout 2) at most 8 turns, 640 tokens of context" in shown
     assert any(line.startswith("A 48 0 16.7 % (") for line in shown) and "B − A +31.2 points" in shown
     assert any(line.startswith("these tasks +") and " better " in line for line in shown)
     assert any(line.startswith("verdict: better (p = ") for line in shown)

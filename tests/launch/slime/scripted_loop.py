@@ -59,6 +59,47 @@ if __name__ == "__main__":
 }
 
 
+ASYNC = """
+import json, sys
+from types import SimpleNamespace
+from slime.ray.actor_group import RayTrainGroup
+from slime.ray.placement_group import create_rollout_manager
+if __name__ == "__main__":
+    args = SimpleNamespace(start_rollout_id=None, **json.loads(sys.argv[1]))
+    manager, per_epoch = create_rollout_manager(args, None)
+    args.start_rollout_id = args.found  # by the checkpoint, once the trainers have loaded it
+    trainers = RayTrainGroup()
+    trainers.update_weights()
+    manager.generate.remote(args.start_rollout_id)
+    for rollout_id in range(args.start_rollout_id, args.num_rollout):
+        trainers.update_weights()
+"""
+PLACEMENT = """
+from types import SimpleNamespace
+def create_rollout_manager(args, pg):
+    remote = lambda what: SimpleNamespace(remote=lambda rollout_id: done(what, rollout_id))
+    return SimpleNamespace(eval=remote("evaluate"), generate=remote("generate")), None
+"""
+RAY = """
+def get(found):
+    return found
+"""
+
+
+def make_async_checkout(home: Path) -> Path:
+    """SLiME's `train_async.py` up to its first rollouts, with a Ray that does at once what it is asked."""
+    group = GROUP["slime"] + "    def update_weights(self):\n        done('update')\n"
+    files = {"misc": MISC, "actor_group": HEARD + group, "placement_group": HEARD + PLACEMENT}
+    places = {"misc": "utils", "actor_group": "ray", "placement_group": "ray"}
+    for name, text in files.items():
+        path = home / "slime" / places[name] / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (home / "ray.py").write_text(RAY)
+    (home / "train_async.py").write_text(ASYNC)
+    return home / "train_async.py"
+
+
 def make_checkout(home: Path, name: str, script: str) -> Path:
     """The entry script, with the package `slime` or `miles` beside it."""
     files = {f"{name}/utils/misc.py": MISC, f"{name}/ray/actor_group.py": HEARD + GROUP[name], "train.py": script}

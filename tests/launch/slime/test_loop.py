@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.launch.slime.paths import SETTINGS
 from slime_swe.saving import TRY_AGAIN, request_stop
-from tests.launch.slime.scripted_loop import HEARD, SCRIPTS, make_checkout
+from tests.launch.slime.scripted_loop import HEARD, SCRIPTS, make_async_checkout, make_checkout
 
 
 @pytest.fixture(params=["slime", "miles"])
@@ -88,3 +88,28 @@ def test_miles_of_other_trainers_stops_where_it_asks_again(run, upstream):
     )  # fmt: skip
     request_stop(run.folder)
     assert run(0, 10, 1) == (TRY_AGAIN, [["save", 0, False]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "evaluated"),
+    [
+        ({}, True),
+        ({"found": 2}, False),  # a checkpoint that it goes on from
+        ({"eval_interval": None}, False),  # no evaluation set
+        ({"skip_eval_before_train": True}, False),
+        ({"num_rollout": 0}, False),
+    ],
+)
+def test_a_loop_that_samples_ahead_evaluates_before_its_first_rollout(tmp_path, changes, evaluated):
+    """Once, with the weights that the engines have got from the trainer, and before anything is sampled."""
+    script = make_async_checkout(tmp_path / "checkout")
+    (tmp_path / SETTINGS).parent.mkdir(parents=True)
+    (tmp_path / SETTINGS).write_text("{}\n")
+    args = {"found": 0, "num_rollout": 3, "eval_interval": 3, "skip_eval_before_train": False} | changes
+    words = [sys.executable, "-c", DRIVER, str(script), orjson.dumps(args).decode()]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    done = [orjson.loads(line) for line in (tmp_path / "heard").read_text().splitlines()]
+    steps = [["update"]] * (args["num_rollout"] - args["found"])
+    before = [["evaluate", 0]] if evaluated else []
+    assert done == [["update"], *before, ["generate", args["found"]], *steps]

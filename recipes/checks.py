@@ -168,7 +168,7 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
             yield no(f"reward.{key}", f"is more than rollout.{limit}={bound}, whose last part it is", "make it smaller")
 
 
-def length(recipe: Recipe) -> Iterator[Violation]:
+def rollouts(recipe: Recipe) -> Iterator[Violation]:
     """A run without a rollout is an evaluation, unless it ends with its warm start."""
     if not (recipe.run.num_rollouts or recipe.data.eval or recipe.warm_start.data):
         why = "makes a run that only evaluates, and data.eval names no set"
@@ -333,5 +333,16 @@ def best(recipe: Recipe) -> Iterator[Violation]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(lengths, length, amounts, ratios, mixing, times, tries, adapters, components, grammars, room, best),
+    lengths,
+    rollouts,
+    amounts,
+    ratios,
+    mixing,
+    times,
+    tries,
+    adapters,
+    components,
+    grammars,
+    room,
+    best,
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from slime_swe.files import read_given
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 FAULTS = 10  # records with mistakes that a message names
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Record = tuple[str, Callable[[], Any]]  # its place in words, and what reads it or raises `UserError`
 _UTF16 = [f"\ufeff{first}".encode(order) for first in "[{" for order in ("utf-16-le", "utf-16-be")]
@@ -28,20 +30,35 @@ _COMPRESSED = {  # how a file of each kind begins
 }
 
 
-def file_records(path: Path, make: Callable[[Any], T], *, lines: bool = False) -> list[T]:
+def file_records(path: Path, make: Callable[[Any], T], *, lines: bool = False, leave_out: bool = False) -> list[T]:
     """What `make` makes of each record of a file. `lines` reads a `.json` as JSON Lines, which some files are.
 
-    Raises `UserError`: with the places of all records that are none, or that `make` raises it for.
+    Raises `UserError`: with the places of all records that are none, or that `make` raises it for. With `leave_out` a
+    warning names the latter instead, as long as others are there and each could be read: half a file is no task set.
     """
-    made, faults = list[T](), list[str]()
+    made, faults, whole = list[T](), list[str](), True
     for where, read in _records(path, read_given(path, "the task file"), lines):
         try:
-            made.append(make(read()))
+            record = read()
+        except UserError as error:
+            whole = False
+            faults.append(f"{where}: {error}")
+            continue
+        try:
+            made.append(make(record))
         except UserError as error:
             faults.append(f"{where}: {error}")
-    if faults:
+    if made and faults and leave_out and whole:
+        _warn(f"{path}: {len(faults)} of {len(made) + len(faults)} records can't be used: {'; '.join(faults)}")
+    elif faults:
         raise UserError(first_few(faults, "records", "\n"))
     return made
+
+
+@cache
+def _warn(message: str) -> None:
+    """Once in a process, which may read a file several times."""
+    _log.warning("%s", message)
 
 
 def first_few(found: Sequence[str], what: str, between: str) -> str:

@@ -262,6 +262,8 @@ class Task:
         return read(cls, record, f"task {name!r:.80}")
 
     def faults(self) -> Iterator[str]:
+        if not self.statement.strip():
+            yield f"statement must say what the agent is asked, got {self.statement!r:.80}"
         yield from self.oracle.faults_in(self.workspace)
         if _nested_deeper(self.metadata, MOST_LEVELS):
             yield f"metadata must be nested at most {MOST_LEVELS} levels deep"

@@ -31,6 +31,12 @@ def tests_of(names: str | list[str]) -> tuple[str, ...]:
     return msgspec.json.decode(names, type=tuple[str, ...]) if isinstance(names, str) else tuple(names)
 
 
+def statement_faults(text: str) -> Iterator[str]:
+    """What is wrong with a record's statement."""
+    if not text.strip():
+        yield f"problem_statement must say what the agent is asked, got {text!r:.80}"
+
+
 def test_faults(failing: str | list[str], passing: str | list[str]) -> Iterator[str]:
     """What is wrong with a record's lists of tests."""
     for name, names in (("FAIL_TO_PASS", failing), ("PASS_TO_PASS", passing)):
@@ -133,12 +139,14 @@ def load_records(
     corpus: Corpus, make: Callable[[Any, str], Task | None], split: str, folder: Path | None = None
 ) -> list[Task]:
     """The tasks that `make` makes of the records of `FOLDER/SPLIT.jsonl` (or .json, .parquet); for None it leaves one
-    out. Raises `UserError`; `NotFetched` where there is no such file."""
+    out, as it does, with a warning, where one can't be used. Raises `UserError`; `NotFetched` where there is no such
+    file."""
     corpus.split(split)
     path = local_file(corpus.folder(folder), split)
     if path is None:
         raise NotFetched(corpus, split, folder, f"it holds no {split}.jsonl")
-    return [task for task in file_records(path, lambda record: make(record, split)) if task is not None]
+    made = file_records(path, lambda record: make(record, split), leave_out=True)
+    return [task for task in made if task is not None]
 
 
 def local_file(folder: Path, split: str) -> Path | None:

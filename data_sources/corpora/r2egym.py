@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 
-from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record
+from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record, statement_faults
 from slime_swe.data_sources.corpora.swebench import END, START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.data_sources.test_log import parse_test_log
@@ -116,6 +116,9 @@ class _Record:
     parsed_commit_content: str
     execution_result_content: str
     expected_output_json: str
+
+    def faults(self) -> Iterator[str]:
+        yield from statement_faults(_statement(self.problem_statement))
 
     @property
     def repo(self) -> str:

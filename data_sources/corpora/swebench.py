@@ -20,6 +20,7 @@ from slime_swe.data_sources.corpora.corpus import (
     load_records,
     patch_faults,
     read_record,
+    statement_faults,
     test_faults,
     tests_of,
 )
@@ -66,6 +67,7 @@ class _Record:
     image_assets: str | dict[str, Any] = ""
 
     def faults(self) -> Iterator[str]:
+        yield from statement_faults(self.problem_statement)
         yield from (f"{name} must not be empty" for name in ("image", "log_parser") if not getattr(self, name))
         yield from test_faults(self.FAIL_TO_PASS, self.PASS_TO_PASS)
         yield from patch_faults("test_patch", self.test_patch)

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record, test_faults, tests_of
+from slime_swe.data_sources.corpora.corpus import (
+    GB,
+    Corpus,
+    Split,
+    load_records,
+    read_record,
+    statement_faults,
+    test_faults,
+    tests_of,
+)
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError, reverse_patch
 
@@ -67,6 +76,7 @@ class _Record:
     PASS_TO_PASS: str | list[str]
 
     def faults(self) -> Iterator[str]:
+        yield from statement_faults(self.problem_statement)
         yield from test_faults(self.FAIL_TO_PASS, self.PASS_TO_PASS)
         if not _REPO.match(self.repo):
             yield f"repo must be ACCOUNT/OWNER__NAME.COMMIT, got {self.repo!r}"

@@ -226,6 +226,32 @@ def test_swegym_refuses_a_repository_whose_tests_it_can_not_run(tmp_path):
         load_tasks(f"swegym:train?folder={tmp_path}")
 
 
+@pytest.mark.parametrize("bad", [{"problem_statement": None}, {"problem_statement": "  \n"}, {"patch": 7}])
+@pytest.mark.parametrize("name", ["swebench:verified", "swesmith:train", "swegym:train"])
+def test_a_record_that_can_not_be_used_takes_no_other_with_it(name, bad, tmp_path, caplog):
+    corpus, _, split = name.partition(":")
+    first, *others = (FIXTURES / corpus / f"{split}.jsonl").read_bytes().splitlines()
+    spoilt = [orjson.dumps(orjson.loads(first) | bad | {"instance_id": f"a__b-{number}"}) for number in range(12)]
+    (tmp_path / f"{split}.jsonl").write_bytes(b"\n".join([spoilt[0], first, *others, *spoilt[1:]]))
+    spec = f"{name}?folder={tmp_path}"
+    assert load_tasks(spec) == load(name)
+    load_tasks(f"{spec}&limit=1")
+    (warning,) = [record.message for record in caplog.records]
+    assert "12 of " in warning and all(f"a__b-{number}'" in warning for number in range(12))
+    with pytest.raises(UserError, match="1 of 1 ids are not in it: a__b-3"):
+        load_tasks(f"{spec}&id=a__b-3")
+    (tmp_path / f"{split}.jsonl").write_bytes(b"\n".join(spoilt))
+    with pytest.raises(UserError, match=r"(?s)a__b-0.*\nand 2 records more"):
+        load_tasks(spec)
+
+
+def test_a_task_of_one_s_own_asks_the_agent_something(tmp_path):
+    task = load("swegym:train")[0].to_dict() | {"statement": " \n"}
+    (tmp_path / "mine.jsonl").write_bytes(orjson.dumps(task))
+    with pytest.raises(UserError, match=r"statement must say what the agent is asked, got ' \\n'"):
+        load_tasks(str(tmp_path / "mine.jsonl"))
+
+
 def test_swerebench_is_read_in_both_versions():
     """What has no test that must come to pass, or another language's log, is left out."""
     first, second = load("swerebench:filtered")

@@ -1,10 +1,10 @@
-"""Qwen3-30B-A3B-Instruct-2507, a mixture of 128 experts that does not think aloud, with training and sampling at once on
-four nodes: the large preset.
+"""Qwen3-30B-A3B-Instruct-2507, a mixture of 128 experts that does not think aloud, with training and sampling at once:
+two nodes train, 16 more GPUs serve. The large preset.
 
     slime-swe train recipe=qwen3_30b_a3b_instruct
 
-All but the model is `qwen3_coder_30b_a3b_async`'s. Unlike the Coder, it has not been trained on such tasks by its makers
-(qwenlm.github.io/blog/qwen3-coder): it solves fewer before, and gains more.
+All but the model is `qwen3_coder_30b_a3b_async`'s. The Coder has been trained on such tasks by its makers
+(qwenlm.github.io/blog/qwen3-coder); this model solves fewer before, and gains more.
 
 Tool calls: the untrained model writes Hermes' form, which its template asks for: it is what users of vLLM's parser of
 that form report on (vllm#22885, a fault of the parser). Shares are not published.

@@ -64,7 +64,8 @@ def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
     model, overrides = taken("model", [f"{SHORT.get(key, key)}{equals}{value}" for key, equals, value in pairs])
     task, overrides = taken("task", overrides)
     if model:
-        recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder))
+        keys = {text.lstrip("+").partition("=")[0] for text in overrides}
+        recipe = with_model(recipe, model, value_of("model.folder", overrides, recipe.model.folder), keys)
     if task:
         recipe = with_task(recipe, task)
     return _overridden(recipe, overrides) if overrides else recipe

@@ -1,31 +1,120 @@
-"""What a checkpoint's `config.json` has to say to a recipe: whether it is that model, or how it is to become it."""
+"""What a checkpoint's files have to say to a recipe: whether it is that model, or how it is to become it.
+
+A recipe's `model.tool_format` and `model.chat_template` are of its own model: another member of the family may write
+other calls, as Qwen3-Coder does beside Qwen3. `model=` never keeps them unsaid for such a model (`_formats`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Container
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from slime_swe.errors import UserError
 from slime_swe.launch.args import checkpoint_path
-from slime_swe.recipes.base import Recipe
+from slime_swe.launch.template_calls import own_template, readers, renderer
+from slime_swe.recipes.base import Model, Recipe
 from slime_swe.recipes.families import Config, Family, read_config
+from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.violation import Violation
+from slime_swe.rollout.chat.tokenizer import shipped_templates
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
 
 CONFIG = "config.json"
+FORMATS = ("tool_format", "chat_template")  # fields of `Model` that say how one model writes
+_NO_VARIANT = re.compile(r"a?\d+(\.\d+)?[bm]|fp8|bf16")  # words of a name that change no format: sizes, precisions
 
 
-def with_model(recipe: Recipe, spec: str, folder: str) -> Recipe:
+def with_model(recipe: Recipe, spec: str, folder: str, given: Container[str] = ()) -> Recipe:
     """The recipe for another model of its family: a folder, or the `ORG/NAME` that `folder` holds.
 
-    Raises `UserError` where it isn't there, or of another family.
+    given: keys that the user sets beside it, which need no answer here.
+
+    Raises `UserError` where it isn't there, or of another family, or where nobody says how it writes its calls.
     """
     path = checkpoint_path(spec, folder)
     if not (path / CONFIG).is_file():
         raise UserError(f"model={spec}: {path} holds no {CONFIG}: {_how_to_get(spec, path)}")
     found = read_folder(path, recipe.model.kind).part()
     model = dataclasses.replace(recipe.model, checkpoint=spec, config=found, folder=folder)
+    model = dataclasses.replace(model, **_formats(recipe, model, path, given))
+    if "model.tool_format" not in given:
+        _require_read_back(model, path)
     return dataclasses.replace(recipe, model=model, description=f"{spec}, as recipe {recipe.name} does it")
+
+
+def _formats(recipe: Recipe, model: Model, path: Path, given: Container[str]) -> dict[str, Any]:
+    """`FORMATS` of a recipe that gets another model.
+
+    A model of the recipe's own kind (another size, another precision) keeps them, and one of the kind of a shipped
+    recipe takes that recipe's. A name that says nothing of a model is taken for a fine-tune of the recipe's: it keeps
+    them where its shape is the recipe's, or its own chat template writes the recipe's calls. Any other keeps none that
+    the recipe states: raises `UserError` where the user does not say what to have in their place.
+    """
+    kinds = {_kind(shipped.checkpoint): shipped for shipped in (load_recipe(name).model for name in RECIPES)}
+    kinds[_kind(recipe.model.checkpoint)] = recipe.model
+    kind = _kind(str(path))
+    like = kinds.get(kind)
+    if like is None and kind[0] not in {words[0] for words in kinds} and _is_fine_tune(recipe, model, path):
+        like = recipe.model
+    if like is not None:
+        return {field: getattr(like, field) for field in FORMATS}
+    open_questions = [field for field in FORMATS if getattr(model, field) and f"model.{field}" not in given]
+    if not open_questions:
+        return {}
+    stated = " and ".join(f"model.{field}={getattr(model, field)}" for field in open_questions)
+    allowed = {
+        "tool_format": f"model.tool_format={model.kind.tool_format or 'NAME'} is its family's, and the others are "
+        f"{', '.join(name for name in TOOL_FORMATS if name != model.kind.tool_format)}",
+        "chat_template": "model.chat_template='' is the checkpoint's own, and those shipped are "
+        f"{', '.join(shipped_templates())}",
+    }
+    raise UserError(
+        f"model={model.checkpoint}: the recipe states {stated} for {recipe.model.checkpoint}, and nothing says that "
+        f"this model writes so too. Name what it has: {'; '.join(allowed[field] for field in open_questions)}"
+    )
+
+
+def _kind(checkpoint: str) -> tuple[str, ...]:
+    """The words of a model's name that tell how it writes: `Qwen3-Coder-30B-A3B-Instruct` -> qwen3, coder, instruct.
+
+    In Hugging Face's cache, the name is that of the folder above `snapshots`.
+    """
+    parts = Path(checkpoint).parts
+    name = parts[-3].rpartition("--")[2] if len(parts) > 2 and parts[-2] == "snapshots" else Path(checkpoint).name
+    words = tuple(word for word in name.lower().split("-") if not _NO_VARIANT.fullmatch(word))
+    return words or ("",)
+
+
+def _is_fine_tune(recipe: Recipe, model: Model, path: Path) -> bool:
+    if read_config(model.kind, model.config)[0] == recipe.model.shape:
+        return True
+    return recipe.model.tool_calls in (_read_back(model, path) or ())
+
+
+def _read_back(model: Model, path: Path) -> list[str] | None:
+    """The tool formats that read what the checkpoint's own chat template writes; None where that can't be seen: it has
+    none, it writes no calls, or `transformers` is not installed."""
+    template = own_template(path)
+    if not template or find_spec("transformers") is None:
+        return None
+    return readers(renderer(template), model.tool_calls)
+
+
+def _require_read_back(model: Model, path: Path) -> None:
+    """Raise `UserError` where the checkpoint's own chat template writes calls that the model's format does not read."""
+    found = None if tool_format(model.tool_calls).instructions else _read_back(model, path)
+    if found is None or model.tool_calls in found:
+        return
+    fix = f"set model.tool_format={' or '.join(found)}" if found else "name a format that does in model.tool_format"
+    raise UserError(
+        f"model={model.checkpoint}: its chat template writes calls that model.tool_format={model.tool_calls} does not "
+        f"read back: {fix}"
+    )
 
 
 def mismatches(recipe: Recipe) -> list[Violation]:

@@ -10,7 +10,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-GPU_RECIPE=qwen25_coder_7b # fits 8 GPUs of 80 GB
+# It fits 8 GPUs of 80 GB, and its untrained model can act: of those that fit, it is the one with published scores, 32.6 %
+# of SWE-bench Verified before training and 37.8 % after (recipes/qwen3_5_4b.py).
+GPU_RECIPE=qwen3_5_4b
 
 names_recipe() {
   local argument

@@ -91,7 +91,8 @@ class Cluster:
 
     nodes: number of machines.
     gpus_per_node: GPUs of each machine.
-    gpu: GPU model: `A100-40GB`, `A100-80GB`, `H100-80GB` or `H200-141GB`; empty without GPUs.
+    gpu: GPU model: `A100-40GB`, `A100-80GB`, `H100-80GB`, `H200-141GB`, `H800-80GB`, `H20-96GB`, `B200-180GB`,
+        `L40S-48GB` or `MI300X-192GB` (docs/planner.md); empty without GPUs.
     colocate: train and serve on the same GPUs, in turns.
     rollout_gpus: GPUs that only serve, beside the nodes' own; 0 with `colocate`.
     cpus_per_node: CPU cores of each machine. The sandboxes run on those of one, with `ray:BACKEND` of all.

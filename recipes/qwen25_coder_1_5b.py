@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder-1.5B-Instruct on one node: the small preset, to see a cluster work before a large model is paid for.
+"""Qwen2.5-Coder-1.5B-Instruct on one node: the smallest, to see a cluster work.
 
     slime-swe train recipe=qwen25_coder_1_5b
 
@@ -7,6 +7,13 @@ any issue of a real repository, and a group of which none is solved teaches noth
 
 Tool calls: unknown of this size. Larger ones of the family hardly write the form that their template asks for, but
 those that `model.tool_format=qwen25_coder` reads; a reply without a call is answered with one of them.
+
+First: a warm start, since no group teaches in which every episode fails. RUN has episodes of models with this
+vocabulary, its own or a larger Coder's; those that solved their task are trained before the first rollout
+(docs/warm_start.md).
+
+    slime-swe sft RUN --out solved.jsonl
+    slime-swe train recipe=qwen25_coder_1_5b warm_start.data=solved.jsonl
 
 Follows: nothing. No agentic training of this model is published.
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder-32B-Instruct on four nodes: the large dense preset.
+"""Qwen2.5-Coder-32B-Instruct on four nodes.
 
     slime-swe train recipe=qwen25_coder_32b
 
@@ -10,10 +10,17 @@ optimizer.cpu_offload=true rollout.sandbox=docker rollout.sandbox_concurrency=96
 Tool calls: the untrained model was seen to write JSON in `<tools>` where its template asks for `<tool_call>`
 (vllm#10952). `model.tool_format=qwen25_coder` reads both, and JSON in a fence or bare. Shares have not been measured.
 
+First: a warm start, since no group teaches in which every episode fails. RUN has episodes of models with this
+vocabulary, its own among them; those that solved their task are trained before the first rollout
+(docs/warm_start.md).
+
+    slime-swe sft RUN --out solved.jsonl
+    slime-swe train recipe=qwen25_coder_32b warm_start.data=solved.jsonl
+
 Follows: DeepSWE in tasks (R2E-Gym), turns and what it leaves out of GRPO, for a model that does not think.
 
-Expect: no score. 61.4 % pass@1 on SWE-bench Verified is published for this model after fine-tuning on expert episodes,
-which this recipe does not do, and then GRPO.
+Expect: no score. 61.4 % pass@1 on SWE-bench Verified is published for this model after fine-tuning on expert episodes
+and then GRPO; untrained it solves 6.2 % (SWE-World, arXiv:2602.03419).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder-7B-Instruct on one node: the medium preset.
+"""Qwen2.5-Coder-7B-Instruct on one node.
 
     slime-swe train recipe=qwen25_coder_7b
 
@@ -9,8 +9,15 @@ Tool calls: the untrained model writes JSON in a fence, bare, or in tags, and ne
 (vllm#32926, vllm#17821). `model.tool_format=qwen25_coder` reads each of these; a reply without a call is answered with
 the form. How often it then calls a tool has not been measured.
 
-Follows: SWE-Gym (arXiv:2412.21139) for tasks and model. Its 7B model was fine-tuned on episodes that solve tasks; this
-recipe has no such stage, and no result of reinforcement learning alone is published for this model.
+First: a warm start, since no group teaches in which every episode fails. RUN has episodes of models with this
+vocabulary, its own or a larger Coder's; those that solved their task are trained before the first rollout
+(docs/warm_start.md).
+
+    slime-swe sft RUN --out solved.jsonl
+    slime-swe train recipe=qwen25_coder_7b warm_start.data=solved.jsonl
+
+Follows: SWE-Gym (arXiv:2412.21139) for tasks and model. Its 7B model was fine-tuned on episodes that solve tasks, and
+no more; no result of reinforcement learning alone is published for this model.
 
 Expect: no score. Watch `solve_rate` of the trained tasks and the share of informative groups; where that falls below a
 tenth, most of the machine's time is spent on groups that are dropped.

@@ -14,7 +14,8 @@ Tool calls: the untrained model writes those of its template, now and then witho
 Follows: uni-agent's training of this model on R2E-Gym, within one node: 64k tokens in place of 128k.
 
 Expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1 before and
-52.0 % after, with 128k context; see `qwen3_coder_30b_a3b_async`.
+52.0 % after, with 128k context, where the same page measures 49.2 % of the untrained model; see
+`qwen3_coder_30b_a3b_async`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.versions import upstream_of
 from slime_swe.launch.model import mismatches
 from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.template_calls import readers
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.tokenizer import TemplateError, load_tokenizer, shipped_templates
-from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
+from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
 from slime_swe.rollout.retention import METADATA, TRACKER
-from slime_swe.rollout.tools import TOOLS
 
 INDEX = "model.safetensors.index.json"
 _AGAIN = "download or copy it again: `hf download` resumes what a broken connection left"
@@ -141,13 +142,6 @@ def unfinished(folder: Path) -> str:
     return ""
 
 
-PROBES = (
-    ToolCall("view", {"path": "src/a.py"}),
-    ToolCall("str_replace", {"path": "a b.py", "old": 'if x < 1:\n    return "{}"\n', "new": "  # ünï 漢字 & \\n\n"}),
-)
-_BEFORE = "I look at it."
-
-
 def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Both need the checkpoint; without one they are skipped."""
     try:
@@ -174,34 +168,12 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def _tool_calls(tokenizer: Any, written: str) -> Finding:
     """The policy was taught to write calls as its template renders them; the parser must read these back."""
-    formats = dict.fromkeys((*TOOL_FORMATS, written))
-    fits = [name for name in formats if all(_reads_back(tokenizer, call, name) for call in PROBES)]
+    fits = readers(partial(tokenizer.apply_chat_template, tokenize=False), written)
+    if fits is None:
+        return skipped("tool calls", "the template renders no tool calls, so there is nothing to compare with")
     if written in fits:
         return ok("tool calls", f"what the template writes, model.tool_format={written} reads back")
-    if not any(_rendered(tokenizer, call) for call in PROBES):
-        return skipped("tool calls", "the template renders no tool calls, so there is nothing to compare with")
     found = f"model.tool_format={written} does not read back what the checkpoint's template writes"
     if fits:
         return failure("tool calls", found, f"set model.tool_format={' or '.join(fits)}, which does")
     return failure("tool calls", found, f"none of {', '.join(TOOL_FORMATS)} does: add a format in rollout/chat/")
-
-
-def _reads_back(tokenizer: Any, call: ToolCall, name: str) -> bool:
-    turn = parse(_rendered(tokenizer, call), name, [tool.spec.schema() for tool in TOOLS])
-    return turn.error is None and turn.calls == [call]
-
-
-def _rendered(tokenizer: Any, call: ToolCall) -> str:
-    """The assistant's turn that makes this call, as the template writes it; empty where it writes none."""
-    from jinja2 import TemplateError as JinjaError
-
-    user, function = {"role": "user", "content": "Repair it."}, {"name": call.name, "arguments": call.arguments}
-    calls = [{"type": "function", "function": function}]
-    reply = {"role": "assistant", "content": _BEFORE, "tool_calls": calls}
-    schemas = [tool.spec.schema() for tool in TOOLS]
-    try:
-        text: str = tokenizer.apply_chat_template([user, reply], tools=schemas, tokenize=False)
-    except (JinjaError, TypeError):  # a template that wants `content` only
-        return ""
-    said = text.rpartition(_BEFORE)[2]
-    return said if call.name in said else ""

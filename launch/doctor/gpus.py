@@ -107,7 +107,7 @@ def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
     if least.memory < _TOLERANCE * nominal:
         found = f"{least.name} has {least.memory / 1024:.1f} GiB; cluster.gpu={kind} has {nominal / 1024:.1f}"
         yield failure("gpus", found, fix)
-    elif others := sorted({gpu.name for gpu in gpus if chip not in gpu.name}):
+    elif others := sorted({gpu.name for gpu in gpus if not re.search(rf"\b{chip}\b", gpu.name)}):
         yield warning("gpus", f"{' and '.join(others)} here, cluster.gpu={kind} in the recipe", fix)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_swe.errors import UserError
 from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.template_calls import own_template
 from slime_swe.recipes.base import Model
 from slime_swe.recipes.families.tokens import ControlTokens
 from slime_swe.rollout.agents.native import cut_notice
@@ -24,7 +25,7 @@ def template_of(model: Model) -> tuple[str, str]:
     if model.chat_template:
         return template_path(model.chat_template).read_text(encoding="utf-8"), model.chat_template
     folder = checkpoint_path(model.checkpoint, model.folder)
-    own = _own_template(folder)
+    own = own_template(folder)
     if own:
         return own, f"that of {folder}"
     name = tool_format(model.tool_calls).template
@@ -68,11 +69,3 @@ def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
     )
     made.save_pretrained(folder)
     return made
-
-
-def _own_template(folder: Path) -> str:
-    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    given = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-    return given if isinstance(given, str) else ""

@@ -45,6 +45,8 @@ def toy_config(model: Model, platform: Platform) -> dict[str, Any]:
         config = _as_dense(config, model.config)
     for inner, theirs in _parts(config, model.config):
         inner |= {key: value for key, value in _plain(theirs).items() if key in KEPT and key in inner}
+        if "tie_word_embeddings" in theirs:  # a checkpoint with a text model has it twice: SLiME reads the text model's
+            inner["tie_word_embeddings"] = theirs["tie_word_embeddings"]
     text = text_config(config)
     text |= {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "num_attention_heads": HEADS}
     text["num_key_value_heads"] = HEADS if "kv_lora_rank" in text else KEY_HEADS  # latent attention has no groups

@@ -25,8 +25,10 @@ FILES = {
     "Qwen3-8B": "qwen3-8B",
     "Qwen3-32B": "qwen3-32B",
     "Qwen3-235B-A22B": "qwen3-235B-A22B",
+    "Qwen3-30B-A3B-Instruct-2507": "qwen3-30B-A3B",
     "Qwen3-Coder-30B-A3B-Instruct": "qwen3-30B-A3B",
     "Qwen3-Coder-Next": "qwen3-next-80B-A3B",
+    "Qwen3.5-4B": "qwen3.5-4B",
     "Qwen3.5-9B": "qwen3.5-9B",
     "Qwen3.5-27B": "qwen3.5-27B",
     "Qwen3.5-35B-A3B": "qwen3.5-35B-A3B",
@@ -48,6 +50,7 @@ DEVIATIONS = {
     "Qwen3-8B": {*OLDER[:2]},
     "Qwen3-32B": {*OLDER[:2]},
     "Qwen3-235B-A22B": {BALANCE},
+    "Qwen3-30B-A3B-Instruct-2507": {BALANCE, "rotary_base"},  # the file is of the model before, with fewer positions
     # The file is Qwen3-30B-A3B's: another rotary base, and another width of dense layers, of which there are none.
     "Qwen3-Coder-30B-A3B-Instruct": {BALANCE, "rotary_base", "ffn_hidden_size"},
     "Qwen3-Coder-Next": {BALANCE, "rotary_base"},  # the file is Qwen3-Next's

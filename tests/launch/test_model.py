@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch import cli
-from slime_swe.launch.config import resolve
+from slime_swe.launch.config import assemble, resolve
 from slime_swe.launch.model import mismatches
 from slime_swe.recipes.registry import load_recipe
+from slime_swe.rollout.chat.tokenizer import template_path
 from tests.recipes.changes import changed
 
 SMALL = {
@@ -52,9 +54,9 @@ def test_another_model_of_the_family_by_its_name(tmp_path):
 
 
 def test_another_folder_of_models(tmp_path):
-    write_model(tmp_path / "elsewhere/me/mine")
-    recipe = resolve("qwen25_coder_7b", ["model=me/mine", "model.folder=elsewhere"])
-    assert (recipe.model.checkpoint, recipe.model.folder) == ("me/mine", "elsewhere")
+    write_model(tmp_path / "elsewhere/me/Qwen2.5-Coder-3B-Instruct")
+    recipe = resolve("qwen25_coder_7b", ["model=me/Qwen2.5-Coder-3B-Instruct", "model.folder=elsewhere"])
+    assert (recipe.model.checkpoint, recipe.model.folder) == ("me/Qwen2.5-Coder-3B-Instruct", "elsewhere")
 
 
 def test_a_model_by_its_folder_and_a_change_on_top(tmp_path):
@@ -64,7 +66,7 @@ def test_a_model_by_its_folder_and_a_change_on_top(tmp_path):
 
 
 def test_a_change_does_not_make_the_checkpoint_another_model(tmp_path):
-    folder = write_model(tmp_path / "mine")
+    folder = write_model(tmp_path / "Qwen2.5-Coder-3B-Instruct")
     with pytest.raises(UserError, match=r"max_position_embeddings=131072 is not what .* says, 32768"):
         resolve("qwen25_coder_7b", [f"model={folder}", "model.config.max_position_embeddings=131072"])
 
@@ -86,13 +88,13 @@ def test_another_family_is_refused(tmp_path):
 
 
 def test_sizes_that_the_other_model_does_not_allow_are_refused(tmp_path):
-    folder = write_model(tmp_path / "mine", num_hidden_layers=35)
+    folder = write_model(tmp_path / "Qwen2.5-Coder-3B-Instruct", num_hidden_layers=35)
     with pytest.raises(UserError, match="does not divide the 35 layers"):
         resolve("qwen25_coder_7b", [f"model={folder}", "parallel.pp=2"])
 
 
 def test_a_checkpoint_of_another_shape_is_named_with_both_values(tmp_path):
-    folder = write_model(tmp_path / "mine")
+    folder = write_model(tmp_path / "Qwen2.5-Coder-3B-Instruct")
     recipe = resolve("qwen25_coder_7b", [f"model={folder}"])
     assert mismatches(recipe) == []
     (violation,) = mismatches(changed(recipe, "model.config.rope_theta", 1e4))
@@ -127,3 +129,98 @@ def test_the_seed_policy_is_what_its_recipe_states():
 
 def test_a_recipe_can_be_planned_where_the_model_is_not():
     assert mismatches(resolve("qwen25_coder_32b")) == []
+
+
+def write_config(folder: Path, recipe: str, template: str = "") -> Path:
+    """A folder with the `config.json` of a shipped recipe's model, and a shipped chat template."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(load_recipe(recipe).model.config))
+    if template:
+        (folder / "chat_template.jinja").write_text(template_path(template).read_text())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "like"),
+    [
+        ("qwen3_coder_30b_a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_30b_a3b_instruct"),
+        ("qwen3_30b_a3b_instruct", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_coder_30b_a3b"),
+        ("qwen3_coder_30b_a3b", "mirror/Qwen3-Coder-30B-A3B-Instruct-FP8", "qwen3_coder_30b_a3b"),
+        ("qwen3_4b_instruct", "Qwen/Qwen3-14B", "qwen3_8b"),
+        ("qwen3_32b", "Qwen/Qwen3-4B-Instruct-2507", "qwen3_4b_instruct"),
+        ("qwen3_5_9b", "Qwen/Qwen3.5-27B", "qwen3_5_4b"),
+        (
+            "qwen3_coder_30b_a3b",
+            "models--Qwen--Qwen3-30B-A3B-Instruct-2507/snapshots/0d7c",
+            "qwen3_30b_a3b_instruct",
+        ),
+    ],
+)
+def test_a_model_of_another_recipe_s_kind_takes_that_recipe_s_formats(tmp_path, recipe, name, like):
+    folder = write_config(tmp_path / "models" / name, like)
+    shipped, given = load_recipe(like).model, str(folder) if "snapshots" in name else name
+    found = assemble(recipe, [f"model={given}"]).model
+    assert (found.tool_format, found.chat_template) == (shipped.tool_format, shipped.chat_template)
+    assert found.tool_calls == shipped.tool_calls
+
+
+def test_another_model_of_the_same_shape_keeps_no_format_in_silence(tmp_path):
+    write_config(tmp_path / "models/Qwen/Qwen2.5-7B-Instruct", "qwen25_coder_7b")
+    with pytest.raises(UserError) as error:
+        resolve("qwen25_coder_7b", ["model=Qwen/Qwen2.5-7B-Instruct"])
+    said = str(error.value)
+    assert "states model.tool_format=qwen25_coder for Qwen/Qwen2.5-Coder-7B-Instruct" in said
+    assert "model.tool_format=hermes is its family's, and the others are qwen25_coder, qwen3_coder" in said
+    found = resolve("qwen25_coder_7b", ["model=Qwen/Qwen2.5-7B-Instruct", "model.tool_format=hermes"])
+    assert found.model.tool_calls == "hermes"
+
+
+def test_a_chat_template_of_another_model_is_asked_for_too(tmp_path):
+    write_config(tmp_path / "models/Qwen/Qwen3-4B-Thinking-2507", "qwen3_4b_instruct")
+    with pytest.raises(UserError, match=r"chat_template=qwen3 for Qwen/Qwen3-32B.* those shipped are .*qwen3_thinking"):
+        resolve("qwen3_32b", ["model=Qwen/Qwen3-4B-Thinking-2507"])
+    found = resolve("qwen3_32b", ["model=Qwen/Qwen3-4B-Thinking-2507", "model.chat_template=qwen3_thinking"])
+    assert found.model.chat_template == "qwen3_thinking"
+    own = resolve("qwen3_32b", ["model=Qwen/Qwen3-4B-Thinking-2507", "model.chat_template=''"])
+    assert own.model.chat_template == ""
+
+
+@pytest.mark.parametrize("template", ["", "qwen3_5"])
+def test_a_fine_tune_keeps_the_recipe_s_formats(tmp_path, template):
+    folder = write_config(tmp_path / "run/exports/000012", "qwen3_coder_30b_a3b", template)
+    found = resolve("qwen3_coder_30b_a3b", [f"model={folder}"]).model
+    assert found.checkpoint == str(folder)
+    assert dataclasses.replace(found, checkpoint="") == dataclasses.replace(
+        load_recipe("qwen3_coder_30b_a3b").model, checkpoint=""
+    )
+
+
+def test_a_fine_tune_of_another_size_is_known_by_its_chat_template(tmp_path):
+    folder = write_model(tmp_path / "mine")
+    with pytest.raises(UserError, match="nothing says that this model writes so too"):
+        resolve("qwen25_coder_7b", [f"model={folder}"])
+    (folder / "chat_template.jinja").write_text(template_path("qwen3").read_text())
+    assert resolve("qwen25_coder_7b", [f"model={folder}"]).model.tool_format == "qwen25_coder"
+
+
+def test_a_chat_template_that_writes_other_calls_is_refused(tmp_path):
+    folder = write_config(tmp_path / "mine", "qwen3_coder_30b_a3b", "qwen3")
+    with pytest.raises(UserError) as error:
+        resolve("qwen3_coder_30b_a3b", [f"model={folder}"])
+    assert "model.tool_format=qwen3_coder does not read back: set model.tool_format=hermes or " in str(error.value)
+    assert resolve("qwen3_coder_30b_a3b", [f"model={folder}", "model.tool_format=hermes"]).model.tool_calls == "hermes"
+
+
+def test_a_recipe_that_states_no_format_has_its_family_s(tmp_path):
+    folder = write_config(tmp_path / "Qwen3-4B-SafeRL", "qwen3_4b_instruct", "qwen3")
+    assert resolve("qwen3_4b_instruct", [f"model={folder}"]).model.tool_calls == "hermes"
+    (folder / "chat_template.jinja").write_text(template_path("qwen3_5").read_text())
+    with pytest.raises(UserError, match=r"hermes does not read back: set model\.tool_format=qwen3_coder"):
+        resolve("qwen3_4b_instruct", [f"model={folder}"])
+
+
+def test_a_garbled_tokenizer_config_is_named(tmp_path):
+    folder = write_config(tmp_path / "mine", "qwen3_4b_instruct")
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is not JSON"):
+        resolve("qwen3_4b_instruct", [f"model={folder}"])

@@ -113,7 +113,7 @@ def test_where_slime_is_its_interpreter_is_used_and_nothing_is_installed(checkou
     eight_gpus(bare_path)
     result = launch(checkout, "run.name=a", PATH=bare_path, PYTHONPATH=with_slime, PYTHON=sys.executable)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "python train recipe=qwen25_coder_7b run.name=a"
+    assert result.stdout.splitlines()[-1] == "python train recipe=qwen3_5_4b run.name=a"
     assert "8 GPUs and SLiME found" in result.stderr
     assert not (checkout / ".venv").exists()
 

@@ -70,6 +70,8 @@ def read(config):
         ("qwen25_coder_7b", 7_615_616_512, 7_615_616_512),
         ("qwen25_coder_32b", 32_763_876_352, 32_763_876_352),
         ("qwen3_coder_30b_a3b", pytest.approx(30.53e9, abs=5e6), pytest.approx(3.35e9, abs=5e6)),
+        ("qwen3_30b_a3b_instruct", pytest.approx(30.53e9, abs=5e6), pytest.approx(3.35e9, abs=5e6)),
+        ("qwen3_8b", pytest.approx(8.19e9, abs=5e6), pytest.approx(8.19e9, abs=5e6)),
         ("qwen3_4b_instruct", pytest.approx(4.02e9, abs=5e6), pytest.approx(4.02e9, abs=5e6)),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_value_of_another_type_is_refused():
     [
         ("model.tool_format", "xml", "hermes, qwen25_coder, qwen3_coder"),
         ("model.family", "llama", "qwen2, qwen3, qwen3_moe"),
-        ("cluster.gpu", "V100", "A100-40GB, A100-80GB, H100-80GB, H200-141GB"),
+        ("cluster.gpu", "V100", "A100-40GB, A100-80GB, H100-80GB, H200-141GB, H800-80GB, H20-96GB, B200-180GB"),
         ("cluster.ray_address", "localhost", "http://host:port"),
         ("parallel.recompute", "half", "none, selective, full"),
         ("parallel.tp", 0, "at least 1"),

@@ -48,12 +48,22 @@ def test_another_chip_with_the_memory_is_a_warning(look):
         ("NVIDIA A100 80GB PCIe", 81920, "A100-80GB"),
         ("NVIDIA H100 PCIe", 81559, "H100-80GB"),
         ("NVIDIA H200", 143771, "H200-141GB"),
+        ("NVIDIA H800", 81559, "H800-80GB"),
+        ("NVIDIA H20", 97871, "H20-96GB"),
+        ("NVIDIA B200", 183359, "B200-180GB"),
+        ("NVIDIA L40S", 46068, "L40S-48GB"),
     ],
 )
 def test_each_kind_is_known_by_what_it_reports(look, name, memory, gpu):
     recipe = variant("qwen25_coder_7b", cluster__gpu=gpu)
     found = look(machines.rows(8, name, memory), machines.matrix(8, "NV12"), recipe=recipe)
     assert {status for check, status in found if check == "gpus"} == {"ok"}
+
+
+def test_a_chip_whose_name_begins_as_another_s_is_another(look):
+    recipe = variant("qwen25_coder_7b", cluster__gpu="H20-96GB")
+    found = look(machines.rows(8, "NVIDIA H200", 143771), machines.matrix(8, "NV18"), recipe=recipe)
+    assert "NVIDIA H200 here, cluster.gpu=H20-96GB in the recipe" in found["gpus", "warning"]
 
 
 def test_too_little_memory_is_a_failure(look):

@@ -32,7 +32,7 @@ def mend_of(recipe, tmp_path):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_recipes_with_linear_attention_are_mended(name, tmp_path):
     recipe = load_recipe(name)
-    linear = name in ("qwen3_5_9b", "qwen3_6_35b_a3b", "qwen3_coder_next")
+    linear = name in ("qwen3_5_4b", "qwen3_5_9b", "qwen3_6_35b_a3b", "qwen3_coder_next")
     assert mend_of(recipe, tmp_path) == (MEND if linear else None)
     if linear:
         assert mend_of(variant(name, parallel__cp=1), tmp_path) is None

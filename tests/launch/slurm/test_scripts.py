@@ -33,7 +33,8 @@ def test_a_preset_asks_slurm_for_what_its_recipe_wants(preset):
     text = (SLURM / f"{preset}.sbatch").read_text()
     (name,) = re.findall(r"recipe=(\w+) \"\$@\"", text)
     cluster = load_recipe(name).cluster
-    assert f"#SBATCH --nodes={cluster.nodes}\n" in text
+    gpus = cluster.train_gpus + cluster.rollout_gpus
+    assert f"#SBATCH --nodes={gpus // cluster.gpus_per_node}\n" in text
     assert f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" in text
 
 

@@ -11,6 +11,7 @@ import pytest
 from slime_swe.launch.cli import parse, run
 from slime_swe.launch.plan import rollout
 from slime_swe.recipes.families import FAMILIES, load_family
+from slime_swe.recipes.registry import load_recipe
 
 ROOT = Path(__file__).parents[2]
 GIVEN, _, REFUSED = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8").partition("## What can't be had\n")
@@ -46,9 +47,9 @@ def test_what_can_not_be_had_is_refused_with_these_words(row, capsys):
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`sbatch (\S+)`", GIVEN))))
-def test_the_presets_are_of_the_sizes_that_are_named(name):
-    (recipe,) = re.findall(r"train\.sbatch\" recipe=qwen25_coder_(\S+)", (ROOT / name).read_text(encoding="utf-8"))
-    assert f"{recipe.replace('_', '.').removesuffix('b')}B" in GIVEN
+def test_the_presets_train_the_models_that_are_named(name):
+    (recipe,) = re.findall(r"train\.sbatch\" recipe=(\S+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert load_recipe(recipe).model.checkpoint.rpartition("/")[2] in GIVEN
 
 
 def test_the_families_are_named():

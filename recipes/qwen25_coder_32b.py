@@ -14,6 +14,9 @@ Follows: DeepSWE in tasks (R2E-Gym), turns and what it leaves out of GRPO, for a
 
 Expect: no score. 61.4 % pass@1 on SWE-bench Verified is published for this model after fine-tuning on expert episodes,
 which this recipe does not do, and then GRPO.
+
+Forecast: 6.2 % of the episodes solve their task, as is published of the untrained model on SWE-bench Verified
+(SWE-World, arXiv:2602.03419). Fine-tuned first (docs/warm_start.md), it would drop far fewer groups.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import H100_NODE, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 
@@ -49,4 +53,5 @@ def recipe() -> Recipe:
         serving=replace(SERVING, gpus_per_engine=4),
         rollout=replace(ROLLOUT, time_budget=1200.0, sandbox="ray:docker"),
         data=R2E_GYM,
+        forecast=Forecast(solved=0.062),
     )

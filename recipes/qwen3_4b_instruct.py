@@ -9,11 +9,14 @@ Tool calls: nothing is known of how often the untrained model writes Hermes' for
 Follows: nothing. No agentic training of this model is published.
 
 Expect: no score.
+
+Forecast: 10 % of the episodes solve their task: assumed, since nothing is published.
 """
 
 from __future__ import annotations
 
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import gpu_recipe
 
 
@@ -36,4 +39,5 @@ def recipe() -> Recipe:
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 262144,
         },
+        forecast=Forecast(solved=0.1),
     )

@@ -204,9 +204,9 @@ def _of_run(recipe: Recipe, run: WholeRun, evaluations: Evaluations | None, stag
     price = recipe.cluster.gpu_hour_price
     cost = f"cost {run.gpu_hours * price:.0f}" if price else "for their cost give cluster.gpu_hour_price"
     (checkpoints, exports), size = most_kept(recipe), checkpoint_bytes(recipe) / GIB
-    parts = [f"{recipe.run.num_rollouts} steps"]
+    parts = ["the warm start"] if stage else []
+    parts += [f"{recipe.run.num_rollouts} steps"]
     parts += [f"{evaluations.count} evaluations"] if evaluations else []
-    parts += ["the warm start"] if stage else []
     return (
         f"the whole run: {' and '.join(parts)}, {run.hours:.1f} hours, {run.gpu_hours:.0f} GPU hours ({cost}); "
         f"at most {checkpoints} checkpoints of {size:.0f} GiB and {exports} exports of "

@@ -48,8 +48,8 @@ def _lines(name: str) -> Iterator[str]:
     yield f"{'; '.join(plan.bottlenecks)}."
     saved, most = plan.checkpoints.seconds / 60, plan.checkpoints.lost / 60
     if carry:
-        saved = 1 - carry.gpu_hours / run.gpu_hours
-        yield f"With `rollout.schedule=carry` {carry.gpu_hours:,.0f} GPU hours, {saved:.0%} less, by simulation."
+        less = 1 - carry.gpu_hours / run.gpu_hours
+        yield f"With `rollout.schedule=carry` {carry.gpu_hours:,.0f} GPU hours, {less:.0%} less, by simulation."
     yield f"Between two checkpoints lie {saved:.0f} minutes, and a kill loses at most {most:.0f} minutes of work."
     yield ""
 

@@ -32,7 +32,10 @@ BY_HAND = {
 
 def found(*overrides: str, assumed: tuple[str, ...] = ()):
     recipe = resolve("qwen25_coder_7b", ["data.eval={}", *overrides])
-    return [(each.count, round(each.gib, 2), each.how) for each in task_images(recipe, assume(("informative=0.4", *assumed)))]
+    return [
+        (each.count, round(each.gib, 2), each.how)
+        for each in task_images(recipe, assume(("informative=0.4", *assumed)))
+    ]
 
 
 @pytest.mark.parametrize("name", ON_GPUS)

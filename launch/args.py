@@ -188,7 +188,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_tries": rollout.tries,
         "swe_no_call_turns": rollout.no_call_turns,
         "swe_schedule": rollout.schedule,
-        "swe_max_over_sampling": rollout.max_over_sampling,
+        "swe_max_over_sampling": recipe.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
         "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
         "swe_cached_episodes": cached_episodes(recipe),

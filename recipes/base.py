@@ -28,6 +28,7 @@ from slime_swe.recipes.fields import (
     constant,
     one_of,
 )
+from slime_swe.recipes.forecast import Forecast, Informative, informative_of
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.shape import Shape
 from slime_swe.rewards.grade import HARNESSES, MODES
@@ -188,8 +189,9 @@ class Rollout:
 
     batch_size: tasks of one rollout.
     samples_per_task: episodes of each task (GRPO's group).
-    max_over_sampling: groups sampled at once for one that a batch lacks, at most. As many are sampled as it takes at
-        the rate at which groups passed the filter so far. What is not needed then is sampled anew in the next rollout.
+    max_over_sampling: with `sync` and `async`, groups sampled at once for one that a batch lacks, at most. As many are
+        sampled as it takes at the rate at which groups passed the filter so far. What is not needed then is sampled
+        anew in the next rollout. 0: twice one over the share of groups that is expected to pass (`forecast.solved`).
     max_turns: model calls of one episode.
     tries: how often the native agent may submit: while tests fail, it is shown what they print and goes on.
     no_call_turns: replies without a tool call, one after the other, that end an episode of the native agent. Those
@@ -231,7 +233,7 @@ class Rollout:
     max_turns: Size
     max_response: Size
     max_context: Size
-    max_over_sampling: Annotated[float, Meta(ge=1)] = 4.0
+    max_over_sampling: Weight = 0.0
     time_budget: Positive = 120.0
     wall_time_budget: Weight = 0.0
     schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
@@ -537,6 +539,20 @@ class Recipe:
     algorithm: Algorithm = field(default_factory=Algorithm)
     warm_start: WarmStart = field(default_factory=WarmStart)
     slime: Slime = field(default_factory=Slime)
+    forecast: Forecast = field(default_factory=Forecast)
+
+    @property
+    def informative(self) -> Informative:
+        """Share of its groups that passes the filter, by its forecast; 1 where none is dropped: single episodes can't
+        differ."""
+        size = self.rollout.samples_per_task
+        filtered = self.algorithm.group_filter and size > 1
+        return informative_of(self.forecast.solved, size) if filtered else Informative(1.0, 1.0, 1.0)
+
+    @property
+    def max_over_sampling(self) -> float:
+        """`rollout.max_over_sampling`; where that is 0, with room for a share half of that expected."""
+        return self.rollout.max_over_sampling or 2 / self.informative.expected
 
     @property
     def supervised(self) -> bool:

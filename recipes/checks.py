@@ -183,6 +183,17 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
         yield no("algorithm.steps_per_rollout", why, "change one of the three")
 
 
+def over_sampling(recipe: Recipe) -> Iterator[Violation]:
+    """With a cap of less than one over the share of groups that passes the filter, each batch needs a second wave."""
+    rollout, share = recipe.rollout, recipe.informative.expected
+    if SCHEDULES[rollout.schedule].carries or not 0 < rollout.max_over_sampling < 1 / share:
+        return
+    why = f"has each batch wait for a second wave: {share:.0%} of the groups are expected to pass the filter"
+    because = f" (forecast.solved={recipe.forecast.solved:g})" if share < 1 else ""
+    fix = f"use at least {math.ceil(1 / share)}, or 0 for twice one over that share"
+    yield against(recipe)("rollout.max_over_sampling", f"{why}{because}", fix)
+
+
 def ratios(recipe: Recipe) -> Iterator[Violation]:
     """The loss's ratio is pi / pi_old. Where pi_old is taken from the weights that a rollout's only step trains, it is
     1 in every token, and what acts on it does nothing."""
@@ -336,6 +347,7 @@ RULES: tuple[Rule, ...] = (
     lengths,
     rollouts,
     amounts,
+    over_sampling,
     ratios,
     mixing,
     times,

@@ -15,6 +15,7 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
+Part = Annotated[float, Meta(gt=0, le=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Folder = Annotated[str, Meta(min_length=1, description="a folder")]
 

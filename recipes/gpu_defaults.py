@@ -14,6 +14,10 @@ What is changed from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 - the baseline is over trajectories, whatever the number of training sequences that each became;
 - truncated importance sampling: SGLang and Megatron compute slightly different probabilities of the same token.
 
+`rollout.schedule` stays `sync` where GPUs train and serve in turns, although by the planner's simulation `carry` takes
+fewer GPU hours: no run on GPUs has shown that SLiME offloads its engines when requests were cut, and its fork has open
+changes for engines that then time out (radixark/miles#1335, #1585).
+
 Each recipe trains on a corpus of real repositories, in containers, and is evaluated on SWE-bench Verified:
 `slime-swe tasks fetch` and `slime-swe tasks images` bring both. With `data.train=[synthetic:train] data.eval={}
 rollout.sandbox=local` any of them trains on generated one-bug repositories, which say whether everything works and

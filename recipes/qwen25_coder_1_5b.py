@@ -19,6 +19,8 @@ Follows: nothing. No agentic training of this model is published.
 
 Expect: no score. `solve_rate` above 0 in the first rollouts; if it is 0, the filter drops every group and the run says
 so: then train on `synthetic:train` first. On SWE-bench Verified about 0 before and after.
+
+Forecast: 3 % of the episodes solve their task: assumed, since nothing is published of such tasks.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Data, Parallel, Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import ROLLOUT, SERVING, VERIFIED, gpu_recipe
 
 
@@ -52,4 +55,5 @@ def recipe() -> Recipe:
         serving=replace(SERVING, gpus_per_engine=1),
         rollout=replace(ROLLOUT, max_turns=30, max_context=16384, time_budget=600.0),
         data=Data(train=["swesmith:train"], eval=VERIFIED, filters={"patch_lines": "1-10", "tests": "1-20"}),
+        forecast=Forecast(solved=0.03),
     )

@@ -14,6 +14,8 @@ is GRPO where a rollout has one optimizer step (docs/algorithms.md).
 
 Expect: this recipe has not been run on GPUs. Published: 22.2 % on SWE-bench Verified before and 36.8 % after, the
 largest gain of uni-agent's three (README.md at 6f4a7c9, which checks in no script for it).
+
+Forecast: 22.2 % of the episodes solve their task, as published before training.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import replace
 
 from slime_swe.recipes import qwen3_coder_30b_a3b_async
 from slime_swe.recipes.base import Model, Recipe
+from slime_swe.recipes.forecast import Forecast
 
 
 def recipe() -> Recipe:
@@ -51,4 +54,5 @@ def recipe() -> Recipe:
                 "norm_topk_prob": True,
             },
         ),
+        forecast=Forecast(solved=0.222),
     )

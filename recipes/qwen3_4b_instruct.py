@@ -13,6 +13,8 @@ Tool calls: the untrained model was seen to write Hermes' form, which its templa
 Follows: nothing. No agentic training of this model is published.
 
 Expect: no score.
+
+Forecast: 10 % of the episodes solve their task: assumed, since nothing is published.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import ROLLOUT, gpu_recipe
 
 
@@ -44,4 +47,5 @@ def recipe() -> Recipe:
         },
         parallel=Parallel(tp=2, cp=4, max_tokens_per_gpu=16384, recompute="full"),
         rollout=replace(ROLLOUT, max_context=65536),
+        forecast=Forecast(solved=0.1),
     )

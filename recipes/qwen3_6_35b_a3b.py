@@ -17,6 +17,9 @@ context, 32k tokens a turn. Its agent is Claude Code (`rollout.agent=claude_code
 Each request names the GPU of an engine that has its episode's prefix (docs/slime_flags.md).
 
 Expect: no score: none is published of that example. This recipe has not been run on GPUs.
+
+Forecast: 73.4 % of the episodes solve their task, as its makers measured on SWE-bench Verified. That a model which
+thinks samples 60 % of its episodes' tokens is assumed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, H100_NODE, ROLLOUT, SERVING, SWE_REBENCH, gpu_recipe
 
 
@@ -67,6 +71,7 @@ def recipe() -> Recipe:
             ROLLOUT, max_turns=100, max_response=32768, max_context=98304, time_budget=1800.0, sandbox="ray:docker"
         ),
         data=SWE_REBENCH,
+        forecast=Forecast(solved=0.734, sampled=0.6),
         algorithm=replace(GRPO, routing_replay="rollout"),
         optimizer=replace(ADAMW, cpu_offload=True),
     )

@@ -16,6 +16,8 @@ Follows: uni-agent's training of this model on R2E-Gym, within one node: 64k tok
 Expect: this recipe has not been run on GPUs. Published for this model on SWE-bench Verified: 46.2 % pass@1 before and
 52.0 % after, with 128k context, where the same page measures 49.2 % of the untrained model; see
 `qwen3_coder_30b_a3b_async`.
+
+Forecast: 46.2 % of the episodes solve their task, as published before training.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
+from slime_swe.recipes.forecast import Forecast
 from slime_swe.recipes.gpu_defaults import ADAMW, GRPO, H100_NODE, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 
@@ -58,5 +61,6 @@ def recipe() -> Recipe:
         ),
         algorithm=replace(GRPO, routing_replay="rollout"),
         data=R2E_GYM,
+        forecast=Forecast(solved=0.462),
         optimizer=replace(ADAMW, cpu_offload=True),
     )

@@ -14,6 +14,7 @@ from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.assumptions import assume
 from slime_swe.launch.plan.plan import make_plan, propose
 from slime_swe.launch.plan.show import document, show
+from slime_swe.launch.plan.whole_run import with_outlook
 
 REFUSED = 1
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """0 where the recipe can run, 1 where it can't."""
     recipe, assumed = assemble(DEFAULT_RECIPE, options.overrides), assume(options.assume)
-    plan, proposals = make_plan(recipe, assumed), propose(recipe, assumed)
+    plan, proposals = with_outlook(make_plan(recipe, assumed), recipe), propose(recipe, assumed)
     if options.json:
         print_json(document(plan, proposals))
     else:

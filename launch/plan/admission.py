@@ -24,7 +24,8 @@ UNKNOWN = 64.0  # episodes that a server which runs already is taken to hold: no
 
 @dataclass(frozen=True)
 class Episodes:
-    """As assumed, on average: `length` tokens at the end, `sampled` of them by the policy in `turns` model calls."""
+    """What is assumed or forecast, on average: `length` tokens at the end, `sampled` of them by the policy in `turns`
+    model calls."""
 
     length: float
     sampled: float
@@ -32,15 +33,16 @@ class Episodes:
 
 
 def episodes_of(recipe: Recipe, assumed: Assumptions) -> Episodes:
-    rollout = recipe.rollout
-    length, turns = assumed.context * rollout.max_context, max(assumed.turns * rollout.max_turns, 1.0)
-    return Episodes(length, min(assumed.sampled * length, turns * rollout.max_response), turns)
+    rollout, forecast = recipe.rollout, recipe.forecast
+    length = (assumed.context or forecast.context) * rollout.max_context
+    turns = max((assumed.turns or forecast.turns) * rollout.max_turns, 1.0)
+    return Episodes(length, min((assumed.sampled or forecast.sampled) * length, turns * rollout.max_response), turns)
 
 
 def informative(recipe: Recipe, assumed: Assumptions) -> float:
-    """Share of the groups that are trained; of single episodes all, since they can't differ."""
-    filtered = recipe.algorithm.group_filter and recipe.rollout.samples_per_task > 1
-    return assumed.informative if filtered else 1.0
+    """Share of the groups that are trained."""
+    expected = recipe.informative.expected
+    return expected if expected == 1 else assumed.informative or expected
 
 
 def sglang_engine(recipe: Recipe) -> SglangEngine:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from slime_swe.errors import UserError
 
-ABOVE_ZERO = ("context", "sampled", "turns", "turn_seconds", "grade_seconds", "informative", "sandbox_cpus")
-"""Without these there is no episode, or no batch, to simulate."""
+ABOVE_ZERO = ("turn_seconds", "grade_seconds", "sandbox_cpus")
+"""Without these there is no episode to simulate."""
 AT_MOST_ONE = ("context", "sampled", "turns", "informative")
 
 
@@ -17,14 +17,15 @@ AT_MOST_ONE = ("context", "sampled", "turns", "informative")
 class Assumptions:
     """Numbers to replace by what a first run measures.
 
-    Of episodes, on average; how they spread is in `simulation/workload.py`:
+    Of episodes, on average; how they spread is in `simulation/workload.py`. The first four are 0 for what the recipe's
+    `forecast` says:
 
     context: the length at the end, as a share of `rollout.max_context`.
     sampled: tokens that the policy sampled, as a share of that length.
     turns: model calls, as a share of `rollout.max_turns`.
+    informative: groups that pass the filter, as a share of those that are sampled.
     turn_seconds: in the sandbox, for one model call's commands.
     grade_seconds: for grading; the median.
-    informative: groups that pass the filter, as a share of those that are sampled.
 
     Of machines:
 
@@ -46,12 +47,12 @@ class Assumptions:
     process_gib, node_gib: machine memory of the processes of one GPU, and of everything else on a node.
     """
 
-    context: float = 0.5
-    sampled: float = 0.3
-    turns: float = 0.5
+    context: float = 0.0
+    sampled: float = 0.0
+    turns: float = 0.0
+    informative: float = 0.0
     turn_seconds: float = 2.0
     grade_seconds: float = 60.0
-    informative: float = 0.4
     mfu: float = 0.0
     prefill_mfu: float = 0.4
     decode_bandwidth: float = 0.6

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
+from slime_swe.recipes.forecast import informative_share
+
 
 def capped_mean(mean: float, spread: float, most: float) -> float:
     """Of a log-normal variable, with what is above `most` set to `most`. mean: without that. spread: the logarithm's
@@ -24,15 +26,6 @@ def mean_before_cap(capped: float, spread: float, most: float) -> float:
 def certainty_of(informative: float, solved: float, size: int) -> float:
     """`Assumed.certainty`, at which that share of the groups of `size` episodes is informative."""
     return _where(lambda certainty: informative_share(solved, certainty, size), informative, 1e-4, 1e4)
-
-
-def informative_share(solved: float, certainty: float, size: int) -> float:
-    """Of groups whose episodes neither all solve their task nor all fail. Tasks' solve rates are Beta-distributed."""
-    all_alike = (
-        math.prod((certainty * rate + number) / (certainty + number) for number in range(size))
-        for rate in (solved, 1 - solved)
-    )
-    return 1 - sum(all_alike)
 
 
 def _where(rising: Callable[[float], float], value: float, low: float, high: float) -> float:

@@ -100,6 +100,19 @@ def _shares(recipe: Recipe) -> list[float]:
     return [1.0 if size is None else size / total for size in sizes]
 
 
+def tasks_of(spec: str) -> int | None:
+    """How many tasks a set has, as far as its options say a number; None where nobody knows."""
+    try:
+        parsed = parse(spec)
+        if parsed.file:
+            return len(load_tasks(spec))
+    except (UserError, OSError):
+        return None
+    corpus = CORPORA.get(parsed.source)
+    split = corpus.splits.get(parsed.split) if corpus else None
+    return _chosen(parsed, split.count if split else None)
+
+
 def _known(spec: str) -> _Known | None:
     """None where its tasks run in no image, or it can't be read, which is said where it is."""
     try:

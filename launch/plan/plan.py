@@ -7,15 +7,27 @@ from dataclasses import dataclass, replace
 
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import mismatches
-from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of
+from slime_swe.launch.output import duration
+from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of, informative
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.memory import budgets, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
-from slime_swe.launch.plan.result import HOUR, Budget, Checkpoints, Component, Plan, Supervised, Timing
+from slime_swe.launch.plan.result import (
+    HOUR,
+    Budget,
+    Checkpoints,
+    Component,
+    Evaluations,
+    Plan,
+    Supervised,
+    Timing,
+    WholeRun,
+)
 from slime_swe.launch.plan.timing import time_stage, time_step
 from slime_swe.launch.plan.trained import checkpoint_bytes
+from slime_swe.launch.plan.whole_run import evaluations_of, whole_run
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
@@ -53,15 +65,25 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
     if problems:
         return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
     timing, stage = time_step(recipe, assumed), time_stage(recipe, assumed)
-    kept = checkpoints_of(recipe, timing)
+    kept, evaluations = checkpoints_of(recipe, timing), evaluations_of(recipe, assumed)
+    run = whole_run(recipe, assumed, evaluations, stage)
     return replace(
         plan,
         budgets=found,
         timing=timing,
         checkpoints=kept,
         warm_start=stage,
+        evaluations=evaluations,
+        run=run,
         bottlenecks=(_fullest(found), _longest(timing)),
-        notes=(*_of_stage(recipe, stage), *_of_checkpoints(kept), *_notes(recipe, timing, stage, assumed)),
+        notes=(
+            *_of_stage(recipe, stage),
+            *_of_checkpoints(kept),
+            _of_episodes(recipe, assumed),
+            *_of_evaluations(evaluations, timing),
+            _of_run(recipe, run, evaluations, stage),
+            *_notes(recipe, assumed),
+        ),
     )
 
 
@@ -154,27 +176,45 @@ def _of_stage(recipe: Recipe, stage: Supervised | None) -> Iterator[str]:
     )
 
 
-def _notes(recipe: Recipe, timing: Timing, stage: Supervised | None, assumed: Assumptions) -> Iterator[str]:
-    work, run = episodes_of(recipe, assumed), recipe.run
-    passes = (
-        f", and {assumed.informative:.0%} of the groups to pass the filter" if recipe.algorithm.group_filter else ""
-    )
-    yield (
+def _of_episodes(recipe: Recipe, assumed: Assumptions) -> str:
+    work, share = episodes_of(recipe, assumed), informative(recipe, assumed)
+    because = "" if assumed.informative else f", since {recipe.forecast.solved:.1%} of the episodes solve their task"
+    passes = f", and {share:.0%} of the groups to pass the filter{because}" if share < 1 else ""
+    return (
         f"an episode is assumed to take {work.turns:.0f} turns and {work.length:.0f} tokens on average, of which it "
-        f"samples {work.sampled:.0f}{passes}: put in what a first run measures with --assume"
+        f"samples {work.sampled:.0f}{passes}: put in what a first run measures, in the recipe's forecast or with "
+        "--assume"
     )
-    wall, hours = run.num_rollouts * timing.seconds / 3600, run.num_rollouts * timing.gpu_hours
-    if stage:
-        wall, hours = wall + stage.seconds / 3600, hours + stage.gpu_hours
-    price = recipe.cluster.gpu_hour_price
-    cost = f"cost {hours * price:.0f}" if price else "for their cost give cluster.gpu_hour_price"
-    (checkpoints, exports), size = most_kept(recipe), checkpoint_bytes(recipe) / GIB
-    before = "the warm start and " if stage else ""
+
+
+def _of_evaluations(found: Evaluations | None, timing: Timing) -> Iterator[str]:
+    if found is None:
+        return
+    if found.uncounted:
+        yield f"nobody knows how many tasks {', '.join(found.uncounted)} of data.eval has: they are not counted"
+    hours = found.count * found.seconds / HOUR
     yield (
-        f"the whole run: {before}{run.num_rollouts} steps, {wall:.1f} hours, {hours:.0f} GPU hours ({cost}); "
+        f"{found.count} evaluations of {found.episodes:,} episodes, for which training waits: "
+        f"{duration(found.seconds)} each, {hours * timing.gpus:,.0f} GPU hours in all, with episodes as in training "
+        "and nothing beside them"
+    )
+
+
+def _of_run(recipe: Recipe, run: WholeRun, evaluations: Evaluations | None, stage: Supervised | None) -> str:
+    price = recipe.cluster.gpu_hour_price
+    cost = f"cost {run.gpu_hours * price:.0f}" if price else "for their cost give cluster.gpu_hour_price"
+    (checkpoints, exports), size = most_kept(recipe), checkpoint_bytes(recipe) / GIB
+    parts = ["the warm start"] if stage else []
+    parts += [f"{recipe.run.num_rollouts} steps"]
+    parts += [f"{evaluations.count} evaluations"] if evaluations else []
+    return (
+        f"the whole run: {' and '.join(parts)}, {run.hours:.1f} hours, {run.gpu_hours:.0f} GPU hours ({cost}); "
         f"at most {checkpoints} checkpoints of {size:.0f} GiB and {exports} exports of "
         f"{WEIGHT_BYTES * recipe.model.shape.parameters / GIB:.0f} GiB at once where run.dir lies"
     )
+
+
+def _notes(recipe: Recipe, assumed: Assumptions) -> Iterator[str]:
     if images := task_images(recipe, assumed):
         total, gib = sum(each.count for each in images), sum(each.total for each in images)
         nodes = sandbox_nodes(recipe)

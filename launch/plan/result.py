@@ -125,6 +125,37 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """Those of a run. count: how many. episodes, seconds: of one. uncounted: sets of which nobody knows the size."""
+
+    count: int
+    episodes: int
+    seconds: float
+    uncounted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """All steps, evaluations and the warm start. informative: share of the groups that pass the filter. step: seconds
+    of one."""
+
+    informative: float
+    step: float
+    hours: float
+    gpu_hours: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What else the run may come to. low, high: at the bounds of the forecast's share of groups that pass; None where
+    that share is assumed, or no group is dropped. carry: with `rollout.schedule=carry`; None where it is not `sync`."""
+
+    low: WholeRun | None = None
+    high: WholeRun | None = None
+    carry: WholeRun | None = None
+
+
+@dataclass(frozen=True)
 class Supervised:
     """The stage of a warm start. steps: of the optimizer. episodes, tokens: of one of them. longest: of the samples, in
     tokens. step: its seconds; 0 where there is no GPU."""
@@ -149,8 +180,9 @@ class Supervised:
 class Plan:
     """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
-    budgets: empty where the layout makes no sense. timing, checkpoints: None where there is a problem, or no GPU.
-    warm_start: None where there is none or a problem, and where its data are not on this machine.
+    budgets: empty where the layout makes no sense. timing, checkpoints, run: None where there is a problem, or no GPU.
+    warm_start: None where there is none or a problem, and where its data are not on this machine. evaluations: None
+    where there is none, or no timing. outlook: None where nobody asked for it.
     """
 
     recipe: str
@@ -160,6 +192,9 @@ class Plan:
     timing: Timing | None = None
     checkpoints: Checkpoints | None = None
     warm_start: Supervised | None = None
+    evaluations: Evaluations | None = None
+    run: WholeRun | None = None
+    outlook: Outlook | None = None
     bottlenecks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumptions: Assumptions = field(default_factory=Assumptions)

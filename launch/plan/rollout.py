@@ -5,7 +5,7 @@ roofline has them and on the cores of its machines.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from slime_swe.errors import UserError
@@ -29,6 +29,7 @@ from slime_swe.launch.plan.simulation.ledger import Ledger
 from slime_swe.launch.plan.simulation.schedules import Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.forecast import informative_share
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
@@ -36,7 +37,7 @@ from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 
 WARM_UP, MEASURED = 2, 4  # steps that are simulated
-MOST_EPISODES = 10_000  # with more of them fewer steps are measured: a larger batch has less noise
+MOST_EPISODES = 8_000  # with more of them fewer steps are simulated, and in the end one alone
 MOST_TURNS = 15_000  # that are simulated one by one; more are put together
 SLOW = 1.5  # from here on, commands that take so many times as long are what limits a rollout
 CORES = "the cores that commands run on (cluster.cpus_per_node; of all nodes with rollout.sandbox=ray:BACKEND)"
@@ -62,8 +63,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation: all that its result depends on. max_staleness: in training steps. measured: steps, after the
-    warm-up. The rest as in `Ledger`."""
+    """One simulation: all that its result depends on. max_staleness: in training steps. measured: steps, after those of
+    warm_up. The rest as in `Ledger`."""
 
     schedule: str
     max_staleness: int
@@ -75,13 +76,15 @@ class Case:
     group_size: int
     filtered: bool
     grades_in_slots: bool
+    warm_up: int
     measured: int
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a simulation came to. step: seconds of one. slot_use: as `Ledger.slot_use`. calls, commands: shares of the
-    slots' time. slowness: of commands, for want of cores. sampled: tokens a second, of all slots."""
+    """What a simulation came to. step: seconds of one, without the luck of its batches. slot_use: as `Ledger.slot_use`.
+    calls, commands: shares of the slots' time. slowness: of commands, for want of cores. sampled: tokens a second, of
+    all slots."""
 
     step: float
     slot_use: float
@@ -125,6 +128,13 @@ def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: floa
     return SampledRollout(phases, found.slot_use, limit, found.sampled)
 
 
+def evaluation_seconds(recipe: Recipe, assumed: Assumptions, episodes: int) -> float:
+    """Of so many episodes on all slots, with nothing beside them: each is as long as one of training."""
+    case = case_of(recipe, assumed, 0.0, 0.0)
+    case = replace(case, schedule=SYNC, batch_size=episodes, group_size=1, filtered=False, warm_up=0, measured=1)
+    return simulated(case).step
+
+
 def _idle(recipe: Recipe) -> str:
     if SCHEDULES[recipe.rollout.schedule].carries:
         return "the oldest group is waited for, or weights are updated"
@@ -158,10 +168,12 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
     by_calls = tuple(
         _decode(recipe, work, calls, assumed) + _prefill(recipe, work, calls, assumed) for calls in range(1, slots + 1)
     )
+    steps = int(MOST_EPISODES / _step_episodes(recipe, assumed))
+    warm_up = min(WARM_UP, max(0, steps - 1))
     return Case(
         schedule=rollout.schedule,
         max_staleness=staleness(recipe),
-        max_over_sampling=rollout.max_over_sampling,
+        max_over_sampling=recipe.max_over_sampling,
         machines=Planned(cores, train, update, by_calls),
         workload=_workload(recipe, work, assumed),
         slots=slots,
@@ -169,26 +181,37 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
         group_size=rollout.samples_per_task,
         filtered=informative(recipe, assumed) < 1,
         grades_in_slots=limit == SANDBOXES,
-        measured=min(MEASURED, max(1, int(MOST_EPISODES / _step_episodes(recipe, assumed)) - WARM_UP)),
+        warm_up=warm_up,
+        measured=min(MEASURED, max(1, steps - warm_up)),
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def simulated(case: Case) -> Found:
     """A pure function: the same case is simulated once. Raises `UserError` where no batch is ever full."""
     try:
         return simulate(_play(case))
     except FilterError as error:
-        raise UserError(f"--assume informative=VALUE is too small: {error.__cause__}") from error
+        raise UserError(f"forecast.solved, or --assume informative=VALUE, is too small: {error.__cause__}") from error
 
 
 async def _play(case: Case) -> Found:
     ledger = ledger_of(case)
-    await schedule_of(case)(ledger, case.batch_size, WARM_UP + case.measured)
-    attempts, time = ledger.every_attempt(), ledger.sampling()
+    await schedule_of(case)(ledger, case.batch_size, case.warm_up + case.measured)
+    return found_in(ledger, case)
+
+
+def found_in(ledger: Ledger, case: Case) -> Found:
+    """A few batches need more or fewer groups than usual by chance: of the seconds in which slots are of use, there are
+    as many as the usual number would take."""
+    attempts, time, slot_use = ledger.every_attempt(), ledger.sampling(), ledger.slot_use()
+    begun, luck = ledger.ends[case.warm_up - 1] if case.warm_up else 0.0, 1.0
+    if case.filtered:
+        usual = informative_share(case.workload.solved, case.workload.certainty, case.group_size)
+        luck = ledger.informative_rate(case.warm_up * case.batch_size) / usual
     return Found(
-        step=(ledger.ends[-1] - ledger.ends[WARM_UP - 1]) / case.measured,
-        slot_use=ledger.slot_use(),
+        step=(ledger.ends[-1] - begun) / case.measured * (1 + slot_use * (luck - 1)),
+        slot_use=slot_use,
         calls=sum(attempt.calls for attempt in attempts) / (time * case.slots),
         commands=sum(attempt.commands for attempt in attempts) / (time * case.slots),
         slowness=ledger.processors.taken / ledger.processors.asked,
@@ -235,7 +258,7 @@ def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
         most_tool=tool * shape.most_tool,
         time_budget=rollout.time_budget,
         grading=assumed.grade_seconds,
-        certainty=certainty_of(min(assumed.informative, 0.98), shape.solved, rollout.samples_per_task),
+        certainty=certainty_of(min(informative(recipe, assumed), 0.98), shape.solved, rollout.samples_per_task),
         together=math.ceil(turns / MOST_TURNS),
     )
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from slime_swe.launch.output import duration
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.plan import Proposal
-from slime_swe.launch.plan.result import Budget, Plan, Timing
+from slime_swe.launch.plan.result import Budget, Outlook, Plan, Timing, WholeRun
 
 WIDTH = 100
 
@@ -91,7 +91,26 @@ def _summary(plan: Plan) -> Iterator[str]:
             f"{timing.train_rate:.0f} tokens/s while training, {timing.sample_rate:.0f} sampled tokens/s in a rollout"
         )
     yield from (f"[bold]bottleneck[/]  {escape(line)}" for line in plan.bottlenecks)
-    yield from (f"[bold]note[/]  {escape(line)}" for line in plan.notes)
+    notes = (*plan.notes, *_outlook(plan.run, plan.outlook))
+    yield from (f"[bold]note[/]  {escape(line)}" for line in notes)
+
+
+def _outlook(run: WholeRun | None, outlook: Outlook | None) -> Iterator[str]:
+    if run is None or outlook is None:
+        return
+    others = [f"{each.gpu_hours:,.0f} where {each.informative:.0%} do" for each in (outlook.low, outlook.high) if each]
+    if others:
+        yield (
+            f"{run.gpu_hours:,.0f} GPU hours are those where {run.informative:.0%} of the groups pass the filter: "
+            f"{', and '.join(others)}, as tasks differ in their solve rate more or less than expected"
+        )
+    if carry := outlook.carry:
+        saved = run.gpu_hours - carry.gpu_hours
+        yield (
+            f"rollout.schedule=carry: {duration(carry.step)} a step and {carry.gpu_hours:,.0f} GPU hours, "
+            f"{saved:,.0f} less ({saved / run.gpu_hours:.0%}), by simulation; no run on GPUs has shown yet that SLiME "
+            "offloads engines whose requests were cut"
+        )
 
 
 def _proposals(plan: Plan, proposals: Sequence[Proposal]) -> Iterator[str]:

@@ -62,7 +62,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     POLICY: (
         *("--lr", "--adam-eps", "--dynamic-sampling-filter-path", "--use-opsm", "--opsm-delta"),
         *("swe_overlong_tokens", "swe_overlong_penalty", "swe_reward_weights", "swe_grammar", "swe_tries"),
-        *("swe_retire_above", "swe_boost_below", "swe_rate_episodes"),
+        *("swe_retire_above", "swe_boost_below", "swe_rate_episodes", "swe_max_over_sampling"),
     ),
     MACHINE: ("swe_sandbox", "swe_sandbox_concurrency", "swe_agent"),
     FIGURES: (

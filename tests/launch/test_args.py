@@ -44,6 +44,8 @@ READ_ELSEWHERE = {
     "model.checkpoint", "model.folder", "model.config", "model.family",  # tested by themselves
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
     "serving.mem_fraction",  # of a GPU
+    "forecast.context", "forecast.sampled", "forecast.turns",  # planner; with GPUs, how many begin
+    "forecast.solved",  # planner, and with a filter the cap of sampling
     "serving.server",  # the engine's rules
     "data.allow_overlap",  # before any engine
     "warm_start.data", "warm_start.epochs", "warm_start.batch_size", "warm_start.lr",  # in the recipe of the stage

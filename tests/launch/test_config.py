@@ -81,7 +81,7 @@ def test_a_mapping_is_replaced_as_it_is_given(overrides, sets, tmp_path):
         ("data.eval=mine", "data.eval=mine is not allowed: it must be a mapping of texts"),
         ("tiny_cpu", "did you mean recipe=tiny_cpu?"),
         ("rollout.max_turn=3", "no key 'rollout.max_turn': did you mean rollout.max_turns"),
-        ("max_turns=3", "did you mean rollout.max_turns?"),
+        ("max_turns=3", "did you mean rollout.max_turns or forecast.turns?"),
         ("learning_rate=3", "the sections are model, rollout"),
         ("+extra=1", "no key 'extra'"),
         ("rollout=3", "rollout is a section"),

@@ -129,6 +129,21 @@ def test_the_best_checkpoint_is_of_a_rollout_that_is_saved_and_evaluated():
     assert found.fix == "use a multiple of 3, or leave run.keep_best empty"
 
 
+def test_a_cap_of_sampling_that_makes_each_batch_wait_twice_is_refused():
+    """At 3 % solved episodes 5 % of the groups are expected to pass: 4 times as many are too few."""
+    (found,) = violations(variant("qwen25_coder_7b", rollout__max_over_sampling=4.0))
+    assert "5% of the groups are expected to pass the filter (forecast.solved=0.03)" in found.message
+    assert found.fix == "use at least 21, or 0 for twice one over that share"
+    assert not violations(variant("qwen25_coder_7b", rollout__max_over_sampling=21.0))
+    assert not violations(variant("qwen3_5_9b", rollout__max_over_sampling=1.0)), "nobody reads it there"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_samples_more_than_one_over_the_share_that_passes(name):
+    recipe = load_recipe(name)
+    assert recipe.max_over_sampling * recipe.informative.low > 1 or recipe.informative.low == 1
+
+
 def test_rules_that_need_a_valid_field_are_not_asked_before_it_is():
     found = violations(variant("qwen25_coder_7b", parallel__tp=0, model__config__num_hidden_layers=27))
     assert [violation.field for violation in found] == ["parallel.tp"]

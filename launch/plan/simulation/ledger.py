@@ -142,6 +142,15 @@ class Ledger:
         tries = [self.attempts.get((group, member)) for member in range(self.size)]
         return all(attempts and attempts[-1].ended for attempts in tries) and not self.informative(group)
 
+    def informative_rate(self, first: int) -> float:
+        """Share of informative groups, from the `first` trained one on, among those that the trained ones were chosen
+        of."""
+        chosen = [trained.group for trained in self.trained]
+        passed = range(max(chosen[:first], default=-1) + 1, max(chosen) + 1)
+        uniform = sum(self.uniform(group) for group in passed)
+        count = len(chosen) - first
+        return count / (count + uniform)
+
     def lose(self, group: int) -> None:
         """The schedule throws away what a group has, finished or not."""
         for member in range(self.size):

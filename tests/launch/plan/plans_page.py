@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from slime_swe.launch.output import duration
 from slime_swe.launch.plan.admission import cache_tokens
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.plan.result import Budget, Plan, Timing
+from slime_swe.launch.plan.whole_run import with_outlook
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.registry import RECIPES, load_recipe
 
@@ -16,6 +18,12 @@ HEAD = """# Plans of the recipes
 What [`slime-swe plan`](planner.md) computes for each recipe that needs GPUs. These are estimates, not measurements.
 `python -m tests.launch.plan.plans_page > docs/plans.md` makes this page. A test compares it, so that a review sees the
 effect of a changed recipe or formula.
+"""
+
+RUN = """*solved* is the recipe's forecast of its untrained policy. From it follows the share of groups that pass the
+filter, which stands before the GPU hours: as expected, and where tasks differ more (*low*) and less (*high*) in how
+often they are solved. The hours have the evaluations in them. *carry* is the expected run with
+`rollout.schedule=carry`.
 """
 
 LASTING = ("weights", "gradients", "optimizer states", "activations")
@@ -28,6 +36,7 @@ def page() -> str:
     """The whole text."""
     room = ("GPUs", "tp, pp, cp, ep", "training", "serving", "machine", "cache of an engine, tokens")
     parts = (*LASTING, "logits or one layer", "the rest")
+    run = ("solved", "expected", "low", "high", "evaluations", "carry")
     step = ("rollout", "slot use", "training", "step", "M tokens", "training tokens/s/GPU", "bottleneck")
     return "\n".join(
         (
@@ -35,6 +44,8 @@ def page() -> str:
             *_table("Memory: GiB of a GPU, and of a machine", room, _room),
             *_table("Training memory by component: GiB of a GPU", parts, _parts),
             *_table("One step: seconds", step, _step),
+            *_table("The whole run: GPU hours", run, _run),
+            RUN,
         )
     )
 
@@ -43,7 +54,7 @@ def _table(title: str, headings: Iterable[str], cells: Cells) -> Iterator[str]:
     columns = ("recipe", *headings)
     yield from (f"## {title}", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}")
     for recipe in map(load_recipe, RECIPES):
-        plan = make_plan(recipe)
+        plan = with_outlook(make_plan(recipe), recipe)
         if plan.timing is not None:
             yield f"| {' | '.join((recipe.name, *cells(recipe, plan, plan.timing)))} |"
     yield ""
@@ -77,6 +88,19 @@ def _step(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
         f"{timing.tokens / 1e6:.1f}",
         f"{timing.train_rate:.0f}",
         bottleneck,
+    )
+
+
+def _run(recipe: Recipe, plan: Plan, timing: Timing) -> tuple[str, ...]:
+    run, outlook, found = plan.run, plan.outlook, plan.evaluations
+    assert run and outlook and outlook.low and outlook.high and found
+    columns = (run, outlook.low, outlook.high)
+    carry = f"{outlook.carry.gpu_hours:,.0f}" if outlook.carry else ""
+    return (
+        f"{recipe.forecast.solved:.1%}",
+        *(f"{each.informative:.0%}: {each.gpu_hours:,.0f}" for each in columns),
+        f"{found.count} x {found.episodes} episodes, {duration(found.seconds)} each",
+        carry,
     )
 
 

@@ -86,3 +86,16 @@ def test_json_holds_the_sums(capsys):
 def test_bad_input_is_a_usage_error(capsys, words, said):
     assert run(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_hours_at_other_shares_and_with_carry_are_shown_and_in_the_json(capsys):
+    assert run(["plan", "recipe=qwen3_coder_30b_a3b"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "200 steps and 11 evaluations" in text
+    assert "GPU hours are those where 41% of the groups pass the filter: " in text
+    assert "rollout.schedule=carry: " in text and "no run on GPUs has shown yet" in text
+    assert run(["plan", "recipe=qwen3_coder_30b_a3b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    low, high = found["outlook"]["low"], found["outlook"]["high"]
+    assert low["gpu_hours"] > found["run"]["gpu_hours"] > high["gpu_hours"]
+    assert found["evaluations"]["count"] == 11

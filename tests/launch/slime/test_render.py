@@ -28,6 +28,7 @@ MIXTURE = "qwen3_coder_30b_a3b"
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line
     "cluster.cpus_per_node", "cluster.memory_per_node", "cluster.disk_per_node", "cluster.gpu_hour_price",  # planner
+    "forecast.sampled", "forecast.turns",  # planner
     "cluster.gpu", "cluster.ray_address", "data.allow_overlap", "serving.server",  # the launcher and the engine
     "warm_start.data", "warm_start.epochs", "warm_start.batch_size", "warm_start.lr",  # the stage's own job
     "algorithm.lora_rank", "algorithm.lora_alpha", "algorithm.lora_targets",  # engine=miles

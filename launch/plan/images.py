@@ -106,11 +106,11 @@ def tasks_of(spec: str) -> int | None:
         parsed = parse(spec)
         if parsed.file:
             return len(load_tasks(spec))
+        corpus = CORPORA.get(parsed.source)
+        split = corpus.splits.get(parsed.split) if corpus else None
+        return most_left(split.count if split else None, parsed.options)
     except (UserError, OSError):
         return None
-    corpus = CORPORA.get(parsed.source)
-    split = corpus.splits.get(parsed.split) if corpus else None
-    return _chosen(parsed, split.count if split else None)
 
 
 def _known(spec: str) -> _Known | None:

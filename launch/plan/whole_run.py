@@ -12,17 +12,15 @@ from slime_swe.launch.plan.rollout import evaluation_seconds
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.rules import OUR_GENERATE
-from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.scheduling.schedule import SYNC
 
 
 def evaluations_of(recipe: Recipe, assumed: Assumptions) -> Evaluations | None:
-    """Training waits for each of them, and so do all GPUs. `train.py` evaluates before the first rollout too, which
-    `train_async.py` does not."""
+    """Training waits for each of them, and so do all GPUs. The first comes before the first rollout."""
     run, sets = recipe.run, recipe.data.evaluation_sets
-    before = not SCHEDULES[recipe.rollout.schedule].overlaps
-    count = before + run.num_rollouts // (run.eval_interval or max(1, run.num_rollouts))
-    if not (sets and count):
+    if not sets:
         return None
+    count = 1 + run.num_rollouts // (run.eval_interval or max(1, run.num_rollouts))
     sizes = {name: tasks_of(spec) for name, spec in sets.items()}
     episodes = recipe.data.eval_samples_per_task * sum(size or 0 for size in sizes.values())
     seconds = evaluation_seconds(recipe, assumed, episodes) if episodes else 0.0

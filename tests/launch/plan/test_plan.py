@@ -679,7 +679,7 @@ def test_a_forecast_is_what_a_plan_and_a_run_count_with_unless_it_is_assumed_oth
         (DENSE, ["run.eval_interval=150", "data.eval_samples_per_task=4"], 2, 2000),
         (DENSE, ["run.num_rollouts=0"], 1, 500),  # nothing but the evaluation
         (DENSE, ["data.eval={a: 'swebench:verified?limit=20', b: 'swebench:lite'}"], 11, 320),
-        (ASYNCHRONOUS, [], 10, 500),  # `train_async.py` has none before the first rollout
+        (ASYNCHRONOUS, [], 11, 500),  # the same
     ],
 )
 def test_evaluations_are_those_of_the_train_loop(name, overrides, count, episodes):

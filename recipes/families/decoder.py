@@ -24,13 +24,15 @@ SOFTMAX_ROUTER: Mapping[str, Any] = {
 """As in all of SLiME's scripts for mixtures of Qwen."""
 
 
-def grouped_attention(config: Config, **parts: bool) -> GroupedAttention:
-    """parts: of `GroupedAttention`, which the family decides."""
+def grouped_attention(config: Config, usual_head: int | None = None, **parts: bool) -> GroupedAttention:
+    """usual_head: size of a head where the config states none, as transformers has it; None is an even share.
+    parts: of `GroupedAttention`, which the family decides.
+    """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads = config.size("num_key_value_heads")
     if heads % kv_heads:
         raise UserError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
-    return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", hidden // heads), **parts)
+    return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", usual_head or hidden // heads), **parts)
 
 
 def experts(config: Config, **shared: Any) -> Experts:

@@ -26,7 +26,7 @@ class Glm4MoeLite(Family):
         config.only("rope_interleave", True)
         config.only("partial_rotary_factor", 1.0, within="rope_parameters")
         heads = config.size("num_attention_heads")
-        config.only("num_key_value_heads", heads)
+        config.only("num_key_value_heads", heads, stated=True)
         attention = LatentAttention(
             config.size("hidden_size"),
             heads,

@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, str] = {
     "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
     "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
     "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
+    "llama": "slime_swe.recipes.families.llama.Llama",
 }
 
 

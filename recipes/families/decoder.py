@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slime_swe.errors import UserError
@@ -22,6 +22,7 @@ SOFTMAX_ROUTER: Mapping[str, Any] = {
     "moe_permute_fusion": True,
 }
 """As in all of SLiME's scripts for mixtures of Qwen."""
+ROTARY = ("rope_scaling", "rope_parameters")  # sections of rotary positions, the second from transformers 5 on
 
 
 def grouped_attention(config: Config, usual_head: int | None = None, **parts: bool) -> GroupedAttention:
@@ -43,8 +44,25 @@ def experts(config: Config, **shared: Any) -> Experts:
     return Experts(config.size("hidden_size"), count, chosen, config.size("moe_intermediate_size"), **shared)
 
 
-def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None, **flags: Any) -> Shape:
+def unscaled(config: Config) -> dict[str, Any]:
+    """The flags of plain rotary positions: none. Raises `UserError` where they are scaled."""
+    for key in ROTARY:
+        if config.has(key):
+            config.section(key).only("type", "default")
+            config.section(key).only("rope_type", "default")
+    return {}
+
+
+def decoder(
+    config: Config,
+    layers: Iterable[Layer],
+    *,
+    tied: bool | None = None,
+    scaling: Callable[[Config], Mapping[str, Any]] = unscaled,
+    **flags: Any,
+) -> Shape:
     """tied: of a config that does not say so itself, but one that holds it.
+    scaling: reads how rotary positions are scaled; it returns Megatron's flags for that, or refuses.
     flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
     config.only("hidden_act", "silu")
     tied = config.flag("tie_word_embeddings", False) if tied is None else tied
@@ -61,6 +79,7 @@ def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None
             "untie_embeddings_and_output_weights": not tied,
             "position_embedding_type": "rope",
             "rotary_base": rotary_base(config),
+            **scaling(config),
             "normalization": "RMSNorm",
             "layernorm_epsilon": config.number("rms_norm_eps"),
             "swiglu": True,
@@ -74,20 +93,16 @@ def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None
     return shape
 
 
-def dense_decoder(config: Config, attention: GroupedAttention) -> Shape:
-    """The same two parts in every layer."""
+def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> Shape:
+    """The same two parts in every layer. more: of `decoder`."""
     config.only("use_sliding_window", False)
     feed_forward = GatedFeedForward(config.size("hidden_size"), config.size("intermediate_size"))
     layers = [Layer(attention, feed_forward)] * config.size("num_hidden_layers")
-    return decoder(config, layers, ffn_hidden_size=feed_forward.width, **attention_flags(attention))
+    return decoder(config, layers, ffn_hidden_size=feed_forward.width, **attention_flags(attention), **more)
 
 
 def rotary_base(config: Config) -> int:
-    """Of unscaled positions. transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if config.has(key):
-            config.section(key).only("type", "default")
-            config.section(key).only("rope_type", "default")
+    """transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
     theta = config.number("rope_theta", within="rope_parameters")
     if theta != int(theta):
         raise UserError(f"rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other")

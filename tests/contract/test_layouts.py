@@ -23,6 +23,7 @@ ROWS = {
     "Qwen2 TP2": ("qwen25_coder_7b", "qwen2", {"tp": 2}),
     "Qwen2 PP2": ("qwen25_coder_7b", "qwen2", {"pp": 2}),
     "Qwen2 TP2 CP2": ("qwen25_coder_7b", "qwen2", {"tp": 2, "cp": 2}),
+    "Llama TP2 CP2": ("qwen25_coder_7b", "llama", {"tp": 2, "cp": 2}),
     "Qwen3 CP2": ("qwen3_32b", "qwen3", {"cp": 2}),
     "Qwen3-MoE TP2 ETP2": (MIXTURE, "qwen3_moe", {"tp": 2, "etp": 2}),
     "Qwen3-MoE TP2 CP2 EP4": (MIXTURE, "qwen3_moe", {"tp": 2, "cp": 2, "ep": 4, "recompute": "full"}),

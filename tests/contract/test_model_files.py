@@ -35,6 +35,7 @@ FILES = {
     "GLM-4.7": "glm4.5-355B-A32B",
     "GLM-4.7-Flash": "glm4.7-30B-A3B",
     "MiniMax-M2.5": "minimax-m2",
+    "Llama-3.1-8B": "llama3.1-8B-Instruct",
 }
 REQUIRED = ["--rollout-batch-size", "1"]  # of no model
 DROPOUT = ("hidden_dropout", "attention_dropout")  # 0.1 by Megatron's default; SLiME's launch scripts set 0
@@ -61,6 +62,8 @@ DEVIATIONS = {
         "make_vocab_size_divisible_by",  # the planner's, which pads as little
     },
     "MiniMax-M2.5": {"moe_router_bias_update_rate"},  # 0: the router that samples does not move its biases
+    # A length of learned positions, of which there are none; a factor that latent attention alone reads.
+    "Llama-3.1-8B": {*OLDER[:2], "max_position_embeddings", "rotary_scaling_factor"},
 }
 
 
@@ -106,7 +109,7 @@ def plain(value):
 
 
 COUNTED = {"Qwen2.5-Coder-7B-Instruct": 1, "Qwen3-235B-A22B": 1, "GLM-4.7": 4, "GLM-4.7-Flash": 2, "MiniMax-M2.5": 1}
-COUNTED |= {"Qwen3-Coder-Next": 4, "Qwen3.5-9B": 4, "Qwen3.6-35B-A3B": 4}
+COUNTED |= {"Llama-3.1-8B": 1, "Qwen3-Coder-Next": 4, "Qwen3.5-9B": 4, "Qwen3.6-35B-A3B": 4}
 """Published model -> layers of it that have each of its kinds."""
 
 
@@ -127,6 +130,25 @@ def test_megatron_builds_as_many_parameters_as_we_count(parser, name, layers, tp
     found = sum(parameter.numel() for parameter in built(args, tp, ep).parameters())
     held = shard(shape, Layout(8, tp=tp, ep=ep), 0)
     assert found == held.parameters
+
+
+def test_llama_s_scaled_positions_are_those_of_transformers(parser):
+    import torch
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = json.loads((PUBLISHED / "Llama-3.1-8B.json").read_text())
+    args = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(published("Llama-3.1-8B")))])
+    rotary = (args.rotary_percent, args.rotary_interleaved)
+    made = RotaryEmbedding(
+        args.kv_channels, *rotary, None, args.rotary_base, args.use_rope_scaling, use_cpu_initialization=True
+    )
+    del config["model_type"]
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.for_model("llama", **config), torch.device("cpu"))
+    assert torch.allclose(made.inv_freq, scaled, rtol=1e-6)
+    plain = 1 / args.rotary_base ** (torch.arange(0, args.kv_channels, 2) / args.kv_channels)
+    assert not torch.allclose(made.inv_freq, plain, rtol=1e-2)
 
 
 def local_block(config, **_):

@@ -296,7 +296,7 @@ def test_the_tokenizer_of_a_rehearsal_is_that_of_a_family_from_outside(ours, tmp
     assert (made.eos_token, made.pad_token) == ("<|stop|>", "<|none|>")
 
 
-@pytest.mark.parametrize("name", ["llama", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])
+@pytest.mark.parametrize("name", ["gemma", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])
 def test_what_is_no_family_is_refused_with_what_there_is(ours, name):
     with pytest.raises(UserError, match=r"model\.family=.*qwen2, qwen3, qwen3_moe.*or a dotted path"):
         resolve("ourfamily", [f"model.family={name}"])

@@ -33,17 +33,24 @@ TAKEN = {  # billions of parameters, and of those that one token meets; without 
     "GLM-4.7": (352.8, 33.6),
     "GLM-4.7-Flash": (29.9, 3.9),
     "MiniMax-M2.5": (228.7, 11.0),
+    "Llama-3.1-8B": (8.03, 8.03),
 }
 REFUSED = {
     "DeepSeek-V3": "deepseek_v3",
     "Kimi-K2-Instruct": "kimi_k2",
     "GLM-5": "glm_moe_dsa",
-    "Llama-3.1-8B": "llama",
     "Mistral-7B-Instruct-v0.2": "mistral",
     "Gemma-3-1B": "gemma3_text",
     "Gemma-4-26B-A4B": "gemma4",
     "gpt-oss-20b": "gpt_oss",
     "Nemotron-3-Nano-30B-A3B": "nemotron_h",
+}
+LLAMA_3_2 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
 
 
@@ -91,6 +98,19 @@ def test_a_model_of_no_family_is_refused_with_what_there_is(name, kind):
         ("MiniMax-M2.5", {"attn_type_list": [0, 1] * 31}, "attn_type_list is"),
         ("MiniMax-M2.5", {"num_experts_per_tok": 300}, "num_experts_per_tok=300 is more than num_local_experts=256"),
         ("MiniMax-M2.5", {"shared_intermediate_size": 1536}, "shared_intermediate_size is 1536, and only 0"),
+        ("Llama-3.1-8B", {"mlp_bias": True}, "mlp_bias is True"),
+        (
+            "Llama-3.1-8B",
+            {"rope_scaling": LLAMA_3_2},
+            "factor is 32.0, and only 8 can be trained: SLiME gives Megatron no",
+        ),
+        (
+            "Llama-3.1-8B",
+            {"rope_scaling": LLAMA_3_2 | {"factor": 8.0, "low_freq_factor": 2.0}},
+            "low_freq_factor is 2.0",
+        ),
+        ("Llama-3.1-8B", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ("Llama-3.1-8B", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type is 'linear'"),
         ("MiniMax-M2.5", {"scoring_func": "softmax"}, "scoring_func is 'softmax', and only 'sigmoid'"),
     ],
 )
@@ -98,6 +118,17 @@ def test_a_part_that_cannot_be_trained_is_named(name, change, said):
     config = config_of(name) | change
     with pytest.raises(UserError, match=said):
         read_config(load_family("", config["model_type"]), config)
+
+
+def test_llama_s_positions_are_scaled_where_its_config_says_so():
+    config = config_of("Llama-3.1-8B")
+    family, scaling = load_family("llama"), config.pop("rope_scaling")
+    theta = config.pop("rope_theta")
+    written = {**config, "rope_parameters": {**scaling, "rope_theta": theta}}  # as transformers 5 does
+    assert read_config(family, written)[0] == published("Llama-3.1-8B")
+    assert published("Llama-3.1-8B").megatron["use_rope_scaling"]
+    plain = read_config(family, {**config, "rope_theta": theta})[0]
+    assert "use_rope_scaling" not in plain.megatron
 
 
 def latent():

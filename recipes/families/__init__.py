@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, str] = {
     "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
     "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
     "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
+    "deepseek_v3": "slime_swe.recipes.families.deepseek_v3.DeepseekV3",
     "llama": "slime_swe.recipes.families.llama.Llama",
 }
 
@@ -34,6 +35,7 @@ class Family:
     model_types: that it reads, in `config.json`.
     tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`;
         empty where there is none for it, and a recipe must name its own.
+    template: a shipped chat template with its control tokens, where the one of its tool format has others; else empty.
     control_tokens: of its published tokenizer.
     adapters: Megatron-Bridge makes it with LoRA adapters for packed sequences, as miles trains it.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
@@ -44,6 +46,7 @@ class Family:
 
     model_types: ClassVar[tuple[str, ...]]
     tool_format: ClassVar[str]
+    template: ClassVar[str] = ""
     control_tokens: ClassVar[ControlTokens] = CHATML
     adapters: ClassVar[bool] = False
     dp_attention: ClassVar[bool] = True

@@ -10,6 +10,7 @@ from slime_swe.recipes.families.config import Config
 from slime_swe.recipes.layers import Layer
 from slime_swe.recipes.layers.attention import GroupedAttention
 from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
+from slime_swe.recipes.layers.latent import LatentAttention
 from slime_swe.recipes.shape import Shape
 
 SOFTMAX_ROUTER: Mapping[str, Any] = {
@@ -34,6 +35,23 @@ def grouped_attention(config: Config, usual_head: int | None = None, **parts: bo
     if heads % kv_heads:
         raise UserError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
     return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", usual_head or hidden // heads), **parts)
+
+
+def latent_attention(config: Config, query_rank: int) -> LatentAttention:
+    """query_rank: of `LatentAttention`, where the family reads it."""
+    config.only("attention_bias", False)
+    config.only("rope_interleave", True)
+    heads = config.size("num_attention_heads")
+    config.only("num_key_value_heads", heads, stated=True)
+    return LatentAttention(
+        config.size("hidden_size"),
+        heads,
+        query_rank=query_rank,
+        cache_rank=config.size("kv_lora_rank"),
+        plain_dim=config.size("qk_nope_head_dim"),
+        rotary_dim=config.size("qk_rope_head_dim"),
+        value_dim=config.size("v_head_dim"),
+    )
 
 
 def experts(config: Config, **shared: Any) -> Experts:
@@ -117,6 +135,21 @@ def attention_flags(attention: GroupedAttention) -> dict[str, Any]:
         "kv_channels": attention.head_dim,
         "add_qkv_bias": attention.qkv_bias,
         "qk_layernorm": attention.qk_norm,
+    }
+
+
+def latent_flags(attention: LatentAttention) -> dict[str, Any]:
+    query_rank = {"q_lora_rank": attention.query_rank} if attention.query_rank else {}
+    return query_rank | {
+        "multi_latent_attention": True,
+        "num_attention_heads": attention.heads,
+        "kv_lora_rank": attention.cache_rank,
+        "qk_head_dim": attention.plain_dim,
+        "qk_pos_emb_head_dim": attention.rotary_dim,
+        "v_head_dim": attention.value_dim,
+        "kv_channels": attention.plain_dim,
+        "qk_layernorm": True,
+        "apply_rope_fusion": False,
     }
 
 

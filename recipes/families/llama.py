@@ -26,6 +26,7 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 class Llama(Family):
     model_types = ("llama",)
     tool_format = "llama3"
+    template = "llama3"
     control_tokens = ControlTokens(
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         ends=("<|eot_id|>",),

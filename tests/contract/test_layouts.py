@@ -34,6 +34,7 @@ ROWS = {
     "Qwen3.6 TP2 CP2 EP4": ("qwen3_6_35b_a3b", "qwen3_5_moe", {"tp": 2, "cp": 2, "ep": 4}),
     "GLM-4.5 TP2 EP2": (MIXTURE, "glm4_moe", {"tp": 2, "ep": 2}),
     "GLM-4.7-Flash CP2": ("glm4_7_flash", "glm4_moe_lite", {"cp": 2}),
+    "DeepSeek-V3 CP2 EP2": (MIXTURE, "deepseek_v3", {"cp": 2, "ep": 2}),
     "MiniMax-M2 CP2": (MIXTURE, "minimax_m2", {"cp": 2}),
 }
 THIRTY = ("Qwen3-MoE TP4 CP2 EP8", (MIXTURE, "qwen3_moe", {"tp": 4, "cp": 2, "ep": 8, "recompute": "full"}))

@@ -36,6 +36,8 @@ FILES = {
     "GLM-4.7-Flash": "glm4.7-30B-A3B",
     "MiniMax-M2.5": "minimax-m2",
     "Llama-3.1-8B": "llama3.1-8B-Instruct",
+    "DeepSeek-V3": "deepseek-v3",
+    "Moonlight-16B-A3B-Instruct": "moonlight",
 }
 REQUIRED = ["--rollout-batch-size", "1"]  # of no model
 DROPOUT = ("hidden_dropout", "attention_dropout")  # 0.1 by Megatron's default; SLiME's launch scripts set 0
@@ -62,6 +64,11 @@ DEVIATIONS = {
         "make_vocab_size_divisible_by",  # the planner's, which pads as little
     },
     "MiniMax-M2.5": {"moe_router_bias_update_rate"},  # 0: the router that samples does not move its biases
+    "Moonlight-16B-A3B-Instruct": {
+        *("moe_router_num_groups", "moe_router_group_topk"),  # 1: one group is none
+        "mscale_all_dim",  # of positions that are not scaled
+        "masked_softmax_fusion",  # of an attention that is not Transformer Engine's
+    },
     # A length of learned positions, of which there are none; a factor that latent attention alone reads.
     "Llama-3.1-8B": {*OLDER[:2], "max_position_embeddings", "rotary_scaling_factor"},
 }
@@ -109,7 +116,14 @@ def plain(value):
 
 
 COUNTED = {"Qwen2.5-Coder-7B-Instruct": 1, "Qwen3-235B-A22B": 1, "GLM-4.7": 4, "GLM-4.7-Flash": 2, "MiniMax-M2.5": 1}
-COUNTED |= {"Llama-3.1-8B": 1, "Qwen3-Coder-Next": 4, "Qwen3.5-9B": 4, "Qwen3.6-35B-A3B": 4}
+COUNTED |= {
+    "DeepSeek-V3": 4,
+    "Moonlight-16B-A3B-Instruct": 2,
+    "Llama-3.1-8B": 1,
+    "Qwen3-Coder-Next": 4,
+    "Qwen3.5-9B": 4,
+    "Qwen3.6-35B-A3B": 4,
+}
 """Published model -> layers of it that have each of its kinds."""
 
 
@@ -149,6 +163,42 @@ def test_llama_s_scaled_positions_are_those_of_transformers(parser):
     assert torch.allclose(made.inv_freq, scaled, rtol=1e-6)
     plain = 1 / args.rotary_base ** (torch.arange(0, args.kv_channels, 2) / args.kv_channels)
     assert not torch.allclose(made.inv_freq, plain, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Moonlight-16B-A3B-Instruct", "GLM-4.7-Flash"])
+def test_latent_attention_s_positions_are_those_of_transformers(parser, name):
+    """Frequencies, what cosines are multiplied with, and what the logits of attention are."""
+    import torch
+    from megatron.core.models.common.embeddings import yarn_rotary_pos_embedding as yarn
+    from megatron.training.arguments import core_transformer_config_from_args
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding, yarn_get_mscale
+
+    config = json.loads((PUBLISHED / f"{name}.json").read_text())
+    args = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(published(name)))])
+    args.rope_type, args.params_dtype = "yarn", torch.bfloat16  # as SLiME sets them
+    ours = core_transformer_config_from_args(args)
+    kinds = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
+    made = yarn.YarnRotaryEmbedding(
+        ours.qk_pos_emb_head_dim,
+        rotary_base=ours.rotary_base,
+        scaling_factor=ours.rotary_scaling_factor,
+        use_cpu_initialization=True,
+        **{kind: getattr(ours, kind) for kind in kinds},
+    )
+    theirs = AutoConfig.for_model(**config)
+    kind = theirs.rope_parameters["rope_type"]
+    default = DeepseekV3RotaryEmbedding.compute_default_rope_parameters
+    frequencies, scale = (default if kind == "default" else ROPE_INIT_FUNCTIONS[kind])(theirs, torch.device("cpu"))
+    positions = torch.arange(8.0)
+    angles, concentration = made(8)
+    half = angles.reshape(8, 2, -1)[:, 0]
+    assert torch.allclose(half, torch.outer(positions, frequencies), rtol=1e-5, atol=1e-6)
+    assert concentration == pytest.approx(scale)
+    factor, of_logits = (theirs.rope_parameters.get(key, 1) for key in ("factor", "mscale_all_dim"))
+    scale = yarn._yarn_get_mscale(ours.rotary_scaling_factor, ours.mscale_all_dim)
+    assert scale == pytest.approx(yarn_get_mscale(factor, of_logits))
 
 
 def local_block(config, **_):

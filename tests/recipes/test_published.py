@@ -34,9 +34,10 @@ TAKEN = {  # billions of parameters, and of those that one token meets; without 
     "GLM-4.7-Flash": (29.9, 3.9),
     "MiniMax-M2.5": (228.7, 11.0),
     "Llama-3.1-8B": (8.03, 8.03),
+    "DeepSeek-V3": (671.0, 37.6),
+    "Moonlight-16B-A3B-Instruct": (15.96, 2.91),
 }
 REFUSED = {
-    "DeepSeek-V3": "deepseek_v3",
     "Kimi-K2-Instruct": "kimi_k2",
     "GLM-5": "glm_moe_dsa",
     "Mistral-7B-Instruct-v0.2": "mistral",
@@ -44,6 +45,15 @@ REFUSED = {
     "Gemma-4-26B-A4B": "gemma4",
     "gpt-oss-20b": "gpt_oss",
     "Nemotron-3-Nano-30B-A3B": "nemotron_h",
+}
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
 }
 LLAMA_3_2 = {
     "rope_type": "llama3",
@@ -98,6 +108,15 @@ def test_a_model_of_no_family_is_refused_with_what_there_is(name, kind):
         ("MiniMax-M2.5", {"attn_type_list": [0, 1] * 31}, "attn_type_list is"),
         ("MiniMax-M2.5", {"num_experts_per_tok": 300}, "num_experts_per_tok=300 is more than num_local_experts=256"),
         ("MiniMax-M2.5", {"shared_intermediate_size": 1536}, "shared_intermediate_size is 1536, and only 0"),
+        ("DeepSeek-V3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("DeepSeek-V3", {"moe_layer_freq": 2}, "moe_layer_freq is 2, and only 1"),
+        ("DeepSeek-V3", {"n_group": 7}, "n_group=7 must divide n_routed_experts=256"),
+        ("DeepSeek-V3", {"topk_group": 9}, "n_group=8 must divide .* topk_group be no more"),
+        ("DeepSeek-V3", {"topk_group": 3, "num_experts_per_tok": 9}, "num_experts_per_tok=9 is not twice topk_group=3"),
+        ("DeepSeek-V3", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ("DeepSeek-V3", {"rope_scaling": YARN | {"beta_fast": 1}}, "rope_scaling.beta_fast is 1, and only 32"),
+        ("DeepSeek-V3", {"rope_scaling": YARN | {"mscale_all_dim": None}}, "rope_scaling.mscale_all_dim is missing"),
+        ("DeepSeek-V3", {"rope_scaling": {"type": "linear", "factor": 40}}, "rope_scaling.type is 'linear'"),
         ("Llama-3.1-8B", {"mlp_bias": True}, "mlp_bias is True"),
         (
             "Llama-3.1-8B",
@@ -140,6 +159,25 @@ def test_a_latent_cache_is_as_large_however_many_gpus_attend():
     assert isinstance(attention, LatentAttention)
     sizes = {attention.cache(SglangEngine(gpus, dp)) for gpus in (1, 4) for dp in (False, True)}
     assert sizes == {2 * (512 + 64)}
+
+
+def test_queries_without_a_latent_are_shared_out_by_heads():
+    """A key that is left out means DeepSeek-V3's rank, and null means none."""
+    config = config_of("Moonlight-16B-A3B-Instruct")
+    attention = published("Moonlight-16B-A3B-Instruct").layers[0].attention
+    assert isinstance(attention, LatentAttention)
+    whole, part = (attention.shard(Layout(tp, tp=tp)).dense for tp in (1, 4))
+    shared = 2048 * 16 * 192 + 512 * 16 * 256 + 16 * 128 * 2048
+    assert whole == shared + 2048 * (512 + 64) + 512 + 2048
+    assert whole - part == shared * 3 / 4
+    del config["q_lora_rank"]
+    with pytest.raises(UserError, match="q_lora_rank is missing"):
+        read_config(load_family("deepseek_v3"), config)
+
+
+def test_a_router_of_one_group_has_no_groups():
+    assert published("DeepSeek-V3").megatron["moe_router_num_groups"] == 8
+    assert "moe_router_num_groups" not in published("Moonlight-16B-A3B-Instruct").megatron
 
 
 def test_tensor_parallelism_shares_out_heads_and_no_latents():

@@ -36,6 +36,7 @@ from tests.rollout.test_turns import check_turns
 
 SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 CONTROL = "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> ]~!b[ ]~b] [e~[ <think> </think>".split()
+CONTROL += "<｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜>".split()
 CONTROL += "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|>".split()
 TEMPLATES = {  # what opens the reasoning in the prompt, and what the policy ends a turn with
     "qwen3": ("", ["<|im_end|>"]),
@@ -45,7 +46,7 @@ TEMPLATES = {  # what opens the reasoning in the prompt, and what the policy end
     "glm4_7": ("<think>", ["<|user|>", "<|observation|>"]),
     "minimax_m2": ("<think>\n", ["[e~["]),
 }
-PLAIN = {"llama3": ["<|eot_id|>"]}  # of models that don't think
+PLAIN = {"llama3": "<|eot_id|>", "deepseek_v3": "<｜end▁of▁sentence｜>"}  # of models that don't think
 TURNS = 30
 
 
@@ -76,13 +77,12 @@ def test_every_shipped_template_is_proven(named):
     assert shipped_templates().keys() - TEMPLATES.keys() == {*PLAIN}
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("tools", [SCHEMAS, ()])
+@pytest.mark.parametrize(("name", "tools"), [("llama3", SCHEMAS), ("llama3", ()), ("deepseek_v3", ())])
 def test_every_shipped_template_of_models_that_do_not_think_is_proven(name, tools):
     """With tools, and for formats whose instructions stand in the system prompt, where results are a user's."""
     template = ChatTemplate(tokenizer_of(shipped(name)), tools, tool_messages=bool(tools))
     template.prove()
-    assert [template.encoder.decode([token]) for token in template.stop_token_ids] == PLAIN[name]
+    assert [template.encoder.decode([token]) for token in template.stop_token_ids] == [PLAIN[name]]
     for said in ("Done.", "  I look.\n", '{"name": "view", "parameters": {"path": "a.py"}}'):
         read = template.read([*template.encoder.whole(said), template.stop_token_ids[0]])
         assert (read.reasoning, read.content, read.kept) == ("", said, True)

@@ -19,7 +19,7 @@ RECIPES = (
     *("qwen25_coder_1_5b", "qwen3_4b_instruct", "qwen3_coder_30b_a3b"),
     *("glm4_7_flash", "qwen3_coder_next", "qwen3_5_9b", "qwen3_6_35b_a3b"),
 )
-OTHERS = ("llama",)  # families without a recipe
+OTHERS = ("llama", "deepseek_v3")  # families without a recipe
 
 
 @pytest.mark.extended(

@@ -13,7 +13,9 @@ import pytest
 from slime_swe.launch.plan.formulae import padded_vocab, shard
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.recipes.families import load_family, read_config
+from slime_swe.recipes.families import FAMILIES, load_family, read_config
+from slime_swe.recipes.families.qwen2 import Qwen2
+from slime_swe.recipes.families.refused import REFUSED
 from slime_swe.recipes.layout import Layout
 
 PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
@@ -108,6 +110,39 @@ def test_our_flags_are_those_of_slimes_file(parser, slime_home, name, file):
         key: (mine, vars(theirs)[key]) for key, mine in vars(ours).items() if plain(mine) != plain(vars(theirs)[key])
     }
     assert set(found) == {*DROPOUT, *DEVIATIONS.get(name, ())}, found
+
+
+def test_each_model_type_that_slime_loads_is_read_or_refused_with_a_reason(slime_home):
+    from slime.backends.megatron_utils.hf_to_megatron import _LOADERS
+
+    read = {kind for name in FAMILIES for kind in load_family(name).model_types}
+    assert read <= _LOADERS.keys() <= read | REFUSED.keys()
+    unloaded = {kind for kind, (_, reason) in REFUSED.items() if reason == "SLiME can't load its checkpoints"}
+    assert unloaded == REFUSED.keys() - _LOADERS.keys()
+
+
+def test_a_subclass_of_qwen2_reads_mimo(parser, slime_home):
+    """As the refusal of MiMo says. Its layer that predicts further tokens is not trained."""
+
+    class MiMo(Qwen2):
+        model_types = ("mimo",)
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151680}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False}
+    numbers = {"rope_theta": 640000, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
+    shape, _ = read_config(MiMo(), {"model_type": "mimo", **sizes, **heads, **numbers})
+    ours = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(shape))])
+    theirs, _ = parser.parse_known_args(REQUIRED + words_of(slime_home / "scripts" / "models" / "mimo-7B-rl.sh"))
+    found = {key for key, mine in vars(ours).items() if plain(mine) != plain(vars(theirs)[key])}
+    assert found == {*DROPOUT, *OLDER, "max_position_embeddings", "mtp_num_layers"}
+
+
+def test_no_flag_says_what_kimi_k2_s_positions_need(parser):
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    scaling = json.loads((PUBLISHED / "Kimi-K2-Instruct.json").read_text())["rope_scaling"]
+    assert (scaling["beta_fast"], MLATransformerConfig.beta_fast) == (1.0, 32)
+    assert not any("beta" in action.dest and "fast" in action.dest for action in parser._actions)
 
 
 def plain(value):

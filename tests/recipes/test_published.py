@@ -11,6 +11,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.plan.formulae import shard
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.families.minimax_m2 import WholeNormAttention
+from slime_swe.recipes.families.refused import REFUSED as REASONS
 from slime_swe.recipes.layers.latent import LatentAttention
 from slime_swe.recipes.layout import Layout, SglangEngine, legal_sizes
 
@@ -73,6 +74,10 @@ def published(name):
     return read_config(load_family("", config["model_type"]), config)[0]
 
 
+def test_no_model_type_is_both_read_and_refused():
+    assert not REASONS.keys() & {kind for name in FAMILIES for kind in load_family(name).model_types}
+
+
 def test_every_published_shape_is_taken_or_refused():
     assert {path.stem for path in PUBLISHED.glob("*.json")} == {*TAKEN, *REFUSED}
 
@@ -90,6 +95,10 @@ def test_a_model_of_no_family_is_refused_with_what_there_is(name, kind):
         published(name)
     said = str(error.value)
     assert repr(kind) in said and "name yours in model.family" in said
+    models, reason = REASONS[kind]
+    assert said.endswith(f"{models} ({kind}) can't be trained here: {reason}")
+    with pytest.raises(UserError, match=f"it is a {kind} model, and the recipe is for qwen2 models. {models}"):
+        read_config(load_family("qwen2"), config_of(name))
     assert all(load_family(family).model_types[0] in said for family in FAMILIES)
 
 

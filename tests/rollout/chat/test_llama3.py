@@ -81,7 +81,7 @@ def test_where_nothing_but_a_call_can_stand_any_name_is_one(before):
         (f'{WRITTEN}; {{"name": "search", "parameters": [', "search", "[", "not valid JSON"),
     ],
 )
-def test_a_malformed_call_is_told_the_form(text, name, arguments, error):
+def test_the_error_of_a_malformed_call_shows_the_form(text, name, arguments, error):
     call = read(text).written[-1]
     assert isinstance(call, MalformedCall)
     assert (call.name, call.arguments) == (name, arguments)

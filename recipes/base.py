@@ -54,8 +54,8 @@ class Model:
     family: a name in `slime_swe.recipes.families.FAMILIES` or the dotted path of a `Family`; empty for the one that
         reads the config's `model_type`.
     tool_format: how the policy writes its tool calls: `hermes`, `qwen25_coder`, `qwen3_coder`, `glm45`, `glm47`,
-        `minimax_m2`, `bash_block` (native agent only), `sglang.NAME` for SGLang's parser of that name or the dotted
-        path of a `ToolFormat`; empty for its family's.
+        `minimax_m2`, `llama3`, `bash_block` (native agent only), `sglang.NAME` for SGLang's parser of that name or the
+        dotted path of a `ToolFormat`; empty for its family's.
     folder: folder of all models, on a file system that every node sees. `ORG/NAME_torch_dist` beside `ORG/NAME` holds
         the same weights, converted for Megatron.
     chat_template: a file, or the name of one in `rollout/chat/templates`; empty for the checkpoint's own.

@@ -21,14 +21,14 @@ WORDS = 1024  # tokens of plain text
 
 def template_of(model: Model) -> tuple[str, str]:
     """The chat template that the recipe's run has, and what it is: the recipe's, the checkpoint's, or, where that is
-    not on this machine, a shipped one with the same tool calls. Raises `UserError` where there is none."""
+    not on this machine, a shipped one of its family or with the same tool calls. Raises `UserError` where none is."""
     if model.chat_template:
         return template_path(model.chat_template).read_text(encoding="utf-8"), model.chat_template
     folder = checkpoint_path(model.checkpoint, model.folder)
     own = own_template(folder)
     if own:
         return own, f"that of {folder}"
-    name = tool_format(model.tool_calls).template
+    name = model.kind.template or tool_format(model.tool_calls).template
     if not name:
         raise UserError(
             f"{folder} holds no chat template, and none is shipped for model.tool_format={model.tool_calls}: "

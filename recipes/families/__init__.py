@@ -1,7 +1,8 @@
 """`Family`: what one kind of model needs everywhere, stated in one file of this folder; nothing else names a family.
 
-Adding one is a subclass of `Family` in one file, which a recipe names by its dotted path (`model.family=mine.Llama`); a
+Adding one is a subclass of `Family` in one file, which a recipe names by its dotted path (`model.family=mine.Phi`); a
 line in `FAMILIES` gives it a short name, and lets a recipe leave it out. A model of a known family is a recipe alone.
+`refused.py` says of other models why no family reads them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.recipes.families.config import Config as Config
+from slime_swe.recipes.families.refused import why
 from slime_swe.recipes.families.tokens import CHATML, ControlTokens
 from slime_swe.recipes.shape import Shape
 
@@ -24,6 +26,8 @@ FAMILIES: Mapping[str, str] = {
     "glm4_moe": "slime_swe.recipes.families.glm4_moe.Glm4Moe",
     "glm4_moe_lite": "slime_swe.recipes.families.glm4_moe_lite.Glm4MoeLite",
     "minimax_m2": "slime_swe.recipes.families.minimax_m2.MiniMaxM2",
+    "deepseek_v3": "slime_swe.recipes.families.deepseek_v3.DeepseekV3",
+    "llama": "slime_swe.recipes.families.llama.Llama",
 }
 
 
@@ -33,6 +37,7 @@ class Family:
     model_types: that it reads, in `config.json`.
     tool_format: how its published chat template writes tool calls: a name in `rollout.chat.tool_formats.TOOL_FORMATS`;
         empty where there is none for it, and a recipe must name its own.
+    template: a shipped chat template with its control tokens, where the one of its tool format has others; else empty.
     control_tokens: of its published tokenizer.
     adapters: Megatron-Bridge makes it with LoRA adapters for packed sequences, as miles trains it.
     dp_attention: SGLang can give each GPU of an engine the attention of its own requests.
@@ -43,6 +48,7 @@ class Family:
 
     model_types: ClassVar[tuple[str, ...]]
     tool_format: ClassVar[str]
+    template: ClassVar[str] = ""
     control_tokens: ClassVar[ControlTokens] = CHATML
     adapters: ClassVar[bool] = False
     dp_attention: ClassVar[bool] = True
@@ -77,7 +83,8 @@ def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
     config = Config(content)
     kind = config.text("model_type")
     if kind not in family.model_types:
-        raise UserError(f"it is a {kind} model, and the recipe is for {' and '.join(family.model_types)} models")
+        said = f"it is a {kind} model, and the recipe is for {' and '.join(family.model_types)} models"
+        raise UserError(". ".join(filter(None, (said, why(kind)))))
     return family.read(config), config
 
 
@@ -87,4 +94,5 @@ def _reader_of(model_type: object) -> Family:
         if model_type in family.model_types:
             return family
     known = ", ".join(kind for family in families for kind in family.model_types)
-    raise UserError(f"model_type {model_type!r} is of no family here, which read {known}: name yours in model.family")
+    said = f"model_type {model_type!r} is of no family here, which read {known}: name yours in model.family"
+    raise UserError(". ".join(filter(None, (said, why(model_type)))))

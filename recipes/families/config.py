@@ -32,6 +32,14 @@ class Config:
         value = self._checked(key, self._found(key, default), (int,), f"a whole number of at least {least}")
         return int(value) if value >= least else self._refuse(key, value, f"a whole number of at least {least}")
 
+    def size_or_null(self, key: str) -> int | None:
+        """A whole number, or None where the content states null: a key that is left out is missing."""
+        if self._content.get(key, 0) is not None:
+            return self.size(key)
+        self.places.add(f"{self._before}{key}")
+        self.values[f"{self._before}{key}"] = None
+        return None
+
     def number(self, key: str, default: float | None = None, within: str = "") -> float:
         """More than 0. within: a section that newer writers put it in."""
         value = self._checked(key, self._found(key, default, within), (int, float), "a number above 0")

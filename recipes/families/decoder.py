@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slime_swe.errors import UserError
@@ -10,6 +10,7 @@ from slime_swe.recipes.families.config import Config
 from slime_swe.recipes.layers import Layer
 from slime_swe.recipes.layers.attention import GroupedAttention
 from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
+from slime_swe.recipes.layers.latent import LatentAttention
 from slime_swe.recipes.shape import Shape
 
 SOFTMAX_ROUTER: Mapping[str, Any] = {
@@ -22,15 +23,35 @@ SOFTMAX_ROUTER: Mapping[str, Any] = {
     "moe_permute_fusion": True,
 }
 """As in all of SLiME's scripts for mixtures of Qwen."""
+ROTARY = ("rope_scaling", "rope_parameters")  # sections of rotary positions, the second from transformers 5 on
 
 
-def grouped_attention(config: Config, **parts: bool) -> GroupedAttention:
-    """parts: of `GroupedAttention`, which the family decides."""
+def grouped_attention(config: Config, usual_head: int | None = None, **parts: bool) -> GroupedAttention:
+    """usual_head: size of a head where the config states none, as transformers has it; None is an even share.
+    parts: of `GroupedAttention`, which the family decides.
+    """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads = config.size("num_key_value_heads")
     if heads % kv_heads:
         raise UserError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
-    return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", hidden // heads), **parts)
+    return GroupedAttention(hidden, heads, kv_heads, config.size("head_dim", usual_head or hidden // heads), **parts)
+
+
+def latent_attention(config: Config, query_rank: int) -> LatentAttention:
+    """query_rank: of `LatentAttention`, where the family reads it."""
+    config.only("attention_bias", False)
+    config.only("rope_interleave", True)
+    heads = config.size("num_attention_heads")
+    config.only("num_key_value_heads", heads, stated=True)
+    return LatentAttention(
+        config.size("hidden_size"),
+        heads,
+        query_rank=query_rank,
+        cache_rank=config.size("kv_lora_rank"),
+        plain_dim=config.size("qk_nope_head_dim"),
+        rotary_dim=config.size("qk_rope_head_dim"),
+        value_dim=config.size("v_head_dim"),
+    )
 
 
 def experts(config: Config, **shared: Any) -> Experts:
@@ -41,8 +62,25 @@ def experts(config: Config, **shared: Any) -> Experts:
     return Experts(config.size("hidden_size"), count, chosen, config.size("moe_intermediate_size"), **shared)
 
 
-def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None, **flags: Any) -> Shape:
+def unscaled(config: Config) -> dict[str, Any]:
+    """The flags of plain rotary positions: none. Raises `UserError` where they are scaled."""
+    for key in ROTARY:
+        if config.has(key):
+            config.section(key).only("type", "default")
+            config.section(key).only("rope_type", "default")
+    return {}
+
+
+def decoder(
+    config: Config,
+    layers: Iterable[Layer],
+    *,
+    tied: bool | None = None,
+    scaling: Callable[[Config], Mapping[str, Any]] = unscaled,
+    **flags: Any,
+) -> Shape:
     """tied: of a config that does not say so itself, but one that holds it.
+    scaling: reads how rotary positions are scaled; it returns Megatron's flags for that, or refuses.
     flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
     config.only("hidden_act", "silu")
     tied = config.flag("tie_word_embeddings", False) if tied is None else tied
@@ -59,6 +97,7 @@ def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None
             "untie_embeddings_and_output_weights": not tied,
             "position_embedding_type": "rope",
             "rotary_base": rotary_base(config),
+            **scaling(config),
             "normalization": "RMSNorm",
             "layernorm_epsilon": config.number("rms_norm_eps"),
             "swiglu": True,
@@ -72,20 +111,16 @@ def decoder(config: Config, layers: Iterable[Layer], *, tied: bool | None = None
     return shape
 
 
-def dense_decoder(config: Config, attention: GroupedAttention) -> Shape:
-    """The same two parts in every layer."""
+def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> Shape:
+    """The same two parts in every layer. more: of `decoder`."""
     config.only("use_sliding_window", False)
     feed_forward = GatedFeedForward(config.size("hidden_size"), config.size("intermediate_size"))
     layers = [Layer(attention, feed_forward)] * config.size("num_hidden_layers")
-    return decoder(config, layers, ffn_hidden_size=feed_forward.width, **attention_flags(attention))
+    return decoder(config, layers, ffn_hidden_size=feed_forward.width, **attention_flags(attention), **more)
 
 
 def rotary_base(config: Config) -> int:
-    """Of unscaled positions. transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if config.has(key):
-            config.section(key).only("type", "default")
-            config.section(key).only("rope_type", "default")
+    """transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
     theta = config.number("rope_theta", within="rope_parameters")
     if theta != int(theta):
         raise UserError(f"rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other")
@@ -100,6 +135,21 @@ def attention_flags(attention: GroupedAttention) -> dict[str, Any]:
         "kv_channels": attention.head_dim,
         "add_qkv_bias": attention.qkv_bias,
         "qk_layernorm": attention.qk_norm,
+    }
+
+
+def latent_flags(attention: LatentAttention) -> dict[str, Any]:
+    query_rank = {"q_lora_rank": attention.query_rank} if attention.query_rank else {}
+    return query_rank | {
+        "multi_latent_attention": True,
+        "num_attention_heads": attention.heads,
+        "kv_lora_rank": attention.cache_rank,
+        "qk_head_dim": attention.plain_dim,
+        "qk_pos_emb_head_dim": attention.rotary_dim,
+        "v_head_dim": attention.value_dim,
+        "kv_channels": attention.plain_dim,
+        "qk_layernorm": True,
+        "apply_rope_fusion": False,
     }
 
 

@@ -52,25 +52,27 @@ class Glm4Moe(Family):
         return toy_decoder("glm4_moe", attention_bias=True, use_qk_norm=True, partial_rotary_factor=0.5, **TOY_EXPERTS)
 
 
-def dense_then_experts(config: Config, attention: Part, **flags: Any) -> Shape:
-    """The same attention in every layer; the first `first_k_dense_replace` are dense. flags: of the attention."""
-    for key in ("n_group", "topk_group"):
-        config.only(key, 1)
+def dense_then_experts(config: Config, attention: Part, *, grouped: bool = False, **more: Any) -> Shape:
+    """The same attention in every layer; the first `first_k_dense_replace` are dense.
+
+    grouped: the router may choose some groups of experts first. more: of `decoder`, the attention's flags among them.
+    """
     config.only("norm_topk_prob", True)
     config.only("topk_method", "noaux_tc")
     layers, dense = config.size("num_hidden_layers"), config.size("first_k_dense_replace", least=0)
     if dense >= layers:
         raise UserError(f"first_k_dense_replace={dense} leaves none of {layers} layers to experts")
     feed_forward, mixture = GatedFeedForward(attention.hidden, config.size("intermediate_size")), _mixture(config)
-    scaling = config.number("routed_scaling_factor")
+    groups = _group_flags(config, mixture) if grouped else _no_groups(config)
     return decoder(
         config,
         [Layer(attention, feed_forward)] * dense + [Layer(attention, mixture)] * (layers - dense),
         ffn_hidden_size=feed_forward.width,
         moe_layer_freq=[0] * dense + [1] * (layers - dense),
         moe_shared_expert_intermediate_size=mixture.shared_width,
-        moe_router_topk_scaling_factor=scaling,
-        **flags,
+        moe_router_topk_scaling_factor=config.number("routed_scaling_factor"),
+        **groups,
+        **more,
         **expert_flags(mixture),
         **SIGMOID_ROUTER,
     )
@@ -83,6 +85,29 @@ def _mixture(config: Config) -> Experts:
     width = config.size("moe_intermediate_size")
     shared = width * config.size("n_shared_experts")
     return Experts(config.size("hidden_size"), count, chosen, width, shared_width=shared)
+
+
+def _no_groups(config: Config) -> dict[str, Any]:
+    for key in ("n_group", "topk_group"):
+        config.only(key, 1)
+    return {}
+
+
+def _group_flags(config: Config, mixture: Experts) -> dict[str, Any]:
+    """A token goes to the best experts of `topk_group` of `n_group` groups. The score of a group is the sum of its two
+    best experts' in Transformers, and of its best `topk / topk_group` in Megatron-LM (`moe_utils.group_limited_topk`).
+    """
+    groups, chosen = config.size("n_group"), config.size("topk_group")
+    if chosen > groups or mixture.experts % groups:
+        raise UserError(f"n_group={groups} must divide n_routed_experts={mixture.experts}, topk_group be no more")
+    if groups == 1:
+        return {}
+    if mixture.chosen // chosen != 2:
+        raise UserError(
+            f"num_experts_per_tok={mixture.chosen} is not twice topk_group={chosen}, and Megatron scores a group of "
+            "experts by as many as a token has of each chosen group, where the model takes two"
+        )
+    return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
 
 
 TOY_EXPERTS: Mapping[str, Any] = {

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from slime_swe.recipes.families import Config, Family
-from slime_swe.recipes.families.decoder import toy_decoder
+from slime_swe.recipes.families.decoder import latent_attention, latent_flags, toy_decoder
 from slime_swe.recipes.families.glm4_moe import GLM, TOY_EXPERTS, dense_then_experts
-from slime_swe.recipes.layers.latent import LatentAttention
 from slime_swe.recipes.shape import Shape
 
 
@@ -22,34 +21,9 @@ class Glm4MoeLite(Family):
     served_on_cpu = False
 
     def read(self, config: Config) -> Shape:
-        config.only("attention_bias", False)
-        config.only("rope_interleave", True)
         config.only("partial_rotary_factor", 1.0, within="rope_parameters")
-        heads = config.size("num_attention_heads")
-        config.only("num_key_value_heads", heads)
-        attention = LatentAttention(
-            config.size("hidden_size"),
-            heads,
-            query_rank=config.size("q_lora_rank"),
-            cache_rank=config.size("kv_lora_rank"),
-            plain_dim=config.size("qk_nope_head_dim"),
-            rotary_dim=config.size("qk_rope_head_dim"),
-            value_dim=config.size("v_head_dim"),
-        )
-        return dense_then_experts(
-            config,
-            attention,
-            multi_latent_attention=True,
-            num_attention_heads=heads,
-            q_lora_rank=attention.query_rank,
-            kv_lora_rank=attention.cache_rank,
-            qk_head_dim=attention.plain_dim,
-            qk_pos_emb_head_dim=attention.rotary_dim,
-            v_head_dim=attention.value_dim,
-            kv_channels=attention.plain_dim,
-            qk_layernorm=True,
-            apply_rope_fusion=False,
-        )
+        attention = latent_attention(config, config.size("q_lora_rank"))
+        return dense_then_experts(config, attention, **latent_flags(attention))
 
     def toy(self) -> dict[str, Any]:
         ranks = {"q_lora_rank": 48, "kv_lora_rank": 32}

@@ -31,7 +31,7 @@ def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list
     """spec: module and function of SLiME. width: of a dense layer, which Megatron wants where there is none too."""
     config.only("attention_bias", False)
     config.only("mlp_only_layers", [])
-    full, linear = grouped_attention(config, qk_norm=True, output_gate=True), _linear_attention(config)
+    full, linear = grouped_attention(config, usual_head=256, qk_norm=True, output_gate=True), _linear_attention(config)
     return decoder(
         config,
         [Layer(full if kind == FULL else linear, feed_forward) for kind in _kinds(config)],

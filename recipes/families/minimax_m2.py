@@ -54,7 +54,7 @@ class MiniMaxM2(Family):
         config.only("shared_intermediate_size", 0)
         layers = config.size("num_hidden_layers")
         config.only("attn_type_list", [1] * layers)
-        grouped = grouped_attention(config)
+        grouped = grouped_attention(config, usual_head=128)
         attention = WholeNormAttention(grouped.hidden, grouped.heads, grouped.kv_heads, grouped.head_dim)
         mixture = _mixture(config)
         return decoder(

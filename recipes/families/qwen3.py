@@ -19,7 +19,7 @@ class Qwen3(Family):
 
     def read(self, config: Config) -> Shape:
         config.only("attention_bias", False)
-        return dense_decoder(config, grouped_attention(config, qk_norm=True))
+        return dense_decoder(config, grouped_attention(config, usual_head=128, qk_norm=True))
 
     def toy(self) -> dict[str, Any]:
         return toy_decoder("qwen3")

@@ -13,10 +13,11 @@ from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
 
 @dataclass(frozen=True)
 class LatentAttention(Part):
-    """Multi-head latent attention, with a latent of the queries too, and a norm of each latent.
+    """Multi-head latent attention, and a norm of each latent.
 
     heads: attention heads; keys and values have as many.
-    query_rank, cache_rank: sizes of the latent of the queries, and of that of keys and values.
+    query_rank, cache_rank: sizes of the latent of the queries, and of that of keys and values. Without the first, which
+        is 0 then, queries are projected from the input.
     plain_dim, rotary_dim: sizes of the parts of a query or key without and with a position.
     value_dim: size of one head's values.
     """
@@ -56,7 +57,11 @@ class LatentAttention(Part):
     @property
     def of_heads(self) -> int:
         """Parameters that GPUs share by heads: projections from the latents, and that of the output."""
-        return self.query_rank * self.queries + self.cache_rank * self.projected_up + self.outputs * self.hidden
+        return (
+            (self.query_rank or self.hidden) * self.queries
+            + self.cache_rank * self.projected_up
+            + self.outputs * self.hidden
+        )
 
     def shard(self, layout: Layout) -> Shard:
         return Shard(dense=self.of_heads / layout.tp + self.replicated + self.hidden)

@@ -19,6 +19,7 @@ TOOL_FORMATS = {
     "glm45": "slime_swe.rollout.chat.glm47.GLM45",
     "glm47": "slime_swe.rollout.chat.glm47.GLM47",
     "minimax_m2": "slime_swe.rollout.chat.minimax_m2.MINIMAX_M2",
+    "llama3": "slime_swe.rollout.chat.llama3.LLAMA3",
     "bash_block": "slime_swe.rollout.chat.bash_block.BASH_BLOCK",
 }
 # Parsing a turn is not to hold up the others for longer than 50 ms. Neither limit is enough alone: each call may be

@@ -23,6 +23,7 @@ ROWS = {
     "Qwen2 TP2": ("qwen25_coder_7b", "qwen2", {"tp": 2}),
     "Qwen2 PP2": ("qwen25_coder_7b", "qwen2", {"pp": 2}),
     "Qwen2 TP2 CP2": ("qwen25_coder_7b", "qwen2", {"tp": 2, "cp": 2}),
+    "Llama TP2 CP2": ("qwen25_coder_7b", "llama", {"tp": 2, "cp": 2}),
     "Qwen3 CP2": ("qwen3_32b", "qwen3", {"cp": 2}),
     "Qwen3-MoE TP2 ETP2": (MIXTURE, "qwen3_moe", {"tp": 2, "etp": 2}),
     "Qwen3-MoE TP2 CP2 EP4": (MIXTURE, "qwen3_moe", {"tp": 2, "cp": 2, "ep": 4, "recompute": "full"}),
@@ -33,6 +34,7 @@ ROWS = {
     "Qwen3.6 TP2 CP2 EP4": ("qwen3_6_35b_a3b", "qwen3_5_moe", {"tp": 2, "cp": 2, "ep": 4}),
     "GLM-4.5 TP2 EP2": (MIXTURE, "glm4_moe", {"tp": 2, "ep": 2}),
     "GLM-4.7-Flash CP2": ("glm4_7_flash", "glm4_moe_lite", {"cp": 2}),
+    "DeepSeek-V3 CP2 EP2": (MIXTURE, "deepseek_v3", {"cp": 2, "ep": 2}),
     "MiniMax-M2 CP2": (MIXTURE, "minimax_m2", {"cp": 2}),
 }
 THIRTY = ("Qwen3-MoE TP4 CP2 EP8", (MIXTURE, "qwen3_moe", {"tp": 4, "cp": 2, "ep": 8, "recompute": "full"}))

@@ -13,7 +13,9 @@ import pytest
 from slime_swe.launch.plan.formulae import padded_vocab, shard
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.recipes.families import load_family, read_config
+from slime_swe.recipes.families import FAMILIES, load_family, read_config
+from slime_swe.recipes.families.qwen2 import Qwen2
+from slime_swe.recipes.families.refused import REFUSED
 from slime_swe.recipes.layout import Layout
 
 PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
@@ -37,6 +39,9 @@ FILES = {
     "GLM-4.7": "glm4.5-355B-A32B",
     "GLM-4.7-Flash": "glm4.7-30B-A3B",
     "MiniMax-M2.5": "minimax-m2",
+    "Llama-3.1-8B": "llama3.1-8B-Instruct",
+    "DeepSeek-V3": "deepseek-v3",
+    "Moonlight-16B-A3B-Instruct": "moonlight",
 }
 REQUIRED = ["--rollout-batch-size", "1"]  # of no model
 DROPOUT = ("hidden_dropout", "attention_dropout")  # 0.1 by Megatron's default; SLiME's launch scripts set 0
@@ -64,6 +69,13 @@ DEVIATIONS = {
         "make_vocab_size_divisible_by",  # the planner's, which pads as little
     },
     "MiniMax-M2.5": {"moe_router_bias_update_rate"},  # 0: the router that samples does not move its biases
+    "Moonlight-16B-A3B-Instruct": {
+        *("moe_router_num_groups", "moe_router_group_topk"),  # 1: one group is none
+        "mscale_all_dim",  # of positions that are not scaled
+        "masked_softmax_fusion",  # of an attention that is not Transformer Engine's
+    },
+    # A length of learned positions, of which there are none; a factor that latent attention alone reads.
+    "Llama-3.1-8B": {*OLDER[:2], "max_position_embeddings", "rotary_scaling_factor"},
 }
 
 
@@ -103,13 +115,53 @@ def test_our_flags_are_those_of_slimes_file(parser, slime_home, name, file):
     assert set(found) == {*DROPOUT, *DEVIATIONS.get(name, ())}, found
 
 
+def test_each_model_type_that_slime_loads_is_read_or_refused_with_a_reason(slime_home):
+    from slime.backends.megatron_utils.hf_to_megatron import _LOADERS
+
+    read = {kind for name in FAMILIES for kind in load_family(name).model_types}
+    assert read <= _LOADERS.keys() <= read | REFUSED.keys()
+    unloaded = {kind for kind, (_, reason) in REFUSED.items() if reason == "SLiME can't load its checkpoints"}
+    assert unloaded == REFUSED.keys() - _LOADERS.keys()
+
+
+def test_a_subclass_of_qwen2_reads_mimo(parser, slime_home):
+    """As the refusal of MiMo says. Its layer that predicts further tokens is not trained."""
+
+    class MiMo(Qwen2):
+        model_types = ("mimo",)
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151680}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False}
+    numbers = {"rope_theta": 640000, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
+    shape, _ = read_config(MiMo(), {"model_type": "mimo", **sizes, **heads, **numbers})
+    ours = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(shape))])
+    theirs, _ = parser.parse_known_args(REQUIRED + words_of(slime_home / "scripts" / "models" / "mimo-7B-rl.sh"))
+    found = {key for key, mine in vars(ours).items() if plain(mine) != plain(vars(theirs)[key])}
+    assert found == {*DROPOUT, *OLDER, "max_position_embeddings", "mtp_num_layers"}
+
+
+def test_no_flag_says_what_kimi_k2_s_positions_need(parser):
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    scaling = json.loads((PUBLISHED / "Kimi-K2-Instruct.json").read_text())["rope_scaling"]
+    assert (scaling["beta_fast"], MLATransformerConfig.beta_fast) == (1.0, 32)
+    assert not any("beta" in action.dest and "fast" in action.dest for action in parser._actions)
+
+
 def plain(value):
     """Of a list of one its item."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 COUNTED = {"Qwen2.5-Coder-7B-Instruct": 1, "Qwen3-235B-A22B": 1, "GLM-4.7": 4, "GLM-4.7-Flash": 2, "MiniMax-M2.5": 1}
-COUNTED |= {"Qwen3-Coder-Next": 4, "Qwen3.5-9B": 4, "Qwen3.6-35B-A3B": 4}
+COUNTED |= {
+    "DeepSeek-V3": 4,
+    "Moonlight-16B-A3B-Instruct": 2,
+    "Llama-3.1-8B": 1,
+    "Qwen3-Coder-Next": 4,
+    "Qwen3.5-9B": 4,
+    "Qwen3.6-35B-A3B": 4,
+}
 """Published model -> layers of it that have each of its kinds."""
 
 
@@ -130,6 +182,61 @@ def test_megatron_builds_as_many_parameters_as_we_count(parser, name, layers, tp
     found = sum(parameter.numel() for parameter in built(args, tp, ep).parameters())
     held = shard(shape, Layout(8, tp=tp, ep=ep), 0)
     assert found == held.parameters
+
+
+def test_llama_s_scaled_positions_are_those_of_transformers(parser):
+    import torch
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = json.loads((PUBLISHED / "Llama-3.1-8B.json").read_text())
+    args = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(published("Llama-3.1-8B")))])
+    rotary = (args.rotary_percent, args.rotary_interleaved)
+    made = RotaryEmbedding(
+        args.kv_channels, *rotary, None, args.rotary_base, args.use_rope_scaling, use_cpu_initialization=True
+    )
+    del config["model_type"]
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.for_model("llama", **config), torch.device("cpu"))
+    assert torch.allclose(made.inv_freq, scaled, rtol=1e-6)
+    plain = 1 / args.rotary_base ** (torch.arange(0, args.kv_channels, 2) / args.kv_channels)
+    assert not torch.allclose(made.inv_freq, plain, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Moonlight-16B-A3B-Instruct", "GLM-4.7-Flash"])
+def test_latent_attention_s_positions_are_those_of_transformers(parser, name):
+    """Frequencies, what cosines are multiplied with, and what the logits of attention are."""
+    import torch
+    from megatron.core.models.common.embeddings import yarn_rotary_pos_embedding as yarn
+    from megatron.training.arguments import core_transformer_config_from_args
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding, yarn_get_mscale
+
+    config = json.loads((PUBLISHED / f"{name}.json").read_text())
+    args = parser.parse_args([*REQUIRED, *SLIME.manifest.to_argv(model_section(published(name)))])
+    args.rope_type, args.params_dtype = "yarn", torch.bfloat16  # as SLiME sets them
+    ours = core_transformer_config_from_args(args)
+    kinds = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
+    made = yarn.YarnRotaryEmbedding(
+        ours.qk_pos_emb_head_dim,
+        rotary_base=ours.rotary_base,
+        scaling_factor=ours.rotary_scaling_factor,
+        use_cpu_initialization=True,
+        **{kind: getattr(ours, kind) for kind in kinds},
+    )
+    theirs = AutoConfig.for_model(**config)
+    kind = theirs.rope_parameters["rope_type"]
+    default = DeepseekV3RotaryEmbedding.compute_default_rope_parameters
+    frequencies, scale = (default if kind == "default" else ROPE_INIT_FUNCTIONS[kind])(theirs, torch.device("cpu"))
+    positions = torch.arange(8.0)
+    angles, concentration = made(8)
+    half = angles.reshape(8, 2, -1)[:, 0]
+    assert torch.allclose(half, torch.outer(positions, frequencies), rtol=1e-5, atol=1e-6)
+    assert concentration == pytest.approx(scale)
+    factor, of_logits = (theirs.rope_parameters.get(key, 1) for key in ("factor", "mscale_all_dim"))
+    scale = yarn._yarn_get_mscale(ours.rotary_scaling_factor, ours.mscale_all_dim)
+    assert scale == pytest.approx(yarn_get_mscale(factor, of_logits))
 
 
 def local_block(config, **_):

@@ -94,6 +94,27 @@ def test_transformers_builds_a_family_s_toy_with_the_parameters_that_we_count(na
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_config_leaves_out_is_refused_or_read_as_transformers_has_it(name):
+    transformers = pytest.importorskip("transformers")
+    family = load_family(name)
+    toy = family.toy()
+    text = toy.get("text_config", toy)  # without a vision tower
+    kind = toy["model_type"] + "_text" * (text is not toy)
+    for left_out in text.keys() - {"model_type"}:
+        given = {key: value for key, value in text.items() if key != left_out}
+        try:
+            found = read_config(family, {**toy, "text_config": given} if text is not toy else given)[1].values
+        except UserError as error:
+            assert f"{left_out} is missing" in str(error)
+            continue
+        given.pop("model_type", None)
+        theirs = transformers.AutoConfig.for_model(kind, **given).to_dict()
+        for place, value in found.items():
+            key = place.removeprefix("text_config.")
+            assert key == "model_type" or value == theirs.get(key, value), (left_out, key)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_family_states_is_there(name):
     family = load_family(name)
     assert family.tool_format in ("", *TOOL_FORMATS)
@@ -277,7 +298,7 @@ def test_the_tokenizer_of_a_rehearsal_is_that_of_a_family_from_outside(ours, tmp
     assert (made.eos_token, made.pad_token) == ("<|stop|>", "<|none|>")
 
 
-@pytest.mark.parametrize("name", ["llama", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])
+@pytest.mark.parametrize("name", ["gemma", "ourfamily.NONE", "ourfamily.recipe", "nowhere.Family"])
 def test_what_is_no_family_is_refused_with_what_there_is(ours, name):
     with pytest.raises(UserError, match=r"model\.family=.*qwen2, qwen3, qwen3_moe.*or a dotted path"):
         resolve("ourfamily", [f"model.family={name}"])

@@ -41,7 +41,7 @@ def test_a_value_of_another_type_is_refused():
     ("key", "value", "said"),
     [
         ("model.tool_format", "xml", "hermes, qwen25_coder, qwen3_coder"),
-        ("model.family", "llama", "qwen2, qwen3, qwen3_moe"),
+        ("model.family", "mixtral", "qwen2, qwen3, qwen3_moe"),
         ("cluster.gpu", "V100", "A100-40GB, A100-80GB, H100-80GB, H200-141GB, H800-80GB, H20-96GB, B200-180GB"),
         ("cluster.ray_address", "localhost", "http://host:port"),
         ("parallel.recompute", "half", "none, selective, full"),
@@ -94,7 +94,7 @@ def test_a_broken_rule_names_the_key_and_what_is_allowed(key, value, said):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model_type", "llama", "'llama' is of no family here, which read qwen2, qwen3, qwen3_moe"),
+        ("model_type", "mixtral", "'mixtral' is of no family here, which read qwen2, qwen3, qwen3_moe"),
         ("model_type", "qwen3_moe", "norm_topk_prob is missing"),
         ("num_key_value_heads", 3, "num_key_value_heads=3 does not divide num_attention_heads=4"),
         ("num_key_value_heads", 0, "num_key_value_heads=0 is not allowed: it must be a whole number of at least 1"),

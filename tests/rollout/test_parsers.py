@@ -55,12 +55,12 @@ OPENING = dict.fromkeys(WRITERS, "<tool_call>") | {"minimax_m2": "<minimax:tool_
 
 @pytest.fixture(params=WRITERS)
 def format(request) -> str:
-    """Each that takes any number of calls of any tool."""
+    """Each that has tags around a call."""
     return request.param
 
 
-def test_each_format_is_written_here_but_for_one_block_a_turn():
-    assert {*TOOL_FORMATS} - {*WRITERS} == {"bash_block"}
+def test_each_format_is_written_here_but_for_those_without_tags():
+    assert {*TOOL_FORMATS} - {*WRITERS} == {"bash_block", "llama3"}
 
 
 def test_calls_in_order_with_the_text_before_them(format):
@@ -259,6 +259,7 @@ FILLINGS = [
     "<tool_call>", "<function=a></function>", '<tool_call>{"name": "a"}</tool_call>', "</tool_call>", "<", " ", "\n",
     "<parameter=b>", "<tool_call><function=a></function></tool_call>", "<function=", "x", "[", '{"a":', "1,", '"',
     "<arg_key>", "<tool_call>a<arg_key>b</arg_key><arg_value>", "<tool_call>a</tool_call>", "</arg_value>",
+    "<|python_tag|>", "\n{\"name\": \"view\", \"parameters\": {", '; {"name": "view", "parameters": {}}', "; ",
     "<minimax:tool_call>", "<arg_key>b</arg_key><arg_value>c</arg_value>", '<invoke name="a"></invoke>',
     '<invoke name="', "</invoke>", '<parameter name="b">', '<parameter name="b">c</parameter>', "</minimax:tool_call>",
 ]  # fmt: skip
@@ -268,6 +269,7 @@ STARTS = {
     "hermes": ["<tool_call>", "<tool_call>["],
     "qwen25_coder": ["```json\n", '{"name": "view", "arguments": {"a":'],
     "bash_block": ["```bash\n"],
+    "llama3": ["<|python_tag|>", '{"name": "view", "parameters": {"a":'],
     "qwen3_coder": ["<tool_call>", "<function=a>", "<function=a><parameter=b>"],
     "glm47": ["<tool_call>", "<tool_call>a", "<tool_call>a<arg_key>b</arg_key><arg_value>"],
     "minimax_m2": [

@@ -17,6 +17,7 @@ from slime_swe.rollout.agents.native import NativeAgent
 from slime_swe.rollout.chat.reasoning import THINK
 from slime_swe.rollout.chat.template import ChatTemplate, TemplateError
 from slime_swe.rollout.chat.tokenizer import load_tokenizer, shipped_templates, template_path
+from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.proxy.server import open_proxy
@@ -35,6 +36,8 @@ from tests.rollout.test_turns import check_turns
 
 SCHEMAS = [tool.spec.schema() for tool in TOOLS]
 CONTROL = "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> ]~!b[ ]~b] [e~[ <think> </think>".split()
+CONTROL += "<｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜>".split()
+CONTROL += "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|>".split()
 TEMPLATES = {  # what opens the reasoning in the prompt, and what the policy ends a turn with
     "qwen3": ("", ["<|im_end|>"]),
     "qwen3_thinking": ("<think>\n", ["<|im_end|>"]),
@@ -43,6 +46,7 @@ TEMPLATES = {  # what opens the reasoning in the prompt, and what the policy end
     "glm4_7": ("<think>", ["<|user|>", "<|observation|>"]),
     "minimax_m2": ("<think>\n", ["[e~["]),
 }
+PLAIN = {"llama3": "<|eot_id|>", "deepseek_v3": "<｜end▁of▁sentence｜>"}  # of models that don't think
 TURNS = 30
 
 
@@ -70,7 +74,30 @@ def test_every_shipped_template_is_proven(named):
     assert prompt.endswith(opened or "<|im_start|>assistant\n" if "qwen" in name else opened or "<|assistant|>")
     assert [template.encoder.decode([token]) for token in template.stop_token_ids] == ends
     assert template.with_tools(()).stop_token_ids == template.stop_token_ids
-    assert shipped_templates().keys() == TEMPLATES.keys()
+    assert shipped_templates().keys() - TEMPLATES.keys() == {*PLAIN}
+
+
+@pytest.mark.parametrize(("name", "tools"), [("llama3", SCHEMAS), ("llama3", ()), ("deepseek_v3", ())])
+def test_every_shipped_template_of_models_that_do_not_think_is_proven(name, tools):
+    """With tools, and for formats whose instructions stand in the system prompt, where results are a user's."""
+    template = ChatTemplate(tokenizer_of(shipped(name)), tools, tool_messages=bool(tools))
+    template.prove()
+    assert [template.encoder.decode([token]) for token in template.stop_token_ids] == [PLAIN[name]]
+    for said in ("Done.", "  I look.\n", '{"name": "view", "parameters": {"path": "a.py"}}'):
+        read = template.read([*template.encoder.whole(said), template.stop_token_ids[0]])
+        assert (read.reasoning, read.content, read.kept) == ("", said, True)
+
+
+def test_calls_are_written_by_llama_s_template_as_its_tool_format_writes_them():
+    tokenizer, format = tokenizer_of(shipped("llama3")), tool_format("llama3")
+    calls = [ToolCall("view", {"path": 'a "b".py'}), ToolCall("submit", {})]
+    asked = [{"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in calls]
+    for said in ("", "I look."):
+        messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": said, "tool_calls": asked}]
+        text = tokenizer.apply_chat_template(messages, tools=SCHEMAS, tokenize=False)
+        turn = text.rpartition("<|end_header_id|>\n\n")[2].removesuffix("<|eot_id|>")
+        assert turn == said + "\n" * bool(said) + "".join(format.render(calls))
+        assert format.parse(turn, SCHEMAS).written == calls
 
 
 def written(name: str, reasoning: str, content: str) -> str:

@@ -91,7 +91,7 @@ def test_a_template_that_is_not_exact_names_the_rule(look):
 
 
 def test_a_recipe_s_own_template_is_the_one_that_is_looked_at(look, tmp_path):
-    assert "model.chat_template: glm4_5, " in look(LOWERING, "hermes")["chat template"][1]
+    assert "model.chat_template: deepseek_v3, glm4_5, " in look(LOWERING, "hermes")["chat template"][1]
     assert {status for status, _ in look(LOWERING, "hermes", "qwen3").values()} == {"ok"}
     assert look(LOWERING, "hermes", "qwen3_5")["tool calls"][0] == "failure"
     own = tmp_path / "own.jinja"

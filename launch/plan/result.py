@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from slime_swe.launch.plan.assumptions import Assumptions
@@ -84,11 +85,11 @@ class Timing:
 
     @property
     def rollout_seconds(self) -> float:
-        return sum(phase.seconds for phase in self.rollout)
+        return math.fsum(phase.seconds for phase in self.rollout)
 
     @property
     def training_seconds(self) -> float:
-        return sum(phase.seconds for phase in self.training)
+        return math.fsum(phase.seconds for phase in self.training)
 
     @property
     def seconds(self) -> float:

@@ -212,8 +212,8 @@ def found_in(ledger: Ledger, case: Case) -> Found:
     return Found(
         step=(ledger.ends[-1] - begun) / case.measured * (1 + slot_use * (luck - 1)),
         slot_use=slot_use,
-        calls=sum(attempt.calls for attempt in attempts) / (time * case.slots),
-        commands=sum(attempt.commands for attempt in attempts) / (time * case.slots),
+        calls=math.fsum(attempt.calls for attempt in attempts) / (time * case.slots),
+        commands=math.fsum(attempt.commands for attempt in attempts) / (time * case.slots),
         slowness=ledger.processors.taken / ledger.processors.asked,
         sampled=sum(attempt.tokens for attempt in attempts) / time,
         most_open=ledger.most_open,

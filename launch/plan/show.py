@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def _memory(budgets: Sequence[Budget]) -> Table:
 def _time(timing: Timing) -> Table:
     table = _table("Time of a step", "seconds", "")
     for name, phases in (("rollout", timing.rollout), ("training", timing.training)):
-        seconds = sum(phase.seconds for phase in phases)
+        seconds = math.fsum(phase.seconds for phase in phases)
         use = f"; {timing.slot_use:.0%} of the slots' time is of use" if name == "rollout" else ""
         table.add_row(name, f"{seconds:.0f}", f"{seconds / timing.seconds:.0%} of a step{use}", style="bold")
         for phase in phases:

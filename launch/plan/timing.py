@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from slime_swe.launch.engines import engine_of
@@ -23,7 +24,7 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
     episodes = recipe.rollout.batch_size * recipe.rollout.samples_per_task
     training = _training(recipe, episodes, work.length, assumed)
     update = training[-1].seconds
-    rollout = sample_step(recipe, assumed, sum(phase.seconds for phase in training) - update, update)
+    rollout = sample_step(recipe, assumed, math.fsum(phase.seconds for phase in training) - update, update)
     tokens = episodes * work.length
     return Timing(
         rollout=rollout.phases,
@@ -62,7 +63,7 @@ def _stage_step(stage: Recipe, samples: float, length: float, assumed: Assumptio
     if not engine_of(stage).on_gpus:
         return 0.0
     alone = replace(stage, cluster=replace(stage.cluster, colocate=False))
-    return sum(phase.seconds for phase in _training(alone, samples, length, assumed)[:-1])
+    return math.fsum(phase.seconds for phase in _training(alone, samples, length, assumed)[:-1])
 
 
 def _training(recipe: Recipe, episodes: float, length: float, assumed: Assumptions) -> tuple[Phase, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -174,7 +175,7 @@ class Ledger:
 
     def slot_use(self) -> float:
         """Of the seconds that all slots have while sampling may run, the share that was not thrown away or idle."""
-        useful = sum(attempt.progress for attempt in self.every_attempt() if attempt.kept)
+        useful = math.fsum(attempt.progress for attempt in self.every_attempt() if attempt.kept)
         return useful / (self.slots * self.sampling())
 
     def figures(self, bound: int) -> dict[str, float]:

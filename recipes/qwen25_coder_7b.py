@@ -24,14 +24,16 @@ tenth, most of the machine's time is spent on groups that are dropped.
 
 Forecast: 3 % of the episodes solve their task: assumed, half of what is published of the model with 32B parameters.
 Most of the hours then go to groups that are dropped. After a warm start (docs/warm_start.md) plan with its own solve
-rate: `forecast.solved=0.1`.
+rate: `forecast.solved=0.1`. Batches are of 12 tasks, so that a step takes less than an hour.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.forecast import Forecast
-from slime_swe.recipes.gpu_defaults import gpu_recipe
+from slime_swe.recipes.gpu_defaults import ROLLOUT, gpu_recipe
 
 
 def recipe() -> Recipe:
@@ -53,5 +55,6 @@ def recipe() -> Recipe:
             "max_position_embeddings": 32768,
         },
         tool_format="qwen25_coder",
+        rollout=replace(ROLLOUT, batch_size=12),
         forecast=Forecast(solved=0.03),
     )

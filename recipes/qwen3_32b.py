@@ -16,7 +16,8 @@ Expect: this recipe has not been run on GPUs. Published on SWE-bench Verified: 2
 (DeepSWE, 64 H100 for six days), 24.4 % before and 39.4 % after (SA-SWE-32B).
 
 Forecast: 23 % of the episodes solve their task, as published before training. A model that thinks fills more of so
-short a context, and samples more of it: 85 % and 60 % are assumed, since no lengths are published.
+short a context, and samples more of it: 85 % and 60 % are assumed, since no lengths are published. Batches are of 24
+tasks, so that a step takes less than an hour.
 """
 
 from __future__ import annotations
@@ -52,7 +53,14 @@ def recipe() -> Recipe:
         cluster=replace(H100_NODE, nodes=4),
         parallel=Parallel(tp=8, cp=4, max_tokens_per_gpu=10240, recompute="none"),
         serving=replace(SERVING, gpus_per_engine=4),
-        rollout=replace(ROLLOUT, max_response=16384, max_context=40960, time_budget=1800.0, sandbox="ray:docker"),
+        rollout=replace(
+            ROLLOUT,
+            batch_size=24,
+            max_response=16384,
+            max_context=40960,
+            time_budget=1800.0,
+            sandbox="ray:docker",
+        ),
         data=R2E_GYM,
         forecast=Forecast(solved=0.23, context=0.85, sampled=0.6),
     )

@@ -16,7 +16,8 @@ Expect: no score. No training of this model by reinforcement learning alone is p
 42.2 % on SWE-bench Verified after fine-tuning on episodes (swe-lego.github.io), which docs/warm_start.md does.
 
 Forecast: 15 % of the episodes solve their task: assumed, between a smaller model of its kind and Qwen3-32B's 23 %. A
-model that thinks fills more of so short a context, and samples more of it: 85 % and 60 % are assumed.
+model that thinks fills more of so short a context, and samples more of it: 85 % and 60 % are assumed. Batches are of 12
+tasks, so that a step takes less than an hour.
 """
 
 from __future__ import annotations
@@ -49,6 +50,6 @@ def recipe() -> Recipe:
         },
         chat_template="qwen3",
         parallel=Parallel(tp=2, cp=4, max_tokens_per_gpu=10240, recompute="full"),
-        rollout=replace(ROLLOUT, max_response=16384, max_context=40960, time_budget=1800.0),
+        rollout=replace(ROLLOUT, batch_size=12, max_response=16384, max_context=40960, time_budget=1800.0),
         forecast=Forecast(solved=0.15, context=0.85, sampled=0.6),
     )

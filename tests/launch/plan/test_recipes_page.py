@@ -46,13 +46,21 @@ def test_the_page_ends_with_a_section_for_each_recipe():
     assert [section.splitlines()[0] for section in SECTIONS] == [f"### {name}" for name in recipes_page.names()]
 
 
-@pytest.mark.parametrize("name", recipes_page.names())
+# One that samples and trains in turns, one that does both at once, and the one that eight GPUs start.
+FIRST = ("qwen25_coder_7b", "qwen3_coder_30b_a3b_async", "qwen3_5_4b")
+REST = [pytest.param(name, marks=pytest.mark.extended("recipes")) for name in recipes_page.names() if name not in FIRST]
+
+
+@pytest.mark.parametrize("name", [*FIRST, *REST])
 def test_a_section_says_what_the_recipe_is_and_how_it_is_planned(name: str):
     assert recipes_page.section(name).strip() in SECTIONS, (
         "put what `python -m tests.launch.plan.recipes_page` prints at the end of docs/recipes.md"
     )
 
 
+@pytest.mark.extended(
+    "tests/launch/plan/test_recipes_page.py::test_a_section_says_what_the_recipe_is_and_how_it_is_planned"
+)
 @pytest.mark.timeout(600)  # all plans, with as many steps as a user's, on a busy machine
 def test_the_committed_plans_are_those_of_the_recipes():
     assert (DOCS / "plans.md").read_text(encoding="utf-8") == plans_page.page(), (

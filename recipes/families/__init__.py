@@ -31,6 +31,9 @@ FAMILIES: Mapping[str, str] = {
 }
 
 
+QUANTISED = ("fp8", "compressed-tensors")  # forms in which a server may hold the weights that SLiME sends it
+
+
 class Family:
     """One kind of model.
 
@@ -85,7 +88,21 @@ def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
     if kind not in family.model_types:
         said = f"it is a {kind} model, and the recipe is for {' and '.join(family.model_types)} models"
         raise UserError(". ".join(filter(None, (said, why(kind)))))
+    _require_updatable(content)
     return family.read(config), config
+
+
+def _require_updatable(content: Mapping[str, Any]) -> None:
+    """Raises `UserError` for weights whose kind SLiME's update of a server does not write
+    (`slime/backends/megatron_utils/megatron_to_hf/processors`)."""
+    quantised = content.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+    if method is not None and method not in QUANTISED:
+        raise UserError(
+            f"quantization_config.quant_method is {method!r}: weights of this form can't be updated while the model is "
+            f"trained. Give the checkpoint that they were made of; a server may have {' or '.join(QUANTISED)} "
+            "(docs/slime_flags.md)"
+        )
 
 
 def _reader_of(model_type: object) -> Family:

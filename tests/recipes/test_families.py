@@ -154,12 +154,19 @@ def test_the_rotary_base_is_read_where_newer_writers_put_it():
         ({**MIXTURE, "norm_topk_prob": False}, "norm_topk_prob is False"),
         ({key: value for key, value in MIXTURE.items() if key != "norm_topk_prob"}, "norm_topk_prob is missing"),
         ({name: value for name, value in DENSE.items() if name != "hidden_size"}, "hidden_size is missing"),
+        ({**DENSE, "quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method is 'awq': weights"),
+        ({**MIXTURE, "quantization_config": {"quant_method": "mxfp4"}}, "a server may have fp8 or compressed-tensors"),
         ({name: value for name, value in DENSE.items() if name != "rope_theta"}, "rope_theta is missing"),
     ],
 )
 def test_what_could_not_be_trained_is_refused(config, said):
     with pytest.raises(UserError, match=said):
         read(config)
+
+
+def test_a_server_s_weights_may_be_of_a_form_that_they_are_updated_in():
+    for form in ({"quant_method": "fp8"}, {"quant_method": "compressed-tensors"}, None):
+        assert read({**DENSE, "quantization_config": form}) == read(DENSE)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def _kind(checkpoint: str) -> tuple[str, ...]:
 
 
 def _is_fine_tune(recipe: Recipe, model: Model, path: Path) -> bool:
-    if read_config(model.kind, model.config)[0] == recipe.model.shape:
+    """Of the recipe's shape, whatever length it was tuned for."""
+    shape = recipe.model.shape
+    if dataclasses.replace(read_config(model.kind, model.config)[0], max_context=shape.max_context) == shape:
         return True
     return recipe.model.tool_calls in (_read_back(model, path) or ())
 

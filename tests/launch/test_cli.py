@@ -329,7 +329,10 @@ def test_the_weights_that_an_evaluation_takes(tmp_path, monkeypatch):
     assert recipe_for("runs/a/exports/9", []).rollout.max_turns == 3
     shutil.copytree(run_folder / "exports" / "9", tmp_path / "model")
     assert recipe_for("model", []).rollout.max_turns != 3
-    for_gpus = recipe_for("model", ["recipe=qwen25_coder_7b", "rollout.max_context=2048", "rollout.max_response=512"])
+    for_gpus = recipe_for(
+        "model",
+        ["recipe=qwen25_coder_7b", "rollout.max_context=2048", "rollout.max_response=512", "model.tool_format=hermes"],
+    )
     assert for_gpus.serving.concurrency == 64, "what GPUs hold says nothing of the embedded server"
 
 

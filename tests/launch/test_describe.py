@@ -62,7 +62,7 @@ async def test_an_endpoint_that_fails_leaves_no_file(folder, capsys):
         (["specification:synthetic", "http://h/v1"], "can't be described: give specification:PACKAGE"),
         (["specification:a?limit=1", "http://h/v1"], "without options after a ?"),
         (["synthetic:train", "http://h/v1"], "can't be described"),
-        (["specification:a", "localhost:8000"], "localhost:8000 is none: give its address"),
+        (["specification:a", "localhost:8000"], "localhost:8000 is no address of an endpoint"),
         (["specification:no-such-package", "http://h/v1"], "pip install no-such-package"),
         (["specification:a", "http://h/v1", "--limit", "0"], "--limit must be at least 1, got 0"),
         (["specification:a", "http://h/v1", "--out", "a.json"], "must end with .jsonl"),

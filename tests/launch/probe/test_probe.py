@@ -173,7 +173,7 @@ FINE = Look(
             True,
             ["model.tool_format=qwen25_coder: it reads a call in 155 of 160 turns, where hermes"],
         ),
-        ({"stop_reasons": {"context_full": 8, "submitted": 8}}, True, ["Set rollout.max_context=65536: 8 of 16"]),
+        ({"stop_reasons": {"context_full": 8, "submitted": 8}}, True, ["Set rollout.max_context=131072: 8 of 16"]),
         ({"stop_reasons": {"max_turns": 12, "submitted": 4}}, True, ["Set rollout.max_turns=100: 12 of 16"]),
         ({"stop_reasons": {"time_budget": 12, "submitted": 4}}, True, ["Set rollout.time_budget=1800: 12 of 16"]),
         ({"cut": 40}, True, ["Set rollout.max_response=8192: its limit of 4096 tokens cut 40 of 160 turns"]),

@@ -134,7 +134,7 @@ def under_slime(tmp_path) -> Path:
         slime_plugin.log_rollout(rollout, args, kept, {"rollout/dynamic_filter/drop_all_solved": 3}, 1.0)
     tensorboard = tmp_path / "tensorboard"
     tensorboard.mkdir()
-    lines = read_figures(folder, tensorboard, steps=1, rollouts=2)
+    lines = read_figures(folder, tensorboard, steps=1, rollouts=2, limits={})
     lines = [line | {"rollout/dynamic_filter/drop_all_solved": 3} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

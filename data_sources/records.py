@@ -119,8 +119,16 @@ def _parquet(path: Path, content: bytes) -> Iterator[Record]:
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist(maps_as_pydicts="lossy")
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path} is not a Parquet file: {error}") from error
     for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", partial(_given, row)
+        yield f"{path}, row {number}", partial(_given, _without_nulls(row))
+
+
+def _without_nulls(value: Any) -> Any:
+    """A column of structs has each row's keys in every row, null where a row had none: `workspace.files` has the paths
+    of all tasks."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

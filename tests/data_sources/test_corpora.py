@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -15,7 +16,7 @@ import pytest
 from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.fetch import fetch
 from slime_swe.data_sources.registry import SOURCES, load_tasks
-from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle
+from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.sandbox.bubblewrap import environment
@@ -169,6 +170,26 @@ def test_parquet_is_read_as_json_lines_are(tmp_path):
     (tmp_path / "verified.parquet").write_bytes(b"PAR")
     with pytest.raises(UserError, match="is not a Parquet file"):
         load_tasks(f"swebench:verified?folder={tmp_path}")
+
+
+def test_tasks_of_one_s_own_may_be_in_parquet_whatever_files_each_has(tmp_path):
+    """A column of structs has each row's keys in all rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    tasks = load("polyglot:python") + load("swegym:train")
+    tasks += [replace(tasks[0], id="other", workspace=Workspace({"other.py": "x = 1\n"}))]
+    rows = [task.to_dict() for task in tasks]
+    (tmp_path / "mine.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    assert load_tasks(str(tmp_path / "mine.parquet")) == load_tasks(str(tmp_path / "mine.jsonl")) == tasks
+    files = pyarrow.array(
+        [list(row["workspace"]["files"].items()) for row in rows[-1:]], pyarrow.map_("string", "string")
+    )
+    mapped = pyarrow.StructArray.from_arrays([files], ["files"])
+    table = pyarrow.Table.from_pylist([{**rows[-1], "workspace": None}]).drop_columns("workspace")
+    pyarrow.parquet.write_table(table.append_column("workspace", mapped), tmp_path / "mapped.parquet")
+    assert load_tasks(str(tmp_path / "mapped.parquet")) == tasks[-1:]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():

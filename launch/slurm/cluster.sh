@@ -162,8 +162,10 @@ train_on_cluster() { # ROOT ARGUMENTS...
   rendezvous=$SLIME_SWE_CACHE/slurm/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
   mkdir -p "$rendezvous"
 
+  # Each node gives all that it has, however much that is: a number of CPUs per task would be the same for all of them.
   # shellcheck disable=SC2016 # it expands on the nodes
-  srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none \
+  env -u SLURM_CPUS_PER_TASK -u SRUN_CPUS_PER_TASK \
+    srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none \
     bash -c 'source "$1" && make_caches && exec "${@:2}"' bash "$root/launch/slurm/cluster.sh" \
     "${python[@]}" -m slime_swe.launch.ray.slurm node "$rendezvous" &
   nodes=$!

@@ -46,7 +46,7 @@ PropagateResourceLimitsExcept=ALL
 ReturnToService=2
 SchedulerParameters=sched_interval=2,bf_interval=2
 GresTypes=gpu
-NodeName=n0 NodeAddr={n0} CPUs=1 RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
+NodeName=n0 NodeAddr={n0} CPUs=2 RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
 NodeName=n1 NodeAddr={n1} CPUs=1 RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=all Nodes=n0,n1 Default=YES MaxTime=60 State=UP
 """

@@ -21,10 +21,10 @@ _FAILURES = (errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  
 CACHE_FOLDERS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules"})
 
 
-def is_git(name: str) -> bool:
-    """Whether git takes this for a repository's own, and so for part of none: its folder, or the file of a worktree or
-    submodule that says where that is."""
-    return name.lower() == ".git"
+def is_left_out(name: str, *, folder: bool) -> bool:
+    """Whether a diff holds no file, or nothing in a folder, of this name: caches, and what git takes for a repository's
+    own, which is a folder, or the file of a worktree or submodule that says where that is."""
+    return name.lower() == ".git" or (name in CACHE_FOLDERS if folder else name.endswith(".pyc"))
 
 
 class ReadBudget:
@@ -134,11 +134,9 @@ def _walk(budget: ReadBudget) -> tuple[set[str], tuple[str, ...]]:
                 path = folder + entry.name
                 budget.name(path)
                 if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in CACHE_FOLDERS and not is_git(entry.name):
+                    if not is_left_out(entry.name, folder=True):
                         waiting.append(f"{path}/")
-                elif (
-                    entry.is_file(follow_symlinks=False) and not entry.name.endswith(".pyc") and not is_git(entry.name)
-                ):
+                elif entry.is_file(follow_symlinks=False) and not is_left_out(entry.name, folder=False):
                     paths.add(path)
         except FileNotFoundError:  # gone, as the working directory may be: so is all that was below
             continue

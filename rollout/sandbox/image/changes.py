@@ -9,15 +9,15 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, Changes, is_git
+from slime_swe.rollout.sandbox.guest.files import Changes, is_left_out
 
 MAX_PATH_BYTES = 4095  # what the system opens
 
 
 def is_tracked(path: str) -> bool:
     """Whether a file is part of a diff: caches are not, nor what is git's, nor what no path reaches."""
-    parts = path.split("/")
-    left_out = not CACHE_FOLDERS.isdisjoint(parts[:-1]) or path.endswith(".pyc") or any(map(is_git, parts))
+    *folders, name = path.split("/")
+    left_out = is_left_out(name, folder=False) or any(is_left_out(each, folder=True) for each in folders)
     return not left_out and len(os.fsencode(path)) <= MAX_PATH_BYTES
 
 

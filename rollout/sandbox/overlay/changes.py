@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS, ReadBudget, is_git, read_up_to
+from slime_swe.rollout.sandbox.guest.files import ReadBudget, is_left_out, read_up_to
 from slime_swe.rollout.sandbox.image.changes import MAX_PATH_BYTES, Found, is_tracked
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
@@ -73,7 +73,7 @@ class _Walk:
                 path = folder + name
                 self.budget.name(path)
                 if stat.S_ISDIR(mode):
-                    if name not in CACHE_FOLDERS and not is_git(name):
+                    if not is_left_out(name, folder=True):
                         waiting.append(f"{path}/")
                         if _is_opaque(self._upper, f"{self._place}/{path}"):
                             self.hidden.add(path)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -19,7 +18,7 @@ from slime_swe.files import replace_file, writing
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.launch.selection import recorded
-from slime_swe.rollout.records import EPISODES, Summary
+from slime_swe.rollout.records import EPISODES, Summary, by_episode
 
 _RANGE = re.compile(r"(\d+(?:\.\d+)?)(%?)-(\d+(?:\.\d+)?)(%?)")
 
@@ -79,7 +78,7 @@ def rates_in(folders: Sequence[Path], evaluation: str | None) -> tuple[dict[str,
         sets |= dict.fromkeys(
             data.train if path.name == EPISODES else [spec for name, spec in data.eval.items() if name in names]
         )
-        for segments in _episodes(summary for _, summary in records):
+        for segments in by_episode((summary for _, summary in records), _episode):
             task = segments[0].task
             if task is not None:
                 sound = all(one.outcome != "broken" for one in segments)
@@ -88,13 +87,10 @@ def rates_in(folders: Sequence[Path], evaluation: str | None) -> tuple[dict[str,
     return {task: Rate(solved[task], episodes[task]) for task in episodes}, list(sets)
 
 
-def _episodes(summaries: Iterable[Summary]) -> Iterable[list[Summary]]:
-    found: dict[tuple[Any, ...], list[Summary]] = {}
-    for number, one in enumerate(summaries):
-        name = one.trajectory if one.trajectory is not None else one.index
-        key = (number,) if name is None else (one.rollout, one.dataset, name)
-        found.setdefault(key, []).append(one)
-    return found.values()
+def _episode(one: Summary) -> tuple[int | None, str | None, int] | None:
+    """A name of the episode that a record is of; None where it has none."""
+    name = one.trajectory if one.trajectory is not None else one.index
+    return None if name is None else (one.rollout, one.dataset, name)
 
 
 def filtered(rates: Mapping[str, Rate], solved: str, least: int) -> Filtered:

@@ -6,7 +6,7 @@ failed. Metrics, reports and viewers read the record through this module; no oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -310,11 +310,16 @@ S = TypeVar("S", Sample, Record)
 
 def trajectories(samples: Iterable[S]) -> list[list[S]]:
     """Samples by episode, in order of first appearance. One without a name is an episode of its own."""
-    by_episode: dict[Any, list[S]] = {}
+    return by_episode(samples, trajectory_of)
+
+
+def by_episode(samples: Iterable[T], name_of: Callable[[T], Hashable | None]) -> list[list[T]]:
+    """The same of anything that `name_of` tells the episode of."""
+    episodes: dict[Hashable, list[T]] = {}
     for place, sample in enumerate(samples):
-        name = trajectory_of(sample)
-        by_episode.setdefault(("unnamed", place) if name is None else name, []).append(sample)
-    return list(by_episode.values())
+        name = name_of(sample)
+        episodes.setdefault(("unnamed", place) if name is None else name, []).append(sample)
+    return list(episodes.values())
 
 
 def is_broken(segments: Sequence[S]) -> bool:

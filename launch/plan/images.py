@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.registry import load_tasks, parse
+from slime_swe.data_sources.registry import Spec, load_tasks, parse
 from slime_swe.data_sources.selection import most_left
 from slime_swe.errors import UserError
 from slime_swe.launch.images import size_of
@@ -105,7 +105,7 @@ def tasks_of(spec: str) -> int | None:
     try:
         parsed = parse(spec)
         if parsed.file:
-            return len(load_tasks(spec))
+            return _of_file(parsed)[0]
         corpus = CORPORA.get(parsed.source)
         split = corpus.splits.get(parsed.split) if corpus else None
         return most_left(split.count if split else None, parsed.options)
@@ -118,8 +118,8 @@ def _known(spec: str) -> _Known | None:
     try:
         parsed = parse(spec)
         if parsed.file:
-            path = Path(parsed.file).expanduser()
-            return _of_file(spec, path.stat().st_mtime_ns)
+            tasks, images = _of_file(parsed)
+            return _Known(tasks, images) if images else None
         if parsed.source not in CORPORA:
             return _Known() if "." in parsed.source else None  # our own sources make tasks of files
         corpus = CORPORA[parsed.source]
@@ -131,9 +131,13 @@ def _known(spec: str) -> _Known | None:
         return None
 
 
+def _of_file(spec: Spec) -> tuple[int, int]:
+    """How many tasks a file has, and how many images. Raises `UserError`, `OSError`."""
+    return _counted(spec.text, Path(spec.file).expanduser().stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=32)
-def _of_file(spec: str, changed: int) -> _Known | None:
+def _counted(spec: str, changed: int) -> tuple[int, int]:
     """changed: when the file was, without which an old answer would stay."""
     tasks = load_tasks(spec)
-    images = {task.workspace.image.name for task in tasks if task.workspace.image}
-    return _Known(len(tasks), len(images)) if images else None
+    return len(tasks), len({task.workspace.image.name for task in tasks if task.workspace.image})

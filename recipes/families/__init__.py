@@ -29,8 +29,6 @@ FAMILIES: Mapping[str, str] = {
     "deepseek_v3": "slime_swe.recipes.families.deepseek_v3.DeepseekV3",
     "llama": "slime_swe.recipes.families.llama.Llama",
 }
-
-
 QUANTISED = ("fp8", "compressed-tensors")  # forms in which a server may hold the weights that SLiME sends it
 
 

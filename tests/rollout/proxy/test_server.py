@@ -457,7 +457,8 @@ async def test_a_sandbox_has_a_bounded_number_of_connections(templates, scripted
 async def test_the_collector_passes_over_what_was_there_until_the_last_proxy_closes():
     assert gc.get_freeze_count() == 0
     async with open_proxy():
+        record = {"of a session": []}
         async with open_proxy():
-            pass
+            assert any(each is record for each in gc.get_objects()), "it is collected when it is in a cycle"
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0

@@ -39,7 +39,6 @@ from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
-from slime_swe.rollout.player import Player
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, flatten
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
@@ -148,7 +147,7 @@ class _Loop:
             server = ServerProcess.of_run(args, self.run_dir / "server.log")
             self.server = await stack.enter_async_context(server)
             args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        self.driver = await driver_of(args, Player(args, self.hooks))
+        self.driver = await driver_of(args, self.hooks)
         stack.push_async_callback(self.driver.close)
         self._copy_tokenizer()
         if self.found is not None or self.server is None:  # a server that was already there may hold any weights

@@ -208,6 +208,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_reward_weights": recipe.reward.weights,
         "swe_last_mile": recipe.reward.last_mile,
         "swe_max_attempts": rollout.max_attempts,
+        "swe_outage_limit": rollout.outage_limit,
         "swe_mismatch_veto": recipe.algorithm.mismatch_veto,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,

@@ -207,7 +207,8 @@ class Rollout:
         may be under which an episode began.
     mask_truncated: stop reasons of episodes that are left out of the loss, though not of the baseline: `time_budget`,
         `max_turns`, `context_full`, `max_response`.
-    max_attempts: attempts at an episode that infrastructure breaks.
+    max_attempts: attempts at an episode that infrastructure breaks, and at its grading, each time that it is tried.
+    outage_limit: seconds in which infrastructure breaks every episode that begins, after which the run ends.
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
     top_k: always -1 (no limit), for the same reason.
@@ -242,6 +243,7 @@ class Rollout:
         list[Annotated[str, one_of(*TRUNCATED)]], Meta(description=f"a list of {', '.join(TRUNCATED)}")
     ] = field(default_factory=lambda: [*MASKED])
     max_attempts: Size = 3
+    outage_limit: Positive = 3600.0
     tries: Size = 1
     no_call_turns: Size = 3
     temperature: Positive = 1.0

@@ -32,6 +32,7 @@ from slime_swe.rollout.records import (
     write_failure,
     write_score,
 )
+from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 from slime_swe.train_loop import module_of
@@ -123,6 +124,7 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
                 for segment in segments:
                     write_failure(segment, "grader_error", str(error))
                 return
+            await asyncio.sleep(pause(attempt + 1))
     write_score(segments, composed(score, segments, episode, composition))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +11,27 @@ from functools import partial
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from slime_swe.data_sources.slime_plugin import task_id_of
-from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import ADMITTED
-from slime_swe.rollout.player import Group, Player, end_all
-from slime_swe.rollout.records import episode_of, failure_of, flatten, is_broken, record_of, trajectories
+from slime_swe.rollout.player import Group, Play, Player, end_all
+from slime_swe.rollout.records import episode_of, flatten, is_broken, record_of, trajectories
 from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
-from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.first_calls import FirstCalls
+from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
 from slime_swe.sample import Sample
 
 _log = logging.getLogger(__name__)
+MOST_OF_A_TASK = 3  # times that a task's groups are put off, one after the other
 _GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate function whose records have every call
 
 
@@ -67,9 +67,10 @@ class TaskSource(DataSource, Protocol):
 class Rollout:
     """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. given_back: groups that will be sampled anew. retried: episodes that infrastructure broke
-    in groups that were tried again, by cause. staleness: of each group that is kept, how many training steps older than
-    the weights that it trains those were under which it began. admitted: episodes at once, when the batch was complete.
+    dropped: groups by reason. given_back: groups that will be sampled anew. retried: tries at episodes that
+    infrastructure broke and that were made again, by cause. staleness: of each group that is kept, how many training
+    steps older than the weights that it trains those were under which it began. admitted: episodes at once, when the
+    batch was complete.
     """
 
     kept: list[Group] = field(default_factory=list)
@@ -112,6 +113,7 @@ class _Settings:
     max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
     lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
     schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
+    outage_limit: Annotated[float, Argument("swe_outage_limit"), Meta(gt=0)] = 3600.0  # seconds
 
     def scheduler(self) -> Scheduler:
         if SCHEDULES[self.schedule].carries:
@@ -119,9 +121,10 @@ class _Settings:
         return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
 
 
-async def driver_of(args: Any, player: Player) -> Driver:
+async def driver_of(args: Any, hooks: RolloutHooks) -> Driver:
     """The driver of a run's training episodes, in the running loop."""
     settings = read_arguments(_Settings, args)
+    player = Player(args, hooks, outages=Outages.within(settings.outage_limit))
     scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
     first_calls = FirstCalls() if _records_calls(args) else None
     if schedule.pauses:
@@ -140,6 +143,11 @@ def _records_calls(args: Any) -> bool:
 class Driver:
     """One run's groups. Use in one event loop.
 
+    A group that infrastructure leaves without episodes enough is put off: another may begin in its place, and it begins
+    again once an episode that began later has come to a sound end, so that infrastructure works. If it is put off
+    `MOST_OF_A_TASK` times, its task is set aside. What is sound or finished in it is kept as long as the weights are
+    the same.
+
     goes_on: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
     unfinished wait at the `gate` with their sandboxes open; `abort` has the engines drop what they sample for them.
     first_calls: None where the policy need not call tools. It counts from this driver's first group on, also in a run
@@ -150,14 +158,13 @@ class Driver:
         self,
         player: Player,
         scheduler: Scheduler,
-        failures: Failures | None = None,
         *,
         first_calls: FirstCalls | None = None,
         goes_on: bool = False,
         gate: Gate | None = None,
         abort: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        self.player, self.scheduler, self.failures = player, scheduler, failures or Failures()
+        self.player, self.scheduler = player, scheduler
         self.first_calls = first_calls
         self.goes_on, self.gate, self.abort = goes_on, gate or Gate(), abort
         self._version = 0
@@ -166,8 +173,10 @@ class Driver:
         self._fresh: dict[int, list[Sample]] = {}  # groups that have begun, as the data source gave them
         self._running: dict[asyncio.Task[Group], int] = {}
         self._in_slots: Counter[int] = Counter()  # episodes of those groups that hold a slot, or wait for one
+        self._plays: dict[int, tuple[int, list[Play]]] = {}  # of those groups, and the version that plays them
         self._judged: dict[int, _Judged] = {}
-        self._retried = Counter[str]()
+        self._put_off: dict[int, float] = {}  # groups that infrastructure broke -> when, in the loop's time
+        self._gave_way = Counter[str]()  # how often a task's groups were put off, since one was not
 
     async def collect(self, data_source: DataSource, version: int) -> Rollout:
         """Play until a batch is complete for training on weights of this version.
@@ -208,7 +217,7 @@ class Driver:
         """
         if self.goes_on:
             return self.player
-        return Player(self.player.args, self.player.hooks, self.player.slots)
+        return Player(self.player.args, self.player.hooks, self.player.slots, self.player.outages)
 
     async def close(self) -> None:
         """End what is still played."""
@@ -248,47 +257,51 @@ class Driver:
             self._changed.set()
 
     def _begin(self, data_source: DataSource) -> None:
-        """As many groups as are wanted and have a slot; in an outage one at a time."""
+        """As many groups as are wanted and have a slot."""
         while self.scheduler.wanted(self._version) > 0 and not (self._running and self._full):
-            (group,) = data_source.get_samples(1)
-            number = _number(group)
-            self._fresh[number] = group
-            self._start(number)
+            self._start(self._next(data_source))
 
     @property
     def _full(self) -> bool:
-        return self.failures.outage or self._in_slots.total() >= self.player.slots
+        return self._in_slots.total() >= self.player.slots
+
+    def _next(self, data_source: DataSource) -> int:
+        """A group that was put off and may be tried again, or else the data source's next."""
+        for number, broken_at in sorted(self._put_off.items()):
+            if self.player.outages is None or broken_at < self.player.outages.sound_since:
+                del self._put_off[number]
+                return number
+        (group,) = data_source.get_samples(1)
+        number = _number(group)
+        self._fresh[number] = group
+        return number
 
     def _start(self, number: int) -> None:
         self.scheduler.begin(number, self._version)
-        played = [_copied(sample) for sample in self._fresh[number]]
-        self._in_slots[number] = len(played)
+        version, plays = self._plays.get(number, (self._version, [Play(sample) for sample in self._fresh[number]]))
+        if version != self._version:  # what older weights sampled is sampled anew
+            plays = [Play(play.sample, tries=play.tries) for play in plays]
+        self._plays[number] = self._version, plays
+        self._in_slots[number] = sum(play.finished is None for play in plays)
 
         def on_free() -> None:
             self._in_slots[number] -= 1
             self._woken.set()
 
-        self._running[asyncio.ensure_future(self.player.play_group(played, on_free))] = number
+        self._running[asyncio.ensure_future(self.player.play_group(plays, on_free))] = number
 
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
         del self._in_slots[number]
         episodes = trajectories(flatten(group))
         broken = [is_broken(segments) for segments in episodes]
-        outage = self.failures.outage
-        for episode in broken:
-            self.failures.episode(broken=episode)
-        if self.failures.outage != outage:
-            _say_outage(outage, episodes)
-        if self.failures.hopeless:
-            raise InfrastructureError(
-                f"the last {self.failures.hopeless_after} episodes were all broken by infrastructure: {_why(episodes)}"
-            )
-        lost = is_lost(broken)
-        task = task_id_of(self._fresh[number][0]) or str(number)
-        if self.failures.group(task, broken=lost):
-            self._retried.update(_cause(segments) for segments in episodes if is_broken(segments))
-            self._start(number)
-            return
+        lost, task = is_lost(broken), task_id_of(self._fresh[number][0]) or str(number)
+        if lost:
+            self._gave_way[task] += 1
+            if self._gave_way[task] < MOST_OF_A_TASK:
+                self._put_off[number] = asyncio.get_running_loop().time()
+                self.scheduler.end(number, Outcome.BROKEN)
+                return
+        del self._gave_way[task], self._plays[number]
         self._require_calls(number, episodes)
         if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
@@ -310,11 +323,12 @@ class Driver:
             raise UserError(_why_no_calls(first.seen(running), first.malformed, self.player.args))
 
     async def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
-        given_back = set(batch.given_back)
+        given_back = set(batch.given_back) - self._put_off.keys()
         await end_all([task for task, number in self._running.items() if number in given_back])
         self._running = {task: number for task, number in self._running.items() if number not in given_back}
         for number in given_back:
             self._judged.pop(number, None)
+            self._plays.pop(number, None)
             self._in_slots.pop(number, None)
         if given_back:
             data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
@@ -322,7 +336,7 @@ class Driver:
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
         rollout = Rollout(
             given_back=len(given_back),
-            retried=self._retried,
+            retried=self.player.retried,
             staleness=[version - begun for begun in batch.begun],
             admitted=self.player.slots,
         )
@@ -334,18 +348,11 @@ class Driver:
                 rollout.dropped[judged.reason] += 1
             else:
                 rollout.kept.append(judged.group)
-        self._retried = Counter()
+        self.player.retried = Counter()
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
         if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh), _outcomes(rollout.played, self.player.args))
         return rollout
-
-
-def _say_outage(ended: bool, episodes: Sequence[Sequence[Sample]]) -> None:
-    if ended:
-        _log.warning("infrastructure is there again: groups begin as usual")
-    else:
-        _log.warning("infrastructure breaks every episode, so one group at a time begins: %s", _why(episodes))
 
 
 def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:
@@ -360,16 +367,6 @@ def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:
     )
 
 
-def _cause(segments: Sequence[Sample]) -> str:
-    failure = failure_of(segments[0])
-    return (failure and failure.where) or "unknown"
-
-
-def _why(episodes: Sequence[Sequence[Sample]]) -> str:
-    failure = failure_of(episodes[0][0])
-    return f"{failure.where}: {failure.detail}" if failure else "no reason given"
-
-
 def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]]:
     found: dict[str, list[bool]] = {}
     for group in groups:
@@ -378,17 +375,6 @@ def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]
             if task is not None and not is_broken(segments):
                 found.setdefault(task, []).append(record_of(segments[0], getattr(args, "reward_key", None)).solved)
     return found
-
-
-def _copied(sample: Sample) -> Sample:
-    """To be played: what the hooks write into it is not in the one that the data source gave.
-
-    It has a session of its own, by which SLiME's router keeps its model calls on one engine.
-    """
-    played = copy.copy(sample)
-    played.metadata = dict(sample.metadata or {})
-    played.session_id = uuid.uuid4().hex
-    return played
 
 
 def _number(group: Sequence[Sample]) -> int:

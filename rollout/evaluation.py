@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from argparse import Namespace
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from slime_swe.data_sources.slime_plugin import sample_of
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError
 from slime_swe.rollout.endpoint.replies import Refused
-from slime_swe.rollout.player import Player, gather, sampling_params, seeded
+from slime_swe.rollout.player import Play, Player, gather, sampling_params, seeded
 from slime_swe.rollout.records import failure_of, is_broken, trajectories
 from slime_swe.sample import Sample
 
@@ -90,10 +89,9 @@ class _Evaluation:
         args = self.player.args
         number, place = divmod(index, args.n_samples_per_eval_prompt)
         sample = sample_of(self.tasks[number], index=index, group_index=number)
-        sample.session_id = uuid.uuid4().hex  # by which a router keeps its calls on one engine
         params = seeded(args, _params(args), place)
         try:
-            episode = await self.player.play(sample, params, evaluation=True, may_begin=self._may_begin)
+            episode = await self.player.play(Play(sample), params, evaluation=True, may_begin=self._may_begin)
         except Refused as error:
             self.refused.append(error)
             return

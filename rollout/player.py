@@ -1,33 +1,71 @@
-"""`Player`: plays episodes through the generate and reward hooks, as many at once as the engines' caches hold."""
+"""`Player`: plays episodes through the generate and reward hooks, as many at once as the engines' caches hold.
+
+What infrastructure breaks it tries again."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import math
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+import uuid
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.dropping import LEAST_SOUND
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.records import episode_of
+from slime_swe.rollout.records import episode_of, failure_of, is_broken, write_failure
 from slime_swe.rollout.scheduling.admission import Admission, bounds
+from slime_swe.rollout.scheduling.outage import Outage, Outages, pause
 from slime_swe.sample import Sample
+
+TRIES = 5  # at an episode or a grading that infrastructure breaks, before its group is judged without it
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Group = list[Sample | list[Sample]]
+Played = Sample | list[Sample]  # siblings where an episode fans out
+Group = list[Played]
+
+
+@dataclass(eq=False)
+class Play:
+    """An episode that is to be played, and what there is of it.
+
+    sample: as the data source gave it. finished: what the generate hook made of it, which is kept until it is graded.
+    sound: the same, graded. tries: how many infrastructure broke, since it is finished if it is. broken_since: when the
+    first of these broke, in the loop's time.
+    """
+
+    sample: Sample
+    finished: Played | None = None
+    sound: Played | None = None
+    tries: int = 0
+    broken_since: float = math.inf
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is sound, or has been tried often enough."""
+        return self.sound is not None or self.tries >= TRIES
 
 
 class Player:
-    """reward_seconds: summed over episodes, which run concurrently. admitted: episodes at once when it begins; 0: as
-    many as the engines' caches hold by the plan."""
+    """reward_seconds: summed over episodes, which run concurrently. retried: tries at episodes of training that
+    infrastructure broke and that were made again, by cause. admitted: episodes at once when it begins; 0: as many as
+    the engines' caches hold by the plan. outages: of what plays episodes, and of what grades them; without them each
+    episode is tried once."""
 
-    def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0) -> None:
+    def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0, outages: Outages | None = None) -> None:
         self.args = args
         self.hooks = hooks
+        self.outages = outages
+        self.retried = Counter[str]()
+        self._playing = set[Play]()
+        self._said_out = set[bool]()  # of playing (False) and of grading (True), which has an outage that was logged
         cached = getattr(args, "swe_cached_episodes", 0.0)
         planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
         self.admission = Admission(replace(planned, start=admitted or planned.start))
@@ -40,44 +78,149 @@ class Player:
         """Of episodes, as many as are admitted now."""
         return self.admission.limit
 
-    async def play_group(self, group: Sequence[Sample], on_free: Callable[[], None] = lambda: None) -> Group:
+    async def play_group(self, group: Sequence[Play], on_free: Callable[[], None] = lambda: None) -> Group:
         """Its episodes; those that fan out are lists of siblings. on_free: called for each that needs its slot no more.
 
         That is before it is scored, so slots may be free for another group long before this one ends.
         """
         params = sampling_params(self.args)
         return await gather(
-            self.play(sample, seeded(self.args, params, place), on_free, evaluation=False)
-            for place, sample in enumerate(group)
+            self.play(each, seeded(self.args, params, place), on_free, evaluation=False, group=group)
+            for place, each in enumerate(group)
         )
 
     async def play(
         self,
-        sample: Sample,
+        play: Play,
         params: dict[str, Any],
         on_free: Callable[[], None] = lambda: None,
         *,
         evaluation: bool,
+        group: Sequence[Play] = (),
         may_begin: Callable[[], bool] = lambda: True,
-    ) -> Sample | list[Sample]:
+    ) -> Played:
         """Generate one episode, then score it unless it was aborted. One that may not begin, once there is a slot for
-        it, has no samples."""
+        it, has no samples.
+
+        What infrastructure breaks is tried again after a pause, `TRIES` times and longer where it `_waits`; of an
+        episode that is finished only the grading. What is sound is not played again. Raises `InfrastructureError` where
+        an outage lasts too long.
+        """
+        self._playing.add(play)
+        try:
+            while play.sound is None:
+                await self._turn(graded=play.finished is not None)
+                if play.finished is None:
+                    played = await self._generated(play, params, evaluation, group, may_begin)
+                    if played == []:
+                        return played
+                    if not is_broken(_segments(played)):
+                        play.finished, play.tries, play.broken_since = played, 0, math.inf
+                        on_free()
+                        continue
+                else:
+                    played = await self._tried(play, self._scored(play.finished), evaluation, group)
+                    if not is_broken(_segments(played)):
+                        play.sound = played
+                        break
+                if self.outages is None or (play.is_settled and not self._waits(play, self.outages, group)):
+                    if play.finished is None:
+                        on_free()
+                    return played
+                self.retried[_failure(played)[0]] += not evaluation
+                await asyncio.sleep(pause(play.tries))
+            return play.sound
+        finally:
+            self._playing.discard(play)
+
+    def _waits(self, play: Play, outages: Outages, group: Sequence[Play]) -> bool:
+        """Whether an episode that was tried often enough is tried on.
+
+        It is as long as others of its group are tried. If so many of these are finished that the group has a baseline,
+        it is too as long as any episode of the run is, until a try that began later is sound, so that infrastructure
+        works and this episode is what can't be played; and during half of the time after which an outage ends the run.
+        """
+        if not all(each.is_settled for each in group):
+            return True
+        if sum(each.finished is not None for each in group) < LEAST_SOUND:
+            return False
+        outage, now = outages.of(graded=play.finished is not None), _now()
+        if outage.sound_since < play.broken_since and not all(each.is_settled for each in self._playing):
+            return True
+        return outage.is_on(now) and now - play.broken_since < outage.limit / 2
+
+    async def _generated(
+        self,
+        play: Play,
+        params: dict[str, Any],
+        evaluation: bool,
+        group: Sequence[Play],
+        may_begin: Callable[[], bool],
+    ) -> Played:
         extra = {"evaluation": evaluation} if self.hooks.generate_takes_evaluation else {}
         async with self._slot() as turn:
             if not may_begin():
                 return []
-            played: Sample | list[Sample] = await self.hooks.generate(self.args, sample, params, **extra)
-            segments = played if isinstance(played, list) else [played]
-            self._adapt(segments, self._in_use[turn])
-        on_free()
-        if any(segment.status == Sample.Status.ABORTED for segment in segments):
-            return played
+            generating: Awaitable[Played] = self.hooks.generate(self.args, _fresh(play.sample), params, **extra)
+            played = await self._tried(play, generating, evaluation, group)
+            self._adapt(_segments(played), self._in_use[turn])
+        return played
+
+    async def _scored(self, finished: Played) -> Played:
+        """A copy of an episode with its score, ABORTED where a machine failed that grades it."""
+        segments = [_copied(each) for each in _segments(finished)]
         unscored = [segment for segment in segments if segment.reward is None]
+        played: Played = segments if isinstance(finished, list) else segments[0]
         if unscored:
             started = time.perf_counter()
-            await self._score(played, unscored)
+            try:
+                await self._score(played, unscored)
+            except InfrastructureError as error:
+                for segment in segments:
+                    write_failure(segment, "grader_error", str(error))
             self.reward_seconds += time.perf_counter() - started
         return played
+
+    async def _tried(self, play: Play, playing: Awaitable[Played], evaluation: bool, group: Sequence[Play]) -> Played:
+        """Await a try, and note how it ends."""
+        if self.outages is None:
+            return await playing
+        graded, begun = play.finished is not None, _now()
+        outage = self.outages.of(graded=graded)
+        outage.begin(begun)
+        try:
+            played = await playing
+        finally:
+            outage.end(begun)
+        if is_broken(_segments(played)):
+            why = ": ".join(_failure(played))
+            play.tries += 1
+            play.broken_since = min(play.broken_since, _now())
+            # Where most of a group is sound, what is not may be what can't be played: that tells of no outage.
+            lost = sum(each.sound is not None for each in group) < LEAST_SOUND
+            outage.broken((evaluation, play.sample.group_index) if lost else None, begun, _now(), why)
+            self._say_outage(outage, graded, why)
+        else:
+            outage.sound(begun)
+            self._say_outage(outage, graded)
+        return played
+
+    async def _turn(self, *, graded: bool) -> None:
+        """Until a try may begin."""
+        outage = self.outages and self.outages.of(graded=graded)
+        while outage and (seconds := outage.wait(_now())):
+            await asyncio.sleep(seconds)
+            self._say_outage(outage, graded)
+
+    def _say_outage(self, outage: Outage, graded: bool, why: str = "") -> None:
+        """Log that an outage has begun, or ended."""
+        what = "grading" if graded else "episode"
+        if outage.is_on(_now()) and graded not in self._said_out:
+            self._said_out.add(graded)
+            _log.warning("infrastructure breaks every %s that begins, so that few begin until one lasts: %s", what, why)
+        elif not outage.is_on(_now()) and graded in self._said_out:
+            self._said_out.remove(graded)
+            _log.warning("infrastructure is there again: each %s begins as usual", what)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[asyncio.Future[None]]:
@@ -145,6 +288,34 @@ def seeded(args: Any, params: dict[str, Any], place: int) -> dict[str, Any]:
     """A copy for the sample at `place` of its group, with a seed of its own where sampling is deterministic."""
     seed = {"sampling_seed": args.rollout_seed + place} if args.sglang_enable_deterministic_inference else {}
     return params | seed
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _segments(played: Played) -> list[Sample]:
+    return played if isinstance(played, list) else [played]
+
+
+def _failure(played: Played) -> tuple[str, str]:
+    """What broke an episode: a name to count it by, and what was said."""
+    failure = failure_of(_segments(played)[0])
+    return (failure.where, failure.detail) if failure else ("unknown", "no reason given")
+
+
+def _copied(sample: Sample) -> Sample:
+    """What the hooks write into it is not in the other."""
+    copied = copy.copy(sample)
+    copied.metadata = dict(sample.metadata or {})
+    return copied
+
+
+def _fresh(sample: Sample) -> Sample:
+    """To be played: a copy with a session of its own, by which SLiME's router keeps its model calls on one engine."""
+    played = _copied(sample)
+    played.session_id = uuid.uuid4().hex
+    return played
 
 
 async def gather(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

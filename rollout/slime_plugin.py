@@ -21,12 +21,13 @@ from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.journals import append_records
 from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.player import Group, Player, gather
+from slime_swe.rollout.player import Group, gather
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
 from slime_swe.rollout.retention import remove_old
 from slime_swe.rollout.run_record import RunRecord, evaluated_after
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 from slime_swe.train_loop import PACKAGES, module_of
@@ -68,8 +69,6 @@ else:
         RolloutFnTrainOutput, RolloutFnEvalOutput = _theirs.RolloutFnTrainOutput, _theirs.RolloutFnEvalOutput
         run = module_of("utils.async_utils").run
 
-_PAUSE = 0.2  # seconds before an episode that infrastructure broke is tried again; doubles each time
-
 
 async def generate(
     args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
@@ -103,7 +102,7 @@ async def generate(
         if not broken or attempt == settings.max_attempts - 1:
             break
         broken_attempts[episode.stop_reason.value] += 1
-        await asyncio.sleep(_PAUSE * 2**attempt)
+        await asyncio.sleep(pause(attempt + 1))
     episode.counters.broken_attempts = dict(broken_attempts)
     samples = to_samples(
         args,
@@ -186,7 +185,7 @@ async def driver_for(args: Any) -> Driver:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Driver]:
-        driver = await driver_of(args, Player(args, RolloutHooks.load(args)))
+        driver = await driver_of(args, RolloutHooks.load(args))
         try:
             yield driver
         finally:

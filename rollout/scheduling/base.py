@@ -13,7 +13,7 @@ class Outcome(enum.Enum):
 
     INFORMATIVE = "informative"  # its episodes differ, so that there is something to learn
     UNIFORM = "uniform"  # they do not
-    BROKEN = "broken"  # infrastructure left too few of them, and it is not tried again
+    BROKEN = "broken"  # infrastructure left too few of them; if it is tried again, it begins anew
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Scheduler(Protocol):
         ...
 
     def begin(self, group: int, version: int) -> None:
-        """A group has begun, or begun anew: because infrastructure broke it, or because it was given back.
+        """A group has begun, or begun anew: because it ended broken, or because it was given back.
 
         The version is that of `wanted`.
         """

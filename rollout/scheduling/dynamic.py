@@ -59,8 +59,9 @@ class DynamicSampling:
         self._ended[group] = outcome
         if outcome is not Outcome.BROKEN:
             self._judged = [*self._judged, outcome is Outcome.INFORMATIVE][-WINDOW * self.batch_size :]
-        if len(self._ended) >= self.patience * self.batch_size and not self._informative():
-            raise NothingInformative(f"none of {len(self._ended)} groups was informative")
+        uniform = list(self._ended.values()).count(Outcome.UNIFORM)
+        if uniform >= self.patience * self.batch_size and not self._informative():
+            raise NothingInformative(f"none of {uniform} groups was informative")
 
     def take(self, version: int) -> Batch | None:
         if self._informative() < self.batch_size:

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Player, gather
+from slime_swe.rollout.player import Play, Player, gather
 from slime_swe.rollout.records import episode_of
 from tests.contract.conftest import router_of, workers_of
 
@@ -33,7 +33,7 @@ async def play_and_lose(routed, server, lose):
     """What 16 episodes come to, of which some have a request on this server when it is lost."""
     player = Player(routed, RolloutHooks.load(routed))
     groups = TaskDataSource(routed).get_samples(4)
-    playing = asyncio.ensure_future(gather(player.play_group(group) for group in groups))
+    playing = asyncio.ensure_future(gather(player.play_group([Play(sample) for sample in group]) for group in groups))
     while not await asyncio.to_thread(running_on, server):
         assert not playing.done(), "the router uses both"
     await asyncio.to_thread(lose)

@@ -446,10 +446,9 @@ _SEEN: set[int] = set()
 
 def test_a_step_in_which_infrastructure_broke_everything_stops_the_run(tiny_checkpoint, tmp_path, engine):
     args = make_args(tiny_checkpoint, tmp_path / "run", swe_eval_tasks={}, **engine.address)
-    args.custom_generate_function_path = f"{__name__}.broken"
-    with pytest.raises(
-        InfrastructureError, match=r"the last 128 episodes were all broken by infrastructure: .*the sandbox is gone"
-    ):
+    args.custom_generate_function_path, args.swe_outage_limit = f"{__name__}.broken", 0.5
+    said = r"infrastructure has broken every try that began since .*the sandbox is gone.*rollout.outage_limit=0.5"
+    with pytest.raises(InfrastructureError, match=said):
         train(args, NoProgress())
 
 

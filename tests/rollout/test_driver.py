@@ -15,14 +15,14 @@ from slime_swe.data_sources.slime_plugin import TaskDataSource, state_path, task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.driver import Driver, FilterError, driver_of
+from slime_swe.rollout.driver import MOST_OF_A_TASK, Driver, FilterError, driver_of
 from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Player
+from slime_swe.rollout.player import TRIES, Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
 from slime_swe.rollout.scheduling.dynamic import DynamicSampling
-from slime_swe.rollout.scheduling.failures import Failures
 from slime_swe.rollout.scheduling.first_calls import FirstCalls
+from slime_swe.rollout.scheduling.outage import LONGEST, Outage, Outages
 from slime_swe.rollout.scheduling.paced import PacedAdmission
 from slime_swe.sample import Sample
 from tests.data_sources.tasks import make_task
@@ -73,7 +73,7 @@ async def no_reward(args, sample):
     raise AssertionError("the generate hook has scored it")
 
 
-def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter=keep_group, **failures) -> tuple:
+def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter=keep_group, **outage) -> tuple:
     args = Namespace(
         rollout_batch_size=batch, n_samples_per_prompt=SIZE, n_samples_per_eval_prompt=2, rollout_seed=5,
         rollout_shuffle=True, swe_tasks=f"{__name__}.forty:x", save=str(tmp_path), load=str(tmp_path),
@@ -82,8 +82,10 @@ def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter
         rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
         dynamic_sampling_filter_path="slime_swe.rewards.slime_plugin.keep_group",
     )  # fmt: skip
-    player = Player(args, RolloutHooks(played, no_reward, group_filter))
-    return Driver(player, DynamicSampling(batch, 2.0), Failures(**failures)), TaskDataSource(args)
+    player = Player(
+        args, RolloutHooks(played, no_reward, group_filter), outages=Outages(Outage(**outage), Outage(**outage))
+    )
+    return Driver(player, DynamicSampling(batch, 2.0)), TaskDataSource(args)
 
 
 def numbers(groups) -> list[int]:
@@ -113,14 +115,14 @@ async def test_a_batch_is_the_same_whatever_ends_first(tmp_path):
     assert [number for _, played, _ in runs[0] for number in played] == list(range(sum(len(run[1]) for run in runs[0])))
 
 
-async def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_broke(tmp_path):
+@pytest.mark.parametrize("poison", [{}, {"task-3": "broken"}])
+def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_broke(tmp_path, poison):
     """Groups that the filter drops count too; and the batches are the same whatever ends first."""
-    ends = {"task-3": "broken"} | {f"task-{number}": number % 4 / 3 for number in range(4, 40)}
+    ends = poison | {f"task-{number}": number % 4 / 3 for number in range(4, 40)}
     bounds = {"swe_retire_above": 0.8, "swe_boost_below": 0.05, "swe_rate_episodes": SIZE}
-    runs = []
-    for slots in (4, 64):
-        played = Played(ends, seconds=0.01)
-        driver, source = make(tmp_path, played, slots=slots)
+
+    async def run(slots: int) -> list[str | None]:
+        driver, source = make(tmp_path, Played(ends, seconds=10.0), slots=slots)
         source = TaskDataSource(Namespace(**vars(source.args), **bounds))
         rollouts = [await driver.collect(source, version) for version in range(12)]
         source.save(11)
@@ -129,8 +131,10 @@ async def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_
         rates = {task: text.count("1") / SIZE for task, text in kept.items()}
         assert rates == pytest.approx({t: Played(ends).share(t) for t in groups if ends.get(t) != "broken"})
         assert all(groups.count(task) == 1 for task, rate in rates.items() if rate > 0.8), "it is retired"
-        runs.append(groups)
-    assert runs[0] == runs[1]
+        return groups
+
+    runs = [simulate(run(slots)) for slots in (4, 64)]
+    assert poison or runs[0] == runs[1]
 
 
 async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):
@@ -154,32 +158,45 @@ async def test_no_more_episodes_run_than_there_are_slots_and_none_is_left(tmp_pa
     assert played.running == 0
 
 
-async def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
+def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
+    """`TRIES` at first and a few more, while others of the group are tried; then one more each time that an episode
+    which began later has been sound."""
     poison = {f"task-{number}": "broken" for number in (3, 17, 31)}
-    played = Played(poison)
-    driver, source = make(tmp_path, played)
-    rollouts = [await driver.collect(source, version) for version in range(60)]
-    tried = sum(played.calls[task] for task in poison)
-    assert [played.calls[task] for task in poison] == [3 * SIZE] * 3
-    assert tried < 0.05 * sum(played.calls.values())
-    assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
-    assert sum(rollout.retried["sandbox_error"] for rollout in rollouts) == 3 * 2 * SIZE
-    assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
-    source.save(59)
-    resumed = TaskDataSource(source.args)
-    resumed.load(59)
-    assert not {task_id_of(group[0]) for group in resumed.get_samples(80)} & set(poison)
+
+    async def run() -> None:
+        played = Played(poison, seconds=1800.0)
+        driver, source = make(tmp_path, played)
+        rollouts = [await driver.collect(source, version) for version in range(60)]
+        tried = (TRIES + MOST_OF_A_TASK - 1) * SIZE
+        assert all(tried <= played.calls[task] <= 1.5 * tried for task in poison)
+        assert sum(played.calls[task] for task in poison) < 0.12 * sum(played.calls.values())
+        assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
+        assert sum(rollout.retried["sandbox_error"] for rollout in rollouts) >= 3 * (TRIES - 1) * SIZE
+        assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
+        source.save(59)
+        resumed = TaskDataSource(source.args)
+        resumed.load(59)
+        assert not {task_id_of(group[0]) for group in resumed.get_samples(80)} & set(poison)
+
+    simulate(run())
 
 
-async def test_an_outage_is_logged_begins_little_and_ends_the_run_if_it_lasts(tmp_path, caplog):
+def test_an_outage_that_lasts_is_logged_begins_little_and_ends_the_run(tmp_path, caplog):
     played = Played({f"task-{number}": "broken" for number in range(40)})
-    driver, source = make(tmp_path, played, most_in_a_row=8, hopeless_after=40)
-    with pytest.raises(InfrastructureError, match=r"last 40 episodes were all broken .* no such image"):
-        await driver.collect(source, 0)
-    assert sum(played.calls.values()) <= 64 + 40
-    assert source.get_samples(40), "no task is set aside for it"
-    assert [record.message for record in caplog.records] == [
-        "infrastructure breaks every episode, so one group at a time begins: sandbox_error: no such image"
+
+    async def run() -> float:
+        driver, source = make(tmp_path, played, most_in_a_row=8, limit=1200.0)
+        said = r"every try that began since .* UTC: \d+ in \d+ seconds, .* no such image.*outage_limit=1200"
+        with pytest.raises(InfrastructureError, match=said):
+            await driver.collect(source, 0)
+        assert source.get_samples(40), "no task is set aside for it"
+        return asyncio.get_running_loop().time()
+
+    assert 1200 <= simulate(run()) < 1300
+    assert sum(played.calls.values()) <= 32 + 2 * 1200 / LONGEST + 12
+    assert [record.message for record in caplog.records if "driver" not in record.name] == [
+        "infrastructure breaks every episode that begins, so that few begin until one lasts: sandbox_error: "
+        "no such image"
     ]
 
 
@@ -239,19 +256,22 @@ async def test_one_call_in_a_hundred_episodes_is_enough_though_it_ends_last(tmp_
     assert sum(played.calls.values()) > 150 and driver.first_calls.called
 
 
-async def test_episodes_that_infrastructure_broke_or_without_a_turn_say_nothing_of_calls(tmp_path):
+def test_episodes_that_infrastructure_broke_or_without_a_turn_say_nothing_of_calls(tmp_path):
     poison = {f"task-{number}": "broken" for number in range(0, 40, 2)}
-    played = Silent(set(), poison)
-    driver, source = make_silent(tmp_path, played)
-    driver.failures = Failures(most_of_a_task=1)
-    with pytest.raises(UserError, match=r"^the first 100 episodes"):
-        for version in range(20):
+
+    async def run() -> None:
+        played = Silent(set(), poison)
+        driver, source = make_silent(tmp_path, played)
+        with pytest.raises(UserError, match=r"^the first 100 episodes"):
+            for version in range(20):
+                await driver.collect(source, version)
+        assert sum(count for task, count in played.calls.items() if task not in poison) >= 100
+        driver, source = make_silent(tmp_path, Silent(set(), turns=0))
+        for version in range(10):
             await driver.collect(source, version)
-    assert sum(count for task, count in played.calls.items() if task not in poison) >= 100
-    driver, source = make_silent(tmp_path, Silent(set(), turns=0))
-    for version in range(10):
-        await driver.collect(source, version)
-    assert driver.first_calls.seen([]) == 0
+        assert driver.first_calls.seen([]) == 0
+
+    simulate(run())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +290,7 @@ async def test_the_calls_of_agents_whose_policy_acts_by_calls_are_counted(tmp_pa
     made, _ = make(tmp_path, Played())
     given = {"custom_generate_function_path": generate, "swe_agent": agent, "swe_schedule": schedule}
     args = Namespace(**vars(made.player.args), **given, swe_max_over_sampling=2.0, swe_max_staleness=2)
-    driver = await driver_of(args, Player(args, made.player.hooks))
+    driver = await driver_of(args, made.player.hooks)
     assert (driver.first_calls is not None) is counts
 
 

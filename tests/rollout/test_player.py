@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Player
+from slime_swe.rollout.player import Play, Player
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
 from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample
@@ -40,7 +40,7 @@ def playing(tokenizer, checkpoint, tmp_path):
 
             engine.answer = answer  # type: ignore[method-assign]
             for index in range(episodes):
-                sample = await player.play(make_sample(index), dict(PARAMS), evaluation=False)
+                sample = await player.play(Play(make_sample(index)), dict(PARAMS), evaluation=False)
                 assert isinstance(sample, Sample) and sample.metadata["episode"]["stop_reason"] == "submitted"
         return player
 
@@ -83,7 +83,7 @@ async def test_those_that_wait_are_let_in_in_order_as_the_limit_grows_and_held_a
 
     args = make_args("none", "http://127.0.0.1:1", tmp_path, swe_cached_episodes=4.0, sglang_server_concurrency=6)
     player = Player(args, RolloutHooks(generate, no_reward, None))
-    tasks = [asyncio.create_task(player.play(Sample(index=i), {}, evaluation=False)) for i in range(16)]
+    tasks = [asyncio.create_task(player.play(Play(Sample(index=i)), {}, evaluation=False)) for i in range(16)]
 
     async def end(index: int) -> list[int]:
         ended[index].set()

@@ -1,0 +1,149 @@
+"""An outage is a pause: nothing is lost, and little is tried meanwhile. On a simulated clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from argparse import Namespace
+from collections import Counter
+
+import pytest
+
+from slime_swe.data_sources.slime_plugin import TaskDataSource
+from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.rollout.driver import Driver, Rollout
+from slime_swe.rollout.hooks import RolloutHooks
+from slime_swe.rollout.player import TRIES, Player
+from slime_swe.rollout.records import flatten, write_failure
+from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.rollout.scheduling.dynamic import DynamicSampling
+from slime_swe.rollout.scheduling.outage import LONGEST, Outages
+from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.sample import Sample
+from tests.rollout.test_driver import SIZE, Played, make
+
+LONG = 1800.0  # seconds of an episode, at most
+
+
+class Machines:
+    """Of which a part is out from `start` on for some seconds: `opening` breaks what begins, `engine` also what is
+    being played, and `grading` what is graded."""
+
+    def __init__(self, part: str, start: float, seconds: float) -> None:
+        self.part, self.start, self.end = part, start, start + seconds
+        self.dice = random.Random(1)
+        self.tries = self.playing = self.most = 0  # tries: that began during the outage
+        self.generated, self.cut = Counter[int | None](), Counter[int | None]()
+
+    def _out(self, part: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        out = self.start <= now < self.end and part in (self.part, "opening" if self.part == "engine" else "")
+        self.tries += out
+        return out
+
+    async def generate(self, args: Namespace, sample: Sample, params: dict) -> Sample:
+        if self._out("opening"):
+            await asyncio.sleep(0.1)
+            write_failure(sample, "sandbox_error", "refused")
+            return sample
+        self.playing += 1
+        self.most = max(self.most, self.playing)
+        begun = asyncio.get_running_loop().time()
+        seconds = LONG * self.dice.uniform(0.1, 1.0)
+        if self.part == "engine" and begun < self.start < begun + seconds:
+            await asyncio.sleep(self.start - begun)
+            self.playing -= 1
+            self.cut[sample.index] += 1
+            write_failure(sample, "engine_error", "no connection")
+            return sample
+        await asyncio.sleep(seconds)
+        self.playing -= 1
+        self.generated[sample.index] += 1
+        sample.status = Sample.Status.COMPLETED
+        return sample
+
+    async def reward(self, args: Namespace, sample: Sample) -> float:
+        if self._out("grading"):
+            raise SandboxError("refused")
+        await asyncio.sleep(5.0)
+        return 1.0
+
+
+def scheduler_of(schedule: str, batch: int) -> DynamicSampling | PacedAdmission:
+    return DynamicSampling(batch, 1.0) if schedule == "sync" else PacedAdmission(batch, 2)
+
+
+async def rollouts_of(
+    tmp_path, machines: Machines, schedule: str, slots: int, steps: int, limit: float = 3600.0
+) -> tuple[list[Rollout], TaskDataSource]:
+    batch = slots // SIZE
+    made, source = make(tmp_path, Played(), batch=batch, slots=slots)
+    player = Player(
+        made.player.args, RolloutHooks(machines.generate, machines.reward, None), outages=Outages.within(limit)
+    )
+    driver = Driver(player, scheduler_of(schedule, batch), goes_on=schedule == "continuous")
+    rollouts = []
+    for version in range(steps):
+        rollouts.append(await driver.collect(source, version))
+        await asyncio.sleep(60.0)  # training
+    await driver.close()
+    return rollouts, source
+
+
+MORE = pytest.mark.extended("the rows of 8 in flight, and of 1,024 with sync for 20 minutes")
+
+
+@pytest.mark.parametrize(
+    ("slots", "seconds", "schedule"),
+    [
+        *((8, seconds, schedule) for seconds in (1.0, 60.0, 1200.0) for schedule in ("sync", "continuous")),
+        (1024, 1200.0, "sync"),
+        *(pytest.param(1024, seconds, "sync", marks=MORE) for seconds in (1.0, 60.0)),
+        *(pytest.param(1024, seconds, "continuous", marks=MORE) for seconds in (1.0, 60.0, 1200.0)),
+    ],
+)
+@pytest.mark.parametrize("part", ["opening", "engine", "grading"])
+def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds, slots, schedule):
+    machines = Machines(part, start=700.0, seconds=seconds)
+
+    async def run() -> None:
+        rollouts, source = await rollouts_of(tmp_path, machines, schedule, slots, steps=3)
+        assert not any(rollout.dropped or rollout.given_back for rollout in rollouts)
+        groups = [flatten(group) for rollout in rollouts for group in rollout.kept]
+        assert len(groups) == 3 * slots // SIZE
+        for group in groups:
+            sound = [sample for sample in group if sample.status is Sample.Status.COMPLETED]
+            assert all(sample.reward == 1.0 for sample in sound)
+            if slots == 8 and seconds > 1.0 and len(sound) >= 2:
+                continue  # both groups may have a baseline and nothing else be played, so that no outage is seen
+            assert [sample.reward for sample in group] == [1.0] * SIZE, "each is complete, and nothing broken is in it"
+        trained = [sample.index for group in groups for sample in group]
+        assert len(set(trained)) == len(trained)
+        assert slots == 8 or {machines.generated[index] for index in trained} == {1}
+        assert not source._set_aside
+
+    simulate(run())
+    assert machines.most <= slots
+    at_once = slots * TRIES if slots == 8 else slots + 16
+    assert machines.tries <= at_once + 2 * seconds / LONGEST + 12
+
+
+def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_other(tmp_path):
+    """The last of a batch to end can't be graded: it is given up within a minute, as nothing else is played."""
+    machines = Machines("", 0.0, 0.0)
+
+    async def reward(args: Namespace, sample: Sample) -> float:
+        if sample.group_index == 0 and sample.index % SIZE > 1:
+            raise SandboxError("the grader's image is gone")
+        return 1.0
+
+    async def run() -> float:
+        made, source = make(tmp_path, Played(), batch=1, slots=8)
+        player = Player(made.player.args, RolloutHooks(machines.generate, reward, None), outages=Outages.within(3600.0))
+        rollout = await Driver(player, DynamicSampling(1, 1.0)).collect(source, 0)
+        (group,) = rollout.kept
+        assert [sample.status.value for sample in flatten(group)] == ["completed"] * 2 + ["aborted"] * 2
+        assert max(machines.generated.values()) == 1, "a finished episode is only graded again"
+        return asyncio.get_running_loop().time()
+
+    assert simulate(run()) < LONG + 60.0

@@ -36,7 +36,7 @@ old lines
 new lines
 >>>>>>> REPLACE"""
 MAX_FILES = 20  # that are shown
-_PATH = re.compile(r"[\w./-]+\.\w+")
+_PATH = re.compile(r"(?<![\w./-])[\w./-]+\.\w+")  # from its first letter on: else a long word takes its length squared
 
 
 @dataclass(eq=False)

@@ -83,11 +83,14 @@ async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
 
 
 async def records_in(sandbox: Sandbox, path: str) -> Records:
-    """What a run has recorded; nothing where it was to record nothing."""
+    """What a run has recorded; nothing where it was to record nothing, or where code under test has put something else
+    in the place of the file, such as a FIFO, which would be waited for. When a command begins, none is left to do so.
+    """
     if not path:
         return {}
-    result = await sandbox.exec(f"head -c {_RECORD_BYTES} {shlex.quote(path)} 2>/dev/null", timeout=_READ_SECONDS)
-    return await asyncio.to_thread(read_records, result.output)
+    file = shlex.quote(path)
+    read = f"[ ! -L {file} ] && [ -f {file} ] && head -c {_RECORD_BYTES} {file} 2>/dev/null"
+    return await asyncio.to_thread(read_records, (await sandbox.exec(read, timeout=_READ_SECONDS)).output)
 
 
 async def known_control(

@@ -302,6 +302,7 @@ def test_swesmith_runs_the_files_of_the_failing_tests():
     assert one.oracle.pass_to_pass == ("tests/test_sums.py::test_none",), "those of other files are not run"
     assert one.oracle.command == "pytest -rA --disable-warnings --color=no --tb=no tests/test_sums.py"
     assert "+    return first + second" in one.oracle.gold_patch
+    assert one.oracle.missing == "as_gold"
     assert two.oracle.command.endswith("-c /dev/null --rootdir . tests/test_sums.py")
     assert two.oracle.fail_to_pass == ("tests/test_sums.py::test_add",), "the record has ../dev/tests/test_sums.py"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths
+from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
 from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.mutated_files import (
@@ -166,7 +167,8 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], re
     show the code under test which run it is in.
     """
     paths = {test.partition("::")[0] for test in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
-    files = await read_files(sandbox, sorted(path for path in paths if path.endswith(".py")))
+    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith(SUFFIXES)}
+    files = await read_files(sandbox, sorted(data.union(path for path in paths if path.endswith(".py"))))
     mutated = mutate_files(files, {test: test for test in tests}, record_to=record_to)
     if record_to and not mutated.functions:
         # Rather not what builds and runs them: a control that is not built says nothing of the code.

@@ -61,7 +61,10 @@ _SCRIPT_LITERAL = re.compile(_LITERAL.pattern + rb"|'(?:[^'\\\n]|\\.)*'")  # els
 _GO_LITERAL = re.compile(_LITERAL.pattern.replace(rb"(?<![\w.", rb"(?<![\w.["))  # not the length of an array's type
 _EXPECTS = re.compile(rb"(?i:expect|output|result|should|want)[^:=]*[:=]")
 _LAST_WORD = re.compile(rb"[A-Za-z]{2,}(?=\s*$)")
-_DATA = (".ambr", ".csv", ".json", ".jsonl", ".out", ".test", ".toml", ".txt", ".yaml", ".yml")
+_DATA = (
+    ".ambr", ".csv", ".expected", ".golden", ".html", ".ini", ".json", ".jsonl", ".md", ".out", ".rst", ".sql",
+    ".stderr", ".stdout", ".test", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml",
+)  # fmt: skip
 _SCRIPTS = (".js", ".mjs", ".ts")
 _IMPORTS = re.compile(rb"^\s*(?:#|import\b|from\b|use\b|package\b)|\brequire\(")
 # Go: what a test says where it fails, and what it is called, decide nothing; a string alone on a line is an import.

@@ -6,6 +6,8 @@
 # prologue a DEBUG trap skips what is a program: resets of the repository, installations, builds. A skipped command
 # counts as a success. Programs run all the same in a command substitution, and in files that are sourced. Lines that
 # fail, `set -e`, `set -u` and `exit` end nothing.
+#
+# Not covered: a sourced file that sets a DEBUG trap of its own, and a loop that goes on while a program succeeds.
 IFS= read -r -d '' __prologue
 exec 3>&1 >/dev/null 2>&1 </dev/null
 __value="'[^']*'|\"([^\"\\\\]|\\\\.)*\"|\\\\.|\\\$\\([^()]*(\\([^()]*\\)[^()]*)*\\)|\\([^()]*\\)|[^][:space:]'\"\\\\()]"

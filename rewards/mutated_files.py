@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
+from slime_swe.rewards.data_cases import SUFFIXES, mutate_cases
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
@@ -44,7 +45,7 @@ class MutatedFiles:
 def mutate_files(
     files: Files, places: Mapping[str, str], shown: Files | None = None, record_to: str = ""
 ) -> MutatedFiles:
-    """Test files with tests mutated.
+    """Test files with tests mutated: the functions of Python files, and the cases of data files.
 
     places: where each test may be, as `path::Class::name` → its id. shown: the files as agents see them, if in another
     form. record_to: withhold values, and record to this file of the sandbox what is given instead.
@@ -52,7 +53,14 @@ def mutate_files(
     made: dict[str, bytes] = {}
     functions: list[frozenset[str]] = []
     withheld: list[Withheld] = []
-    for path, text in sorted(files.items()):
+    for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
+        if path.endswith(SUFFIXES):
+            left = set(places.values()).difference(*functions)
+            cases = mutate_cases(path, text, left, random.Random())
+            if cases.functions:
+                made[path] = cases.text
+                functions += cases.functions
+            continue
         recording = Recording(record_to, len(withheld)) if record_to else None
         found = mutate(text, tests_in(path, places), random.Random(), (shown or {}).get(path, b""), recording)
         if found.functions:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from slime_swe.data_sources.corpora.swebench import START
+from slime_swe.data_sources.corpora.eval_prologue import START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.patches import header_paths, make_patch, paths_of
 from slime_swe.rewards.grade import image_limits

@@ -23,6 +23,7 @@ from typing import Any
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
+from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, rewrite_files
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
@@ -136,7 +137,7 @@ def _trial(
 
 
 def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str = "") -> MutatedFiles:
-    files = {path: text for path, text in tests.restored.items() if path.endswith(".py")}
+    files = {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES))}
     return mutate_files(files, places_of(names, files), tests.shown, record_to)
 
 

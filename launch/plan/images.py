@@ -17,29 +17,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.images import size_of
 from slime_swe.launch.plan.admission import informative
 from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.result import TaskImages
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.sandbox.pool import make_backend
-
-
-@dataclass(frozen=True)
-class TaskImages:
-    """Those of one task set.
-
-    spec: the set. count: images that the run meets. gib: of one. how: `assumed` or `published`.
-    """
-
-    spec: str
-    count: int
-    gib: float
-    how: str
-
-    @property
-    def total(self) -> float:
-        """GiB."""
-        return self.count * self.gib
-
-    def __str__(self) -> str:
-        return f"{self.count:,} of {self.spec} at {self.gib:.2f} GiB ({self.how})"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Budget:
 class TaskImages:
     """The container images of one task set that lie on each machine which has sandboxes.
 
-    spec: the set. count: images that the run meets. gib: of one. how: `assumed` or `published`.
+    spec: the set. count: images that the run meets. gib: of one. how: `assumed`, `published` or `measured`.
     """
 
     spec: str

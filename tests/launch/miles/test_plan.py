@@ -19,6 +19,8 @@ from tests.recipes.changes import variant
 LORA = {"engine": "miles", "algorithm__lora_rank": 32, "algorithm__reduction": "trajectory"}
 DENSE, MIXTURE = "qwen25_coder_7b", "qwen3_coder_30b_a3b"
 
+pytestmark = pytest.mark.usefixtures("nothing_measured")
+
 
 def budgets_of(recipe):
     return budgets(recipe, Assumptions(), task_images(recipe, Assumptions()))

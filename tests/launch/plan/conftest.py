@@ -7,6 +7,11 @@ import pytest
 from slime_swe.launch.plan import rollout
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_published(nothing_measured: None) -> None:
+    """What images take."""
+
+
 @pytest.fixture(scope="module")
 def few_steps() -> Iterator[None]:
     """Simulate three steps, with turns put together: a plan takes a third of the time, and what is said of it holds.

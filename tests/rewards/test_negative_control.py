@@ -146,6 +146,41 @@ def test_a_case_that_fails_gives_another_value_and_is_not_held_against_those_of_
     assert (trial.rejected, trial.solved) == ("", False)
 
 
+@pytest.mark.parametrize("other", ["silent", "passes"])
+def test_cases_of_one_function_may_be_reported_in_different_ways_when_they_are_mutated(other):
+    """A parser may not name one case of them where it fails, and one may pass all the same, as with the gold patch."""
+
+    @dataclass
+    class Cases(Runs):
+        """Tests a and b are cases of one function. `forges`: b is reported as passed in every run."""
+
+        forges: bool = False
+
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests)
+
+        async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests)
+
+        async def mixed(self, tests: Sequence[str]) -> ControlRun:
+            self.asked.append(("mixed", tuple(tests)))
+            run = self._of(tests)
+            return replace(run, passed=run.passed | {B}) if self.forges else run
+
+        def _of(self, mutated: Sequence[str]) -> ControlRun:
+            passed = frozenset(TESTS) - frozenset(mutated) | ({B} if other == "passes" else set())
+            return ControlRun((frozenset({A, B}), frozenset({C})), frozenset(mutated) - {B}, passed)
+
+    oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
+    runs = Cases([])
+    trial = judged(runs, oracle)
+    assert (trial.solved, trial.rejected) == (True, "")
+    assert {tests for kind, tests in runs.asked if kind == "mixed"} <= {(), (A, B)}
+    if other == "silent":
+        believed = [judged(Cases([], forges=True), oracle).solved for _ in range(100)]
+        assert sum(believed) <= 8, "it is believed where no run mutates it: once in 128"
+
+
 def test_each_deciding_test_needs_a_witness_of_its_own():
     """Code that repairs one and forges the other, and knows the control, must guess which runs mutate the other."""
     oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))

@@ -11,8 +11,7 @@ the tests that it says have passed:
 | `silent` | it was mutated and was not reported, as it is not with the gold patch |
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
-not seen. So it does not matter what the runs share, or in which order they are. What is expected is a literal, or what
-the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
+not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
 (`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a FAIL_TO_PASS test, those that the unpatched code
 gives: code that leaves the fault alone gives them too.
 
@@ -24,11 +23,17 @@ whatever else it knows of a run: its time, its order, what other runs do.
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
 
-The first run and the control start together, in random order; the control is cancelled if nothing would be rewarded.
+**Order.** The control runs to its end before the first run starts: no sandbox of this grading holds the values until
+then. Gradings of the same task take turns (`GroupLock`): while one's control runs, no other's first run does, of any
+patch, so none can send the values to it. A run that mutates a random half of the tests is beside no other run of the
+task: its tests are drawn anew, so code that sees two of them knows that the form that comes again is the true one. The
+gold patch and the unpatched code are trusted: their controls wait for nobody. Turns are taken within one event loop, as
+all gradings of a group are.
+
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
 or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
 is missing that the gold patch shows, the control is run once more, since a process may die by accident, and so it is
-for the FAIL_TO_PASS tests alone if it shows nothing of them.
+for the FAIL_TO_PASS tests alone if it shows nothing of them. No process of the first run lives by then.
 
 Not covered:
 
@@ -38,20 +43,28 @@ Not covered:
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
 - A value of a type that has no plain form and is equal to a literal, where the gold patch's is plain: it is not believed.
-- Values that code under test carries from the first run to the control, which runs beside it.
+- Values that outlive the first run's processes and their sandbox, in a state of the machine that a later control of
+  the same task reads (one more look at what was missing, or another patch's control). Such a state is not one that a
+  process holds: a lock, a socket and an open file end with it.
+- Values that reach a control from elsewhere while it runs: from the sandbox of an agent that has been told them, or
+  from a run of the task in another process or on another machine. Sandboxes must share nothing that carries them.
 """  # noqa: E501 (a table's row)
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from slime_swe.data_sources.task import Oracle
+from slime_swe.data_sources.task import Oracle, Task
 from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.group_lock import GroupLock
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
+from slime_swe.rollout.loop_scope import opened_once
 
 BITS = 7  # how often luck is believed of a test without values: once in 2 ** BITS plays
 
@@ -135,25 +148,53 @@ class _Findings:
         )
 
 
-async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
+async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
     """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
     do.
 
-    Two runs side by side; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no value.
+    Two runs, one after the other; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no
+    value. The first run is made whatever the control shows, since its results are parts of the score.
     """
-    expected = (*oracle.fail_to_pass, *oracle.pass_to_pass)
-    if secrets.randbits(1):
-        first, control = asyncio.create_task(runs.first()), asyncio.create_task(runs.control(expected))
-    else:
-        control, first = asyncio.create_task(runs.control(expected)), asyncio.create_task(runs.first())
-    try:
-        trial = await first
-        if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
-            return trial
-        run = await control
-    finally:
-        await _end(first, control)
+    oracle, runs = task.oracle, _InTurn(runs, await _lock_of(task))
+    run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
+    trial = await runs.first()
+    if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
+        return trial
     return await _judged(oracle, trial, run, runs)
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """The same runs, each beside none of the task that could tell it something."""
+
+    runs: ControlledRuns
+    lock: GroupLock
+
+    async def first(self) -> Trial:
+        async with self.lock.held("first"):
+            return await self.runs.first()
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        async with self.lock.held("control"):
+            return await self.runs.control(tests)
+
+    async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_control(tests)
+
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self.runs.unpatched_control(tests)
+
+    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+        async with self.lock.held(object()):  # a group of its own
+            return await self.runs.mixed(tests)
+
+
+async def _lock_of(task: Task) -> GroupLock:
+    """The lock of all runs of the task in the running loop, for as long as anyone holds or awaits it."""
+    locks: WeakValueDictionary[str, GroupLock] = await opened_once(
+        "locks of tasks", lambda: contextlib.nullcontext(WeakValueDictionary())
+    )
+    return locks.setdefault(task.id, GroupLock())
 
 
 def uncontrolled(trial: Trial) -> Trial:
@@ -244,8 +285,9 @@ async def _mixed_runs(
     """
     every = frozenset().union(*groups) & passed
     silent = found.silent - found.mutated
-    chosen = [frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed for _ in range(BITS)]
-    for mutated, run in zip(chosen, await _together(runs.mixed(sorted(names)) for names in chosen), strict=True):
+    for _ in range(BITS):
+        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed
+        run = await runs.mixed(sorted(mutated))
         believed = (mutated & found.mutated - run.failed) | (mutated & silent & run.passed)
         if wrong := believed | (every - mutated - run.passed):
             return _some("are not reported as they are, mutated or not, in further runs", wrong)

@@ -100,7 +100,7 @@ async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
     try:
         async with cause_found(runs.patch, runs.pristine):
             if runs.patch and settings.negative_control:
-                return await with_negative_control(runs.task.oracle, runs)
+                return await with_negative_control(runs.task, runs)
             return uncontrolled(await runs.first())
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error

@@ -69,7 +69,7 @@ async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
     runs = _Runs(evaluation, patch, harness, control)
     async with cause_found(patch, evaluation.pristine):
-        return await with_negative_control(evaluation.oracle, runs) if control else uncontrolled(await runs.first())
+        return await with_negative_control(task, runs) if control else uncontrolled(await runs.first())
 
 
 @dataclass(frozen=True)

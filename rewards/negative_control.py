@@ -18,7 +18,12 @@ gives: code that leaves the fault alone gives them too.
 **Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
 a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a random half of such tests, and each must
 be reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
-whatever else it knows of a run: its time, its order, what other runs do.
+whatever else it knows of a run: its time, its order, that it is no first run. So these runs may leave out what decides
+nothing: tracebacks, and other tests, if the gold patch passes without them. Fewer runs would not do:
+
+- Many tests give many bits a run, but each of them one: code that is right but for one test would win by one guess.
+- Copies of a test in one run, or runs that see each other's, have the true form in common, and the false ones are drawn
+  anew. If one false form stood for all of them, a single guess at which of two is true would do.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
@@ -116,8 +121,13 @@ class ControlledRuns(Protocol):
         """The same without a patch. It may be remembered."""
         ...
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
-        """With these mutated, by changes that code can't recognise where there are such."""
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        """With these mutated, by changes that code can't recognise where there are such. only: others than these may be
+        left out; empty for none."""
+        ...
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        """The same with the gold patch, which must not be empty, and nothing mutated. It may be remembered."""
         ...
 
 
@@ -184,9 +194,12 @@ class _InTurn:
     async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
         return await self.runs.unpatched_control(tests)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         async with self.lock.held(object()):  # a group of its own
-            return await self.runs.mixed(tests)
+            return await self.runs.mixed(tests, only)
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_alone(only)
 
 
 async def _lock_of(task: Task) -> GroupLock:
@@ -225,7 +238,11 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
     groups = [group for group in run.functions if group & (reported or left & found.silent)]
     if run.rewritten or not groups:
         return _with(trial, found)
-    if reason := await _mixed_runs(groups, passed, found, runs):
+    tests = frozenset().union(*groups) & passed
+    only = sorted(tests) if oracle.gold_patch.strip() else []
+    if only and not tests <= (await runs.gold_alone(only)).passed:
+        only = []  # they need the others
+    if reason := await _mixed_runs(groups, tests, only, found, runs):
         return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
 
@@ -274,22 +291,25 @@ def _compared(
 
 
 async def _mixed_runs(
-    groups: Sequence[frozenset[str]], passed: frozenset[str], found: _Findings, runs: ControlledRuns
+    groups: Sequence[frozenset[str]],
+    tests: frozenset[str],
+    only: Sequence[str],
+    found: _Findings,
+    runs: ControlledRuns,
 ) -> str:
-    """Why the log is not believed. A random half of these functions' tests is mutated in each run. A mutated test must
-    be reported as the control `found` it: as failed, or not as passed if it is silent there. The others must be
-    reported as passed.
+    """Why the log is not believed. Of these tests, those of a random half of the functions (`groups`) are mutated in
+    each run. A mutated test must be reported as the control `found` it: as failed, or not as passed if it is silent
+    there. The others must be reported as passed.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
     """
-    every = frozenset().union(*groups) & passed
     silent = found.silent - found.mutated
     for _ in range(BITS):
-        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed
-        run = await runs.mixed(sorted(mutated))
+        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & tests
+        run = await runs.mixed(sorted(mutated), only)
         believed = (mutated & found.mutated - run.failed) | (mutated & silent & run.passed)
-        if wrong := believed | (every - mutated - run.passed):
+        if wrong := believed | (tests - mutated - run.passed):
             return _some("are not reported as they are, mutated or not, in further runs", wrong)
     return ""
 

@@ -34,6 +34,8 @@ class Runs:
     unpatched: str = "FFF"
     trial: Trial = EARNED
     honest_when_mixed: bool = True
+    alone: bool = True  # whether the gold patch passes the tests in question without the others
+    only: set[tuple[str, ...]] = field(default_factory=set)
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     async def first(self) -> Trial:
@@ -52,8 +54,13 @@ class Runs:
         self.asked.append(("unpatched", tuple(tests)))
         return _run(self.unpatched, tests)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        self.asked.append(("gold alone", tuple(only)))
+        return ControlRun(passed=frozenset(only if self.alone else only[1:]))
+
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         self.asked.append(("mixed", tuple(tests)))
+        self.only.add(tuple(only))
         failed = frozenset(tests if self.honest_when_mixed else TESTS)
         return ControlRun(failed=failed, passed=frozenset(TESTS) - failed)
 
@@ -168,7 +175,7 @@ def test_cases_of_one_function_may_be_reported_in_different_ways_when_they_are_m
         async def gold_control(self, tests: Sequence[str]) -> ControlRun:
             return self._of(tests)
 
-        async def mixed(self, tests: Sequence[str]) -> ControlRun:
+        async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
             self.asked.append(("mixed", tuple(tests)))
             run = self._of(tests)
             return replace(run, passed=run.passed | {B}) if self.forges else run
@@ -255,6 +262,14 @@ def test_without_values_further_runs_mutate_a_random_half(deciding):
     assert sum(dishonest) <= 8, "it is believed where all are mutated: once in 128"
 
 
+@pytest.mark.parametrize(("alone", "only"), [(True, (A,)), (False, ())])
+def test_further_runs_leave_other_tests_out_where_the_gold_patch_passes_without_them(alone, only):
+    runs = Runs(["FFF"], "FFF", alone=alone)
+    assert judged(runs).solved and runs.only == {only}
+    runs = Runs(["FFF"], "FFF")
+    assert judged(runs, replace(ORACLE, gold_patch="")).solved and runs.only == {()}, "there is none that could say"
+
+
 def test_only_what_is_missing_is_mutated_again():
     runs = Runs(["F.P v", "FFP v"], "FFP v")
     judged(runs)
@@ -303,9 +318,9 @@ class Watched(Runs):
         async with self._seen("control"):
             return await super().control(tests)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         async with self._seen("mixed"):
-            return await super().mixed(tests)
+            return await super().mixed(tests, only)
 
     @asynccontextmanager
     async def _seen(self, kind: str) -> AsyncIterator[None]:

@@ -44,8 +44,8 @@ from tests.rewards.swebench_here import find_harness_python
 LIMITS = {
     "docker_ratio": 0.3,  # of the official overhead
     "overlay_ratio": 0.1,
-    "docker_controlled_whole": 1.0,  # of the official time
-    "overlay_controlled_whole": 0.9,
+    "docker_controlled_whole": 2.5,  # of the official time
+    "overlay_controlled_whole": 2.2,
 }
 CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}
 OURS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay", **CONTROLLED}

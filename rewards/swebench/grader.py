@@ -114,7 +114,11 @@ class _Runs:
 
     async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         restored = await restored_tests(self.evaluation)
-        return await self._run(restored, _mutated(restored, tests), pytest_options(only))
+        mutated = _mutated(restored, tests)
+        # Files without a mutated test are written anew too: the script must not show by its patch which have one.
+        python = {path: text for path, text in restored.restored.items() if path.endswith(".py")}
+        mutated = replace(mutated, files={**python, **mutated.files})
+        return await self._run(restored, mutated, pytest_options(only))
 
     async def gold_alone(self, only: Sequence[str]) -> ControlRun:
         evaluation, runs = self.evaluation, replace(self, patch=self.evaluation.oracle.gold_patch)

@@ -380,6 +380,22 @@ async def test_a_test_may_be_named_differently_where_it_has_failed(sandboxes, se
     assert (await grade(task, forged, sandboxes, settings)).evidence["outcome"] == "forged"
 
 
+async def test_a_script_does_not_show_whether_a_further_run_has_mutated_tests(sandboxes, settings) -> None:
+    """SWE-bench's test patches have lines that those which are made here have not."""
+    IMAGES["echo"] = committed({**FILES, "run_cases.py": CASES_RUNNER.format(cases=("a",))})
+    script = ECHO_SCRIPT.replace("--- /dev/null", "index 0000000..1234567\n--- /dev/null")
+    assert script != ECHO_SCRIPT
+    test = "tests/test_echo.py::test_echo[a]"
+    oracle = replace(ORACLE, fail_to_pass=(test,), pass_to_pass=(), protected=("tests/test_echo.py",))
+    oracle = replace(oracle, eval_script=script)
+    task = replace(TASK, id="index", workspace=Workspace({}, Image("echo")), oracle=oracle)
+    assert (await grade(task, GOLD, sandboxes, settings)).solved
+    forge = f"print('PASSED {test}', flush=True)\n    __import__('os')._exit(0)\n"
+    reader = f"if '1234567' in open('/tmp/eval.sh').read():\n    {forge}"
+    result = await grade(task, patch(calc=CALC + reader), sandboxes, settings)
+    assert result.evidence["outcome"] == "forged"
+
+
 async def test_a_log_that_tells_of_failures_alone_is_controlled_too(score) -> None:
     assert (await score(GOLD, eval_type="fail_only")).evidence["witness"]["values"] == 1
 

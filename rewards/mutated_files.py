@@ -81,6 +81,18 @@ def _ids(found: Collection[str], places: Mapping[str, str]) -> frozenset[str]:
     return frozenset(places[place] for place in found)
 
 
+def pytest_options(only: Collection[str] = ()) -> str:
+    """A line of shell that has pytest format no tracebacks, for a run that code may tell from the first.
+
+    A test that fails may take a hundred times as long as its code if it has a traceback. What pytest says of each test
+    stays as it is; other runners take no notice. only: leave out tests of other names than these (ids) have, as far as
+    the command has no `-k` of its own.
+    """
+    functions = sorted({test.partition("[")[0].rpartition("::")[2] for test in only})
+    chosen = f" -k '{' or '.join(functions)}'" if functions and all(map(str.isidentifier, functions)) else ""
+    return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS-}} --tb=no{chosen}"\n'
+
+
 async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
     """Those that are there."""
     found = {}

@@ -26,6 +26,7 @@ from slime_swe.rewards.mutated_files import (
     MutatedFiles,
     known_control,
     mutate_files,
+    pytest_options,
     read_files,
     records_in,
     rewrite_files,
@@ -63,7 +64,7 @@ class Runs:
         return await asyncio.to_thread(_trial, self.task, await self._run(), self.patch)
 
     async def control(self, tests: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests, f"/tmp/{secrets.token_hex(8)}"))
+        return await asyncio.to_thread(_reported, await self._run(tests, record_to=f"/tmp/{secrets.token_hex(8)}"))
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
         return await self._known(self.task.oracle.gold_patch, tests)
@@ -74,8 +75,13 @@ class Runs:
     async def _known(self, patch: str, tests: Sequence[str]) -> ControlRun:
         return await known_control(self.task, patch, self.sandboxes, tests, replace(self, patch=patch).control)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests))
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        return await asyncio.to_thread(_reported, await self._run(tests, pytest_options(only)))
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        runs = replace(self, patch=self.task.oracle.gold_patch)
+        key = ("alone", *only)
+        return await known_control(self.task, runs.patch, self.sandboxes, key, lambda _: runs.mixed((), only))
 
     def pristine(self) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox without a patch."""
@@ -83,16 +89,17 @@ class Runs:
         limits = LIMITS if workspace.image is None else image_limits(self.task.oracle.timeout_seconds)
         return self.sandboxes.open(workspace.files, limits, workspace.image)
 
-    async def _run(self, tests: Sequence[str] = (), record_to: str = "") -> _Done:
-        """With these tests mutated. record_to: withhold values, and record to this file what is given instead."""
+    async def _run(self, tests: Sequence[str] = (), options: str = "", record_to: str = "") -> _Done:
+        """With these tests mutated. options: shell before the command. record_to: withhold values, and record to this
+        file what is given instead."""
         task, patch = self.task, self.patch
         if task.workspace.image is None:
             files, ignored = await graded_files(task, patch, added=task.oracle.grading_files)
             async with self.sandboxes.open(files, LIMITS) as sandbox:
-                return await _run(sandbox, task, ignored, tests, record_to)
+                return await _run(sandbox, task, ignored, tests, options, record_to)
         async with self.pristine() as sandbox:
             ignored = await patch_image(sandbox, task, patch)
-            return await _run(sandbox, task, ignored, tests, record_to)
+            return await _run(sandbox, task, ignored, tests, options, record_to)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
@@ -109,7 +116,7 @@ async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
     try:
         async with cause_found(runs.patch, runs.pristine):
             if runs.patch and settings.negative_control:
-                return await with_negative_control(runs.task.oracle, runs)
+                return await with_negative_control(runs.task, runs)
             return uncontrolled(await runs.first())
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
@@ -153,10 +160,14 @@ def _with_unnamed(task: Task, trial: Trial, named: Collection[str]) -> Trial:
     return replace(trial, tests=tests, solved=trial.solved and all(tests.values()), details=details)
 
 
-async def _run(sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence[str], record_to: str) -> _Done:
+async def _run(
+    sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence[str], options: str, record_to: str
+) -> _Done:
     oracle = task.oracle
     mutated = await write_tests(sandbox, oracle, tests, record_to)
-    result = await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds)
+    if mutated.withheld:  # code can tell this run from the first in any case
+        options = pytest_options()
+    result = await sandbox.exec(options + oracle.command, timeout=oracle.timeout_seconds)
     return _Done(result, ignored, mutated, await records_in(sandbox, record_to))
 
 

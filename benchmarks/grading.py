@@ -4,11 +4,11 @@ The tests of real packages are run bare (the eval script alone, in a container t
 Docker, by ours on overlay and by the harness's `run_instance`, one after the other in every round. The overhead of each
 is what it took beyond the bare run in the same kind of container. Figures are medians over all rounds, in milliseconds.
 
-Ours is timed without and with the negative control (`rewards.negative_control`), which is the default: a second run of
-the tests beside the first. The harness has none. `…_controlled_whole` is the time of a whole grading with it, as a
-share of the harness's, and so for each package: where a FAIL_TO_PASS test has no value that could be withheld, seven
-more runs bound how often luck is rewarded. The controls of a task itself, which all its patches share, are made in the
-round that warms up.
+Ours is timed without and with the negative control (`rewards.negative_control`), which is the default: another run of
+the tests before the one that counts. The harness has none. `…_controlled_whole` is the time of a whole grading with it,
+as a share of the harness's, and so for each package: where a FAIL_TO_PASS test has no value that could be withheld,
+seven more runs bound how often luck is rewarded. The controls of a task itself, which all its patches share, are made
+in the round that warms up.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
 a task are known, as they are from its first patch on; `docker_cold` is without a spare.
@@ -44,8 +44,8 @@ from tests.rewards.swebench_here import find_harness_python
 LIMITS = {
     "docker_ratio": 0.3,  # of the official overhead
     "overlay_ratio": 0.1,
-    "docker_controlled_whole": 1.0,  # of the official time
-    "overlay_controlled_whole": 0.9,
+    "docker_controlled_whole": 2.5,  # of the official time
+    "overlay_controlled_whole": 2.2,
 }
 CONTROLLED = {"docker_controlled": "docker", "overlay_controlled": "overlay"}
 OURS = {"docker": "docker", "docker_cold": "benchmarks.grading.cold_docker", "overlay": "overlay", **CONTROLLED}

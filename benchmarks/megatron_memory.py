@@ -90,7 +90,7 @@ def plan_memory(recipe: Recipe, rank: Model) -> dict[str, float]:
         parallel=Parallel(max_tokens_per_gpu=parallel.max_tokens_per_gpu, recompute=parallel.recompute),
         optimizer=dataclasses.replace(recipe.optimizer, cpu_offload=False),
     )
-    return {part.name.replace(" ", "_"): part.bytes for part in budgets(alone, EXACT)[0].components if part.bytes}
+    return {part.name.replace(" ", "_"): part.bytes for part in budgets(alone, EXACT, ())[0].components if part.bytes}
 
 
 def sequence_lengths(tokens: int) -> list[int]:

@@ -162,7 +162,9 @@ class TestsOracle(Oracle):
     """Graded by the log of `command`: `PASSED file::test` or `FAILED file::test - why`, one line for each test.
 
     runner: what prints them: `pytest` (the command has `-rA`), or `lines` for any other program. hidden: files (path →
-    text) that only the grader has, such as the tests; for tasks without an image.
+    text) that only the grader has, such as the tests; for tasks without an image. missing: what a test counts as that
+    the log does not name: `failed`, or `as_gold`: passed where the gold patch's log does not name it either, and this
+    one names every test that the gold patch's does.
     """
 
     __test__ = False  # the name starts with "Test", and pytest would collect it
@@ -171,6 +173,7 @@ class TestsOracle(Oracle):
 
     runner: Literal["pytest", "lines"] = "pytest"
     hidden: Mapping[str, str] = field(default_factory=dict)
+    missing: Literal["failed", "as_gold"] = "failed"
 
     @property
     def agent_command(self) -> str:
@@ -184,6 +187,8 @@ class TestsOracle(Oracle):
         yield from super().faults()
         if not self.command.strip():
             yield "command must be what runs the tests, got ''"
+        if self.missing == "as_gold" and not self.gold_patch.strip():
+            yield "gold_patch is missing: missing='as_gold' looks at what its log names"
         yield from (f"hidden: {fault.removeprefix('files ')}" for fault in Workspace(self.hidden).faults())
 
     def faults_in(self, workspace: Workspace) -> Iterator[str]:

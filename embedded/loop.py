@@ -301,7 +301,7 @@ def _what(record: Mapping[str, Any]) -> tuple[Any, ...]:
 def _fix_numerics(args: Namespace) -> None:
     """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
     set_threads(args.swe_threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # as use_deterministic_algorithms, which imports the compiler
     # A debugging aid that comes with it and costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(args.seed)

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from slime_swe.embedded.weights import CheckpointError
+from slime_swe.rollout.chat.tokenizer import END_OF_MESSAGE, eos_token_ids
 
 
 class Detokenizer:
@@ -26,15 +27,12 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _eos_ids(self, directory: Path) -> frozenset[int]:
-        """What SGLang stops at: `eos_token_id` of the model's configurations, and the tokenizer's `eos_token`."""
-        ids: set[int] = set()
-        for file in ("config.json", "generation_config.json"):
-            given = _read(directory / file).get("eos_token_id")
-            ids.update(given if isinstance(given, list) else [given] if given is not None else [])
+        """What SGLang stops at: `eos_token_id` of the model's configurations, the tokenizer's `eos_token`, and Llama's
+        end of a message."""
         token = _read(directory / "tokenizer_config.json").get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
-        found = self._tokenizer.token_to_id(content) if content else None
-        return frozenset(ids | ({found} if found is not None else set()))
+        named = [self._tokenizer.token_to_id(text) for text in (content, END_OF_MESSAGE) if text]
+        return frozenset([*eos_token_ids(directory), *(found for found in named if found is not None)])
 
 
 def _read(path: Path) -> dict[str, Any]:

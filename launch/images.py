@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.data_sources.registry import load_tasks, parse
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.files import cache_folder, keep_in_cache
 from slime_swe.launch.doctor.machine import Machine, MachineError
 from slime_swe.rollout.sandbox.base import Backend
-from slime_swe.rollout.sandbox.pool import backend_maker, make_backend, names_that
+from slime_swe.rollout.sandbox.pool import backend_maker, make_backend, names_that, on_one_machine
 
 GIB = 1 << 30
 ENOUGH = 8  # images, of which the mean is taken for that of the others
@@ -58,8 +62,8 @@ class Survey:
 
 
 def survey(tasks: Sequence[Task], sandbox: str) -> Survey:
-    """Asks the sandbox's backend for each image. Where `ENOUGH` are here, those that are missing are taken to be as
-    large. Raises `UserError`, `SandboxError` where it can't tell."""
+    """Asks the sandbox's backend for each image. Where `ENOUGH` of a task set are here, those of it that are missing
+    are taken to be as large, and that is kept (`measured`). Raises `UserError`, `SandboxError` where it can't tell."""
     backend = make_backend(sandbox)
     images = {task.workspace.image.name: task for task in tasks if task.workspace.image}
     found = {image: backend.has_image(image) for image in images}
@@ -67,20 +71,54 @@ def survey(tasks: Sequence[Task], sandbox: str) -> Survey:
     here_gib = backend.images_gib(here) if here else 0.0
     folder = backend.image_folder() if missing else None
     free = None if folder is None else shutil.disk_usage(folder).free / GIB
-    if here_gib and len(here) >= ENOUGH:
-        gib, how = len(missing) * here_gib / len(here), "measured"
-    else:
-        sizes = [size_of(_published(images[image]), backend) for image in missing]
-        gib, how = sum(size for size, _ in sizes), " and ".join(sorted({how for _, how in sizes}))
-    return Survey(sandbox, list(images), missing, here_gib, gib, how, free)
+    sets: dict[str, list[str]] = {}
+    for image in here:
+        sets.setdefault(set_of(images[image]), []).append(image)
+    known = dict(measured(sandbox))
+    for name, those in sets.items():
+        gib = here_gib if len(those) == len(here) else backend.images_gib(those)
+        if gib and len(those) >= ENOUGH:
+            known[name] = gib / len(those)
+    if kept := {name: gib for name, gib in known.items() if name}:
+        again = "plans count what is published of them"
+        keep_in_cache(_sizes(sandbox), msgspec.json.encode(kept), "the sizes of images", again)
+    sizes = [size_of(set_of(images[image]), _published(images[image]), backend, known) for image in missing]
+    how = " and ".join(sorted({how for _, how in sizes}))
+    return Survey(sandbox, list(images), missing, here_gib, sum(size for size, _ in sizes), how, free)
 
 
-def size_of(published: float, backend: Backend) -> tuple[float, str]:
-    """GiB of an image beside the layers that it shares, and how that is known. published: of its corpus; 0 where
-    nothing is. What is published may be of images that share layers, which a backend that unpacks them does not."""
+def set_of(task: Task) -> str:
+    """The set whose images are taken to be of one size; empty for a task that does not name its source."""
+    return f"{task.source}:{task.split}" if task.source else ""
+
+
+def size_of(name: str, published: float, backend: Backend, known: Mapping[str, float]) -> tuple[float, str]:
+    """GiB of an image beside the layers that it shares, and how that is known: of the set `name` it was `measured`, or
+    is `published` of its corpus, or is `assumed`. published: 0 where nothing is. known: `measured`.
+
+    What is published may be of images that share layers, which a backend that unpacks them does not.
+    """
+    if name in known:
+        return known[name], "measured"
     if published and (backend.shares_layers or published > backend.image_gib):
         return published, "published"
     return backend.image_gib, "assumed"
+
+
+def measured(sandbox: str) -> Mapping[str, float]:
+    """GiB of an image of each set of which `survey` found `ENOUGH` images here, in this kind of sandbox, when it last
+    did. Kept in this user's cache. Raises `UserError`."""
+    file = _sizes(sandbox)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, float])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise UserError(f"{file} does not hold the sizes of images ({error}): remove it") from error
+
+
+def _sizes(sandbox: str) -> Path:
+    return cache_folder("image_sizes") / f"{on_one_machine(sandbox).partition(':')[0]}.json"
 
 
 def _published(task: Task) -> float:

@@ -222,7 +222,7 @@ class Rollout:
     sandbox_concurrency: sandboxes open at once, at most: fewer on a machine that does not bear so many. 0: two for each
         of `cluster.cpus_per_node`, of all nodes with `ray:BACKEND`.
     keep_disk_free: GiB of each disk that has images of tasks: where less is free, the run removes those that it has
-        pulled and used longest ago, before it pulls another. 0: none.
+        got and used longest ago, before it gets another. 0: none.
     system_prompt: first message of every episode.
     generate: dotted path of the plug-in that runs an episode.
     log: dotted path of the plug-in that logs a rollout's episodes.

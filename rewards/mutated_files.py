@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
+from slime_swe.rewards.data_cases import SUFFIXES, mutate_cases
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
@@ -44,7 +45,7 @@ class MutatedFiles:
 def mutate_files(
     files: Files, places: Mapping[str, str], shown: Files | None = None, record_to: str = ""
 ) -> MutatedFiles:
-    """Test files with tests mutated.
+    """Test files with tests mutated: the functions of Python files, and the cases of data files.
 
     places: where each test may be, as `path::Class::name` → its id. shown: the files as agents see them, if in another
     form. record_to: withhold values, and record to this file of the sandbox what is given instead.
@@ -52,7 +53,14 @@ def mutate_files(
     made: dict[str, bytes] = {}
     functions: list[frozenset[str]] = []
     withheld: list[Withheld] = []
-    for path, text in sorted(files.items()):
+    for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
+        if path.endswith(SUFFIXES):
+            left = set(places.values()).difference(*functions)
+            cases = mutate_cases(path, text, left, random.Random())
+            if cases.functions:
+                made[path] = cases.text
+                functions += cases.functions
+            continue
         recording = Recording(record_to, len(withheld)) if record_to else None
         found = mutate(text, tests_in(path, places), random.Random(), (shown or {}).get(path, b""), recording)
         if found.functions:
@@ -73,6 +81,18 @@ def _ids(found: Collection[str], places: Mapping[str, str]) -> frozenset[str]:
     return frozenset(places[place] for place in found)
 
 
+def pytest_options(only: Collection[str] = ()) -> str:
+    """A line of shell that has pytest format no tracebacks, for a run that code may tell from the first.
+
+    A test that fails may take a hundred times as long as its code if it has a traceback. What pytest says of each test
+    stays as it is; other runners take no notice. only: leave out tests of other names than these (ids) have, as far as
+    the command has no `-k` of its own.
+    """
+    functions = sorted({test.partition("[")[0].rpartition("::")[2] for test in only})
+    chosen = f" -k '{' or '.join(functions)}'" if functions and all(map(str.isidentifier, functions)) else ""
+    return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS-}} --tb=no{chosen}"\n'
+
+
 async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
     """Those that are there."""
     found = {}
@@ -83,11 +103,14 @@ async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
 
 
 async def records_in(sandbox: Sandbox, path: str) -> Records:
-    """What a run has recorded; nothing where it was to record nothing."""
+    """What a run has recorded; nothing where it was to record nothing, or where code under test has put something else
+    in the place of the file, such as a FIFO, which would be waited for. When a command begins, none is left to do so.
+    """
     if not path:
         return {}
-    result = await sandbox.exec(f"head -c {_RECORD_BYTES} {shlex.quote(path)} 2>/dev/null", timeout=_READ_SECONDS)
-    return await asyncio.to_thread(read_records, result.output)
+    file = shlex.quote(path)
+    read = f"[ ! -L {file} ] && [ -f {file} ] && head -c {_RECORD_BYTES} {file} 2>/dev/null"
+    return await asyncio.to_thread(read_records, (await sandbox.exec(read, timeout=_READ_SECONDS)).output)
 
 
 async def known_control(

@@ -9,8 +9,9 @@ There are two forms of a test in Python:
   exception, or the opposite of its first assertion. Code under test can recognise such a test only if it knows what the
   true one says. A test without any of these raises at once, which can be recognised.
 
-Tests in other languages, and those that no function has the name of, have the literals of their files rewritten
-(`rewrite_literals`): some of them then fail, and the gold patch shows which.
+The cases of data files are mutated by `rewards.data_cases`. Tests in other languages, and those that neither a function
+nor a case has the name of, have the literals of their files rewritten (`rewrite_literals`): some of them then fail, and
+the gold patch shows which.
 
 If agents know a file in another form (`shown`), the part of a test that they do not know is mutated, if there is one.
 """
@@ -58,6 +59,12 @@ _ASSERTS = re.compile(rb"(?i:assert|expect|should)|REQUIRE|CHECK")  # the last t
 _LITERAL = re.compile(rb'"(?:[^"\\\n]|\\.)*"|(?<![\w.\'])(?:0x[\da-fA-F]+|\d+)(?![\w.])')
 _SCRIPT_LITERAL = re.compile(_LITERAL.pattern + rb"|'(?:[^'\\\n]|\\.)*'")  # elsewhere, quotes are of single characters
 _GO_LITERAL = re.compile(_LITERAL.pattern.replace(rb"(?<![\w.", rb"(?<![\w.["))  # not the length of an array's type
+_EXPECTS = re.compile(rb"(?i:expect|output|result|should|want)[^:=]*[:=]")
+_LAST_WORD = re.compile(rb"[A-Za-z]{2,}(?=\s*$)")
+_DATA = (
+    ".ambr", ".csv", ".expected", ".golden", ".html", ".ini", ".json", ".jsonl", ".md", ".out", ".rst", ".sql",
+    ".stderr", ".stdout", ".test", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml",
+)  # fmt: skip
 _SCRIPTS = (".js", ".mjs", ".ts")
 _IMPORTS = re.compile(rb"^\s*(?:#|import\b|from\b|use\b|package\b)|\brequire\(")
 # Go: what a test says where it fails, and what it is called, decide nothing; a string alone on a line is an import.
@@ -125,9 +132,13 @@ def mutate(
 
 
 def rewrite_literals(path: str, source: bytes) -> bytes:
-    """A test file of any language with other numbers and strings in each line that asserts something, and in all of a
-    JSON file; if there are none, in each line that imports nothing, as in Go, where assertions are plain comparisons.
-    The same ones each time, so that two patches are asked the same."""
+    """A test file of any language with other numbers and strings in each line that asserts something; if there are
+    none, in each line that imports nothing, as in Go, where assertions are plain comparisons.
+
+    In a file of data all numbers and strings are others, and so is the word at the end of a line such as
+    `expected: word`; if there is none of these, the word at the end of each line. What is made of a file is the same
+    each time, so that two patches are asked the same.
+    """
     rng, is_go = random.Random(source), path.endswith(".go")
 
     def other(found: re.Match[bytes]) -> bytes:
@@ -141,14 +152,21 @@ def rewrite_literals(path: str, source: bytes) -> bytes:
         number, little = int(text[:_DIGITS]), rng.randint(1, _LITTLE)
         return b"%d" % (number - little if number > _LITTLE else number + little)  # within the limits of its type
 
-    pattern = _SCRIPT_LITERAL if path.endswith(_SCRIPTS) else _GO_LITERAL if is_go else _LITERAL
+    pattern = _SCRIPT_LITERAL if path.endswith((*_SCRIPTS, *_DATA)) else _GO_LITERAL if is_go else _LITERAL
 
     def rewritten(chosen: Callable[[bytes], object]) -> bytes:
         return b"\n".join(pattern.sub(other, line) if chosen(line) else line for line in source.split(b"\n"))
 
+    def reworded(text: bytes, chosen: Callable[[bytes], object]) -> bytes:
+        other_end = rb"\g<0>" + rng.choice(string.ascii_lowercase).encode()
+        return b"\n".join(_LAST_WORD.sub(other_end, line) if chosen(line) else line for line in text.split(b"\n"))
+
     if is_go:
         return rewritten(lambda line: not _IMPORTS.search(line) and not _GO_IDLE.search(line))
-    made = rewritten(lambda line: path.endswith(".json") or _ASSERTS.search(line))
+    if path.endswith(_DATA):
+        made = reworded(rewritten(lambda _: True), _EXPECTS.search)
+        return made if made != source else reworded(source, lambda line: not line.startswith(b"#"))
+    made = rewritten(_ASSERTS.search)
     return made if made != source else rewritten(lambda line: not _IMPORTS.search(line))
 
 

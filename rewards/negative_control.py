@@ -11,24 +11,34 @@ the tests that it says have passed:
 | `silent` | it was mutated and was not reported, as it is not with the gold patch |
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
-not seen. So it does not matter what the runs share, or in which order they are. What is expected is a literal, or what
-the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
+not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
 (`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a FAIL_TO_PASS test, those that the unpatched code
 gives: code that leaves the fault alone gives them too.
 
 **Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
 a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a random half of such tests, and each must
 be reported as it is. Code that can't tell a mutated test from a true one is believed once in 2 ** `BITS` plays at most,
-whatever else it knows of a run: its time, its order, what other runs do.
+whatever else it knows of a run: its time, its order, that it is no first run. So these runs may leave out what decides
+nothing: tracebacks, and other tests, if the gold patch passes without them. Fewer runs would not do:
+
+- Many tests give many bits a run, but each of them one: code that is right but for one test would win by one guess.
+- Copies of a test in one run, or runs that see each other's, have the true form in common, and the false ones are drawn
+  anew. If one false form stood for all of them, a single guess at which of two is true would do.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
 
-The first run and the control start together, in random order; the control is cancelled if nothing would be rewarded.
+**Order.** The control runs to its end before the first run starts: no sandbox of this grading holds the values until
+then. Gradings of the same task take turns (`GroupLock`): while one's control runs, no other's first run does, of any
+patch, so none can send the values to it. A run that mutates a random half of the tests is beside no other run of the
+task: its tests are drawn anew, so code that sees two of them knows that the form that comes again is the true one. The
+gold patch and the unpatched code are trusted: their controls wait for nobody. Turns are taken within one event loop, as
+all gradings of a group are.
+
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
 or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
 is missing that the gold patch shows, the control is run once more, since a process may die by accident, and so it is
-for the FAIL_TO_PASS tests alone if it shows nothing of them.
+for the FAIL_TO_PASS tests alone if it shows nothing of them. No process of the first run lives by then.
 
 Not covered:
 
@@ -38,20 +48,28 @@ Not covered:
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
 - A value of a type that has no plain form and is equal to a literal, where the gold patch's is plain: it is not believed.
-- Values that code under test carries from the first run to the control, which runs beside it.
+- Values that outlive the first run's processes and their sandbox, in a state of the machine that a later control of
+  the same task reads (one more look at what was missing, or another patch's control). Such a state is not one that a
+  process holds: a lock, a socket and an open file end with it.
+- Values that reach a control from elsewhere while it runs: from the sandbox of an agent that has been told them, or
+  from a run of the task in another process or on another machine. Sandboxes must share nothing that carries them.
 """  # noqa: E501 (a table's row)
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from slime_swe.data_sources.task import Oracle
+from slime_swe.data_sources.task import Oracle, Task
 from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.group_lock import GroupLock
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
+from slime_swe.rollout.loop_scope import opened_once
 
 BITS = 7  # how often luck is believed of a test without values: once in 2 ** BITS plays
 
@@ -103,8 +121,13 @@ class ControlledRuns(Protocol):
         """The same without a patch. It may be remembered."""
         ...
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
-        """With these mutated, by changes that code can't recognise where there are such."""
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        """With these mutated, by changes that code can't recognise where there are such. only: others than these may be
+        left out; empty for none."""
+        ...
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        """The same with the gold patch, which must not be empty, and nothing mutated. It may be remembered."""
         ...
 
 
@@ -135,25 +158,56 @@ class _Findings:
         )
 
 
-async def with_negative_control(oracle: Oracle, runs: ControlledRuns) -> Trial:
+async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
     """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
     do.
 
-    Two runs side by side; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no value.
+    Two runs, one after the other; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no
+    value. The first run is made whatever the control shows, since its results are parts of the score.
     """
-    expected = (*oracle.fail_to_pass, *oracle.pass_to_pass)
-    if secrets.randbits(1):
-        first, control = asyncio.create_task(runs.first()), asyncio.create_task(runs.control(expected))
-    else:
-        control, first = asyncio.create_task(runs.control(expected)), asyncio.create_task(runs.first())
-    try:
-        trial = await first
-        if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
-            return trial
-        run = await control
-    finally:
-        await _end(first, control)
+    oracle, runs = task.oracle, _InTurn(runs, await _lock_of(task))
+    run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
+    trial = await runs.first()
+    if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
+        return trial
     return await _judged(oracle, trial, run, runs)
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """The same runs, each beside none of the task that could tell it something."""
+
+    runs: ControlledRuns
+    lock: GroupLock
+
+    async def first(self) -> Trial:
+        async with self.lock.held("first"):
+            return await self.runs.first()
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        async with self.lock.held("control"):
+            return await self.runs.control(tests)
+
+    async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_control(tests)
+
+    async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+        return await self.runs.unpatched_control(tests)
+
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        async with self.lock.held(object()):  # a group of its own
+            return await self.runs.mixed(tests, only)
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_alone(only)
+
+
+async def _lock_of(task: Task) -> GroupLock:
+    """The lock of all runs of the task in the running loop, for as long as anyone holds or awaits it."""
+    locks: WeakValueDictionary[str, GroupLock] = await opened_once(
+        "locks of tasks", lambda: contextlib.nullcontext(WeakValueDictionary())
+    )
+    return locks.setdefault(task.id, GroupLock())
 
 
 def uncontrolled(trial: Trial) -> Trial:
@@ -184,7 +238,11 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
     groups = [group for group in run.functions if group & (reported or left & found.silent)]
     if run.rewritten or not groups:
         return _with(trial, found)
-    if reason := await _mixed_runs(groups, passed, bool(reported), runs):
+    tests = frozenset().union(*groups) & passed
+    only = sorted(tests) if oracle.gold_patch.strip() else []
+    if only and not tests <= (await runs.gold_alone(only)).passed:
+        only = []  # they need the others
+    if reason := await _mixed_runs(groups, tests, only, found, runs):
         return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
 
@@ -233,15 +291,25 @@ def _compared(
 
 
 async def _mixed_runs(
-    groups: Sequence[frozenset[str]], passed: frozenset[str], reported: bool, runs: ControlledRuns
+    groups: Sequence[frozenset[str]],
+    tests: frozenset[str],
+    only: Sequence[str],
+    found: _Findings,
+    runs: ControlledRuns,
 ) -> str:
-    """Why the log is not believed: a random half of these functions' tests is mutated in each run, and must be reported
-    as failed (or not at all, where no failure is `reported`), and the others as passed."""
-    every = frozenset().union(*groups) & passed
-    chosen = [frozenset().union(*(group for group in groups if secrets.randbits(1))) & passed for _ in range(BITS)]
-    for mutated, run in zip(chosen, await _together(runs.mixed(sorted(names)) for names in chosen), strict=True):
-        as_failed = run.failed if reported else mutated - run.passed
-        if wrong := (mutated - as_failed) | (every - mutated - run.passed):
+    """Why the log is not believed. Of these tests, those of a random half of the functions (`groups`) are mutated in
+    each run. A mutated test must be reported as the control `found` it: as failed, or not as passed if it is silent
+    there. The others must be reported as passed.
+
+    Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
+    (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
+    """
+    silent = found.silent - found.mutated
+    for _ in range(BITS):
+        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & tests
+        run = await runs.mixed(sorted(mutated), only)
+        believed = (mutated & found.mutated - run.failed) | (mutated & silent & run.passed)
+        if wrong := believed | (tests - mutated - run.passed):
             return _some("are not reported as they are, mutated or not, in further runs", wrong)
     return ""
 

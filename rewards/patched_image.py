@@ -15,6 +15,7 @@ from slime_swe.patches import PatchError, paths_of
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.guard import Files, folders_of, graded_files
 from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.rollout.sandbox.many_files import null_terminated, read_many, write_many
 
 _LIST_FILES = "find . -name .git -prune -o \\( -type f -o -type l \\) -printf '%y%P\\0'"
 _LINK = "l"  # what `find` calls it
@@ -33,7 +34,7 @@ async def patch_image(sandbox: Sandbox, task: Task, patch: str) -> list[str]:
     if linked := [path for path in paths if not links.isdisjoint({path, *folders_of(path)})]:
         raise PatchError(f"{linked[0]} is a link of the repository, or behind one")
     try:
-        named = {path: await sandbox.read_file(path) for path in paths if path in files}
+        named = await read_many(sandbox, [path for path in paths if path in files])
     except OSError as error:
         raise PatchError(f"a file that the patch names can't be read: {error}") from error
     pristine: Files = {**named, **task.workspace.files}
@@ -58,23 +59,22 @@ async def _write_changes(sandbox: Sandbox, before: Files, after: Files) -> None:
     try:
         if deleted:
             await _remove(sandbox, deleted)
-        for path, content in after.items():
-            if before.get(path) != content:
-                await sandbox.write_file(path, content.encode() if isinstance(content, str) else content)
+        changed = {path: content for path, content in after.items() if before.get(path) != content}
+        await write_many(sandbox, {path: _in_bytes(content) for path, content in changed.items()})
     except OSError as error:
         raise PatchError(f"a file of the patch can't be written: {error}") from error
 
 
 async def _remove(sandbox: Sandbox, paths: Iterable[str]) -> None:
     """The files, and the folders that they leave empty, so that a file can be there."""
-    await sandbox.write_file(_REMOVED, _terminated(paths))
+    await sandbox.write_file(_REMOVED, null_terminated(paths))
     removed = await sandbox.exec(_REMOVE)
     if removed.exit_code != 0:
         raise PatchError(f"a file of the patch can't be removed: {removed.output[-500:]!r}")
     folders = {str(PurePosixPath(path).parent) for path in paths} - {"."}
-    await sandbox.write_file(_REMOVED, _terminated(sorted(folders)))
+    await sandbox.write_file(_REMOVED, null_terminated(sorted(folders)))
     await sandbox.exec(_REMOVE_FOLDERS)
 
 
-def _terminated(paths: Iterable[str]) -> bytes:
-    return "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
+def _in_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content

@@ -9,31 +9,37 @@ if mutated tests fail, and what they withhold is given (`rewards.negative_contro
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from slime_swe.data_sources.task import Oracle, Task
+from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
-from slime_swe.patches import binary_paths
+from slime_swe.patches import PatchError, binary_paths
+from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
 from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.mutated_files import (
+    MOST_CONTROLS,
     MutatedFiles,
     known_control,
     mutate_files,
+    pytest_options,
     read_files,
     records_in,
     rewrite_files,
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.patched_image import patch_image
+from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.room import cause_found, put
 from slime_swe.rewards.withheld import Records
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 
 LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
+_UNCONTROLLED = GradingSettings(negative_control=False)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Runs:
         return await asyncio.to_thread(_trial, self.task, await self._run(), self.patch)
 
     async def control(self, tests: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests, f"/tmp/{secrets.token_hex(8)}"))
+        return await asyncio.to_thread(_reported, await self._run(tests, record_to=f"/tmp/{secrets.token_hex(8)}"))
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
         return await self._known(self.task.oracle.gold_patch, tests)
@@ -69,8 +75,13 @@ class Runs:
     async def _known(self, patch: str, tests: Sequence[str]) -> ControlRun:
         return await known_control(self.task, patch, self.sandboxes, tests, replace(self, patch=patch).control)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests))
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        return await asyncio.to_thread(_reported, await self._run(tests, pytest_options(only)))
+
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        runs = replace(self, patch=self.task.oracle.gold_patch)
+        key = ("alone", *only)
+        return await known_control(self.task, runs.patch, self.sandboxes, key, lambda _: runs.mixed((), only))
 
     def pristine(self) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox without a patch."""
@@ -78,21 +89,26 @@ class Runs:
         limits = LIMITS if workspace.image is None else image_limits(self.task.oracle.timeout_seconds)
         return self.sandboxes.open(workspace.files, limits, workspace.image)
 
-    async def _run(self, tests: Sequence[str] = (), record_to: str = "") -> _Done:
-        """With these tests mutated. record_to: withhold values, and record to this file what is given instead."""
+    async def _run(self, tests: Sequence[str] = (), options: str = "", record_to: str = "") -> _Done:
+        """With these tests mutated. options: shell before the command. record_to: withhold values, and record to this
+        file what is given instead."""
         task, patch = self.task, self.patch
         if task.workspace.image is None:
             files, ignored = await graded_files(task, patch, added=task.oracle.grading_files)
             async with self.sandboxes.open(files, LIMITS) as sandbox:
-                return await _run(sandbox, task, ignored, tests, record_to)
+                return await _run(sandbox, task, ignored, tests, options, record_to)
         async with self.pristine() as sandbox:
             ignored = await patch_image(sandbox, task, patch)
-            return await _run(sandbox, task, ignored, tests, record_to)
+            return await _run(sandbox, task, ignored, tests, options, record_to)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
     """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
-    return await controlled(Runs(task, patch, sandboxes), settings)
+    if not (isinstance(task.oracle, TestsOracle) and task.oracle.missing == "as_gold"):
+        return await controlled(Runs(task, patch, sandboxes), settings)
+    named = await _named_by_gold(task, sandboxes)
+    trial = await controlled(Runs(_with_tests(task, named), patch, sandboxes), settings)
+    return await asyncio.to_thread(_with_unnamed, task, trial, named)
 
 
 async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
@@ -100,16 +116,58 @@ async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
     try:
         async with cause_found(runs.patch, runs.pristine):
             if runs.patch and settings.negative_control:
-                return await with_negative_control(runs.task.oracle, runs)
+                return await with_negative_control(runs.task, runs)
             return uncontrolled(await runs.first())
     except SandboxError as error:
         raise GraderError(f"the grader's sandbox failed: {error}") from error
 
 
-async def _run(sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence[str], record_to: str) -> _Done:
+async def _named_by_gold(task: Task, sandboxes: Sandboxes) -> frozenset[str]:
+    """The expected tests that the gold patch's log names, looked up once for all patches of a task.
+
+    All of them where it names none, since then nothing is known: the patch can't be applied, or the run has broken off.
+    """
+    expected = frozenset((*task.oracle.fail_to_pass, *task.oracle.pass_to_pass))
+
+    async def named() -> frozenset[str]:
+        try:
+            trial = await controlled(Runs(task, task.oracle.gold_patch, sandboxes), _UNCONTROLLED)
+        except PatchError:
+            return frozenset()
+        results = {} if trial.timed_out else await asyncio.to_thread(parse_test_log, trial.log)
+        return expected & results.keys()
+
+    key = (sandboxes, hashlib.sha256(repr(task).encode(errors="backslashreplace")).digest())
+    return await remembered("named by gold", key, named, keep=bool, most=MOST_CONTROLS) or expected
+
+
+def _with_tests(task: Task, names: Collection[str]) -> Task:
+    """The task with these of its tests alone."""
+    failing, passing = (
+        tuple(name for name in tests if name in names) for tests in (task.oracle.fail_to_pass, task.oracle.pass_to_pass)
+    )
+    return replace(task, oracle=replace(task.oracle, fail_to_pass=failing, pass_to_pass=passing))
+
+
+def _with_unnamed(task: Task, trial: Trial, named: Collection[str]) -> Trial:
+    """A trial of the tests that the gold patch's log names, with what its own log says of the others."""
+    results = {} if trial.timed_out else parse_test_log(trial.log)
+    complete = results.keys() >= set(named)
+    expected = (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)
+    tests = {name: trial.tests.get(name, results.get(name, complete)) for name in expected}
+    absent = [name for name in tests if name not in named and name not in results]
+    details = {**trial.details, "missing_as_gold": absent if complete else []}
+    return replace(trial, tests=tests, solved=trial.solved and all(tests.values()), details=details)
+
+
+async def _run(
+    sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence[str], options: str, record_to: str
+) -> _Done:
     oracle = task.oracle
     mutated = await write_tests(sandbox, oracle, tests, record_to)
-    result = await sandbox.exec(oracle.command, timeout=oracle.timeout_seconds)
+    if mutated.withheld:  # code can tell this run from the first in any case
+        options = pytest_options()
+    result = await sandbox.exec(options + oracle.command, timeout=oracle.timeout_seconds)
     return _Done(result, ignored, mutated, await records_in(sandbox, record_to))
 
 
@@ -120,7 +178,8 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], re
     show the code under test which run it is in.
     """
     paths = {test.partition("::")[0] for test in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
-    files = await read_files(sandbox, sorted(path for path in paths if path.endswith(".py")))
+    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith(SUFFIXES)}
+    files = await read_files(sandbox, sorted(data.union(path for path in paths if path.endswith(".py"))))
     mutated = mutate_files(files, {test: test for test in tests}, record_to=record_to)
     if record_to and not mutated.functions:
         # Rather not what builds and runs them: a control that is not built says nothing of the code.

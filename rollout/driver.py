@@ -189,6 +189,7 @@ class Driver:
         self._woken.set()
         if self._playing is None:
             self._playing = asyncio.create_task(self._play(data_source))
+            self._playing.add_done_callback(lambda _: self._changed.set())
         try:
             while (batch := self.scheduler.take(version)) is None:
                 await self._change()
@@ -235,9 +236,7 @@ class Driver:
     async def _change(self) -> None:
         """Until a group has ended. Raises what ended the play."""
         assert self._playing is not None
-        changed = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait([changed, self._playing], return_when=asyncio.FIRST_COMPLETED)
-        changed.cancel()
+        await self._changed.wait()
         self._changed.clear()
         if self._playing.done():
             self._playing.result()
@@ -245,11 +244,7 @@ class Driver:
     async def _play(self, data_source: DataSource) -> None:
         while True:
             self._begin(data_source)
-            woken = asyncio.ensure_future(self._woken.wait())
-            try:
-                await asyncio.wait([*self._running, woken], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                woken.cancel()
+            await self._woken.wait()
             self._woken.clear()
             done = [task for task in self._running if task.done()]
             for task in sorted(done, key=self._running.__getitem__):
@@ -288,7 +283,9 @@ class Driver:
             self._in_slots[number] -= 1
             self._woken.set()
 
-        self._running[asyncio.ensure_future(self.player.play_group(plays, on_free))] = number
+        task = asyncio.ensure_future(self.player.play_group(plays, on_free))
+        task.add_done_callback(lambda _: self._woken.set())
+        self._running[task] = number
 
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
         del self._in_slots[number]

@@ -46,6 +46,7 @@ class Play:
     sound: Played | None = None
     tries: int = 0
     broken_since: float = math.inf
+    gave_up: bool = False  # where its group had too few sound episodes
 
     @property
     def is_settled(self) -> bool:
@@ -64,7 +65,6 @@ class Player:
         self.hooks = hooks
         self.outages = outages
         self.retried = Counter[str]()
-        self._playing = set[Play]()
         self._said_out = set[bool]()  # of playing (False) and of grading (True), which has an outage that was logged
         cached = getattr(args, "swe_cached_episodes", 0.0)
         planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
@@ -84,6 +84,8 @@ class Player:
         That is before it is scored, so slots may be free for another group long before this one ends.
         """
         params = sampling_params(self.args)
+        for each in group:
+            each.gave_up = False
         return await gather(
             self.play(each, seeded(self.args, params, place), on_free, evaluation=False, group=group)
             for place, each in enumerate(group)
@@ -102,52 +104,51 @@ class Player:
         """Generate one episode, then score it unless it was aborted. One that may not begin, once there is a slot for
         it, has no samples.
 
-        What infrastructure breaks is tried again after a pause, `TRIES` times and longer where it `_waits`; of an
-        episode that is finished only the grading. What is sound is not played again. Raises `InfrastructureError` where
+        What infrastructure breaks is tried again after a pause, as `_is_tried_on` says; of an episode that is finished
+        only the grading. What is sound is not played again. Raises `InfrastructureError` where
         an outage lasts too long.
         """
-        self._playing.add(play)
-        try:
-            while play.sound is None:
-                await self._turn(graded=play.finished is not None)
-                if play.finished is None:
-                    played = await self._generated(play, params, evaluation, group, may_begin)
-                    if played == []:
-                        return played
-                    if not is_broken(_segments(played)):
-                        play.finished, play.tries, play.broken_since = played, 0, math.inf
-                        on_free()
-                        continue
-                else:
-                    played = await self._tried(play, self._scored(play.finished), evaluation, group)
-                    if not is_broken(_segments(played)):
-                        play.sound = played
-                        break
-                if self.outages is None or (play.is_settled and not self._waits(play, self.outages, group)):
-                    if play.finished is None:
-                        on_free()
+        played: Played | None = None
+        while True:
+            await self._turn(graded=play.finished is not None)
+            if played is not None and play.tries and any(each.gave_up for each in group):
+                break
+            if play.finished is None:
+                played = await self._generated(play, params, evaluation, group, may_begin)
+                if played == []:
                     return played
-                self.retried[_failure(played)[0]] += not evaluation
-                await asyncio.sleep(pause(play.tries))
-            return play.sound
-        finally:
-            self._playing.discard(play)
+                if not is_broken(_segments(played)):
+                    play.finished, play.tries, play.broken_since = played, 0, math.inf
+                    on_free()
+                    continue
+            else:
+                played = await self._tried(play, self._scored(play.finished), evaluation, group)
+                if not is_broken(_segments(played)):
+                    play.sound = played
+                    return played
+            if self.outages is None or not self._is_tried_on(play, self.outages, group):
+                break
+            self.retried[_failure(played)[0]] += not evaluation
+            await asyncio.sleep(pause(play.tries))
+        if play.finished is None:
+            on_free()
+        return played
 
-    def _waits(self, play: Play, outages: Outages, group: Sequence[Play]) -> bool:
-        """Whether an episode that was tried often enough is tried on.
+    def _is_tried_on(self, play: Play, outages: Outages, group: Sequence[Play]) -> bool:
+        """Whether an episode is tried again that was broken again.
 
-        It is as long as others of its group are tried. If so many of these are finished that the group has a baseline,
-        it is too as long as any episode of the run is, until a try that began later is sound, so that infrastructure
-        works and this episode is what can't be played; and during half of the time after which an outage ends the run.
+        It is `TRIES` times, and as long as others of its group are tried less. Then, where the group has too few
+        finished episodes for a baseline, all give up. Where it has enough, an episode is tried on until a try of any
+        other that began later is sound: infrastructure works then, and this one is what can't be played. Since nothing
+        else may be tried, that is for half of the time after which an outage ends the run.
         """
-        if not all(each.is_settled for each in group):
+        if not play.is_settled or not all(each.is_settled for each in group):
             return True
         if sum(each.finished is not None for each in group) < LEAST_SOUND:
+            play.gave_up = True
             return False
-        outage, now = outages.of(graded=play.finished is not None), _now()
-        if outage.sound_since < play.broken_since and not all(each.is_settled for each in self._playing):
-            return True
-        return outage.is_on(now) and now - play.broken_since < outage.limit / 2
+        outage = outages.of(graded=play.finished is not None)
+        return outage.sound_since < play.broken_since and _now() - play.broken_since < outage.limit / 2
 
     async def _generated(
         self,

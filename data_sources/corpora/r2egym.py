@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 
 from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, read_record, statement_faults
-from slime_swe.data_sources.corpora.swebench import END, START
+from slime_swe.data_sources.corpora.eval_prologue import END, START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError

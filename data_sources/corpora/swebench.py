@@ -6,7 +6,6 @@ versions is needed. Upstream: SWE-bench/SWE-bench, swebench/harness/utils.py (`m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from slime_swe.data_sources.corpora.corpus import (
     test_faults,
     tests_of,
 )
+from slime_swe.data_sources.corpora.eval_prologue import END, START, folder_of, setup_of
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import paths_of
@@ -45,9 +45,7 @@ CORPUS = Corpus(
     },
 )
 NEW_FIELDS = ("image", "eval_script", "log_parser", "eval_type")
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _ABOUT = ("repo", "base_commit", "created_at", "version", "difficulty")
-_ACTIVATES = re.compile(r"^(source \S*/activate|conda activate \S+)$")
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,10 @@ class _Record:
         yield from patch_faults("test_patch", self.test_patch)
         if START not in self.eval_script or END not in self.eval_script:
             yield f"eval_script must be one that prints {START!r} and {END!r}, got {self.eval_script[:80]!r}"
+        try:
+            folder_of(self.eval_script)
+        except ValueError as error:
+            yield str(error)
         if _names_images(self.image_assets):
             yield "image_assets are not supported: the statement or the tests need images"
 
@@ -110,18 +112,6 @@ def task_of(record: Any, split: str, *, source: str = "swebench") -> Task:
     image = Image(found.image, folder_of(found.eval_script), setup_of(found.eval_script))
     about = {field: str(record[field]) for field in _ABOUT if record.get(field) is not None}
     return Task(found.instance_id, found.problem_statement, Workspace({}, image), oracle, source, split, about)
-
-
-def folder_of(script: str) -> str:
-    """Where an eval script expects the repository: what it first changes to."""
-    match = re.search(r"^cd (/\S*)$", script, re.MULTILINE)
-    return match[1] if match else "/testbed"
-
-
-def setup_of(script: str) -> str:
-    """The lines by which an eval script activates its Python environment; an agent's commands need them too."""
-    lines = (line.strip() for line in script.partition(START)[0].splitlines())
-    return "\n".join(dict.fromkeys(line for line in lines if _ACTIVATES.match(line)))
 
 
 load = partial(load_records, CORPUS, task_of)

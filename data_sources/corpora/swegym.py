@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_swe.data_sources.corpora import swebench
 from slime_swe.data_sources.corpora.corpus import GB, Corpus, Split, load_records, patch_faults, read_record
-from slime_swe.data_sources.corpora.swebench import END, START
+from slime_swe.data_sources.corpora.eval_prologue import END, START
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import added_paths, paths_of, read_patch
 

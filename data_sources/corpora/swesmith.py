@@ -2,9 +2,14 @@
 
 The images hold the projects without the bug. An image's setup inserts it and commits the result as a repository with
 one commit, so that no history shows it. As in SWE-smith's harness, the files of the FAIL_TO_PASS tests are run, and
-only the PASS_TO_PASS tests in these files count. Left out are the few projects whose tests are not run by pytest or
-whose logs need a parser of their own, and patches that can't be reversed. Upstream: SWE-bench/SWE-smith,
-swesmith/harness.
+only the PASS_TO_PASS tests in these files count.
+
+That harness counts a test that the log does not name as passed. For FAIL_TO_PASS also holds tests that failed with the
+bug and are gone without it, such as those of a case that the bug put into a table. Here it counts as passed if the gold
+patch's log does not name it either.
+
+Left out are the few projects whose tests are not run by pytest or whose logs need a parser of their own, and patches
+that can't be reversed. Upstream: SWE-bench/SWE-smith, swesmith/harness.
 """
 
 from __future__ import annotations
@@ -110,6 +115,7 @@ def _oracle(record: _Record, repo: str, gold: str) -> TestsOracle:
         command=f"{_COMMANDS.get(repo.lower(), _PYTEST)} {shlex.join(files)}",
         gold_patch=gold,
         timeout_seconds=TIMEOUT,
+        missing="as_gold",
     )
 
 

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """0 where the recipe can run, 1 where it can't."""
     recipe, assumed = assemble(DEFAULT_RECIPE, options.overrides), assume(options.assume)
-    plan, proposals = with_outlook(make_plan(recipe, assumed), recipe), propose(recipe, assumed)
+    plan = with_outlook(make_plan(recipe, assumed), recipe)
+    proposals = propose(plan, recipe)
     if options.json:
         print_json(document(plan, proposals))
     else:

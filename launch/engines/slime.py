@@ -13,7 +13,7 @@ from slime_swe.launch.args import checkpoint_folder, converted_folder
 from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.output import print_json
-from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.plan.plan import fit
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
@@ -64,7 +64,7 @@ class Slime(Engine):
 
     def check(self, recipe: Recipe, start: Start) -> None:
         """Raises before Ray or a GPU is touched."""
-        if not start.ignore_plan and not (plan := make_plan(recipe)).fits:
+        if not start.ignore_plan and not (plan := fit(recipe)).fits:
             problems = "\n".join(f"  {problem}" for problem in plan.problems)
             raise UserError(
                 f"the plan of {recipe.name} does not fit its cluster:\n{problems}\n`slime-swe plan` shows the figures "

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from slime_swe import files
-from slime_swe.data_sources.corpora.swebench import END, START
+from slime_swe.data_sources.corpora.eval_prologue import END, START
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 

@@ -14,42 +14,24 @@ from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.registry import Spec, load_tasks, parse
 from slime_swe.data_sources.selection import most_left
 from slime_swe.errors import UserError
-from slime_swe.launch.images import size_of
+from slime_swe.launch.images import measured, set_of, size_of
 from slime_swe.launch.plan.admission import informative
 from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.result import TaskImages
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.sandbox.pool import make_backend
 
 
 @dataclass(frozen=True)
-class TaskImages:
-    """Those of one task set.
-
-    spec: the set. count: images that the run meets. gib: of one. how: `assumed` or `published`.
-    """
-
-    spec: str
-    count: int
-    gib: float
-    how: str
-
-    @property
-    def total(self) -> float:
-        """GiB."""
-        return self.count * self.gib
-
-    def __str__(self) -> str:
-        return f"{self.count:,} of {self.spec} at {self.gib:.2f} GiB ({self.how})"
-
-
-@dataclass(frozen=True)
 class _Known:
     """What can be said of a task set. tasks: None where nobody knows how many it has. images: that they share; None
-    where each has its own. gib: of one image, as published; 0 where it is not."""
+    where each has its own. gib: of one image, as published; 0 where it is not. of: the set whose images are measured
+    together (`launch.images.set_of`); empty where there are several."""
 
     tasks: int | None = None
     images: int | None = None
     gib: float = 0.0
+    of: str = ""
 
     def met(self, tasks: int) -> int:
         """Images of so many of its tasks."""
@@ -67,6 +49,7 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
         return ()
     trained = dict(zip(data.training_sets, _shares(recipe), strict=True))
     begun = recipe.run.num_rollouts * recipe.rollout.batch_size / informative(recipe, assumed)
+    sizes = measured(recipe.rollout.sandbox)
     met = {spec: ceil(share * begun) for spec, share in trained.items()}
     found = []
     for spec in dict.fromkeys((*met, *data.evaluation_sets.values())):
@@ -75,7 +58,7 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
             continue
         most = known.tasks if known.tasks is not None else met.get(spec, 0)
         tasks = most if spec in data.evaluation_sets.values() else min(most, met[spec])
-        size = (assumed.image_gib, "assumed") if assumed.image_gib else size_of(known.gib, backend)
+        size = (assumed.image_gib, "assumed") if assumed.image_gib else size_of(known.of, known.gib, backend, sizes)
         found.append(TaskImages(spec, known.met(tasks), *size))
     return tuple(found)
 
@@ -118,26 +101,29 @@ def _known(spec: str) -> _Known | None:
     try:
         parsed = parse(spec)
         if parsed.file:
-            tasks, images = _of_file(parsed)
-            return _Known(tasks, images) if images else None
+            tasks, images, of = _of_file(parsed)
+            return _Known(tasks, images, of=of) if images else None
         if parsed.source not in CORPORA:
             return _Known() if "." in parsed.source else None  # our own sources make tasks of files
         corpus = CORPORA[parsed.source]
         if not corpus.in_images or parsed.split not in corpus.splits:
             return None
         split = corpus.splits[parsed.split]
-        return _Known(most_left(split.count, parsed.options), split.images, split.image_gib)
+        of = f"{parsed.source}:{parsed.split}"
+        return _Known(most_left(split.count, parsed.options), split.images, split.image_gib, of)
     except (UserError, OSError):
         return None
 
 
-def _of_file(spec: Spec) -> tuple[int, int]:
-    """How many tasks a file has, and how many images. Raises `UserError`, `OSError`."""
+def _of_file(spec: Spec) -> tuple[int, int, str]:
+    """How many tasks a file has, how many images, and the set of these. Raises `UserError`, `OSError`."""
     return _counted(spec.text, Path(spec.file).expanduser().stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=32)
-def _counted(spec: str, changed: int) -> tuple[int, int]:
+def _counted(spec: str, changed: int) -> tuple[int, int, str]:
     """changed: when the file was, without which an old answer would stay."""
     tasks = load_tasks(spec)
-    return len(tasks), len({task.workspace.image.name for task in tasks if task.workspace.image})
+    images = {task.workspace.image.name: set_of(task) for task in tasks if task.workspace.image}
+    sets = {*images.values()}
+    return len(tasks), len(images), sets.pop() if len(sets) == 1 else ""

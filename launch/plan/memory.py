@@ -15,8 +15,8 @@ from slime_swe.launch.plan.admission import (
 )
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.images import TaskImages, most_at_once, task_images
-from slime_swe.launch.plan.result import Budget, Component
+from slime_swe.launch.plan.images import most_at_once
+from slime_swe.launch.plan.result import Budget, Component, TaskImages
 from slime_swe.launch.plan.trained import (
     adapter_bytes,
     checkpoint_bytes,
@@ -46,10 +46,10 @@ def layout_of(recipe: Recipe) -> Layout:
     return Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
 
 
-def budgets(recipe: Recipe, assumed: Assumptions) -> tuple[Budget, ...]:
-    """All of them; no serving GPUs where SGLang servers run already."""
+def budgets(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> tuple[Budget, ...]:
+    """All of them; no serving GPUs where SGLang servers run already. images: `task_images`."""
     served = () if recipe.serving.external_engines else (_serving(recipe, assumed), _synchronising(recipe, assumed))
-    return (_training(recipe, assumed), *served, _machine(recipe, assumed), _disk(recipe, assumed))
+    return (_training(recipe, assumed), *served, _machine(recipe, assumed), _disk(recipe, assumed, images))
 
 
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
@@ -201,10 +201,10 @@ def _copies(reference: bool, older: bool) -> str:
     return "pinned" + (", the reference's too" if reference else "") + (", and two older" if older else "")
 
 
-def _disk(recipe: Recipe, assumed: Assumptions) -> Budget:
+def _disk(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> Budget:
     """One node's disk, if all lies there: the images of all tasks that the run meets, the model twice, and what a run
     keeps."""
-    model, images = recipe.model.shape, task_images(recipe, assumed)
+    model = recipe.model.shape
     formats = 1 if recipe.algorithm.lora_rank else 2  # LoRA starts from Hugging Face's
     parts = (
         Component("task images", most_at_once(recipe, images, assumed) * GIB, _images(recipe, images)),

@@ -1,4 +1,7 @@
-"""`make_plan`: a recipe -> whether it is legal, whether it fits, how long a step takes, and what limits it."""
+"""`make_plan`: a recipe -> whether it is legal, whether it fits, how long a step takes, and what limits it.
+
+`fit` says the first two alone, without the simulations that a step's time takes.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from slime_swe.launch.plan.result import (
     Evaluations,
     Plan,
     Supervised,
+    TaskImages,
     Timing,
     WholeRun,
 )
@@ -30,6 +34,7 @@ from slime_swe.launch.plan.trained import checkpoint_bytes
 from slime_swe.launch.plan.whole_run import evaluations_of, whole_run
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import wrong_fields
 from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.recipes.sandboxes import sandbox_nodes
 
@@ -49,50 +54,60 @@ class Proposal:
     plan: Plan
 
 
-def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
-    """Everything that is known of a recipe before it runs, its checkpoint compared with it where that lies here.
+def fit(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
+    """Whether a recipe is legal and fits, its checkpoint compared with it where that lies here; a plan without times.
 
     Raises `UserError` where the checkpoint is of no model that we know.
     """
     assumed = assumed or Assumptions()
-    problems = (*checked_advice(recipe, assumed), *mismatches(recipe))
-    plan = Plan(recipe.name, hardware(recipe), problems, assumptions=assumed)
+    counted = engine_of(recipe).on_gpus and not wrong_fields(recipe)
+    images = task_images(recipe, assumed) if counted else ()
+    problems = (*checked_advice(recipe, assumed, images), *mismatches(recipe))
+    plan = Plan(recipe.name, hardware(recipe), problems, assumptions=assumed, images=images)
     if not is_countable(recipe):
         return plan
     if not engine_of(recipe).on_gpus:
         return _without_gpus(recipe, plan)
-    found = budgets(recipe, assumed)
-    if problems:
-        return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
+    found = budgets(recipe, assumed, images)
+    return replace(plan, budgets=found, bottlenecks=(_fullest(found),))
+
+
+def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
+    """`fit`, and of a recipe that fits GPUs everything else that is known before it runs. Raises as that does."""
+    assumed = assumed or Assumptions()
+    plan = fit(recipe, assumed)
+    if not plan.fits or not engine_of(recipe).on_gpus:
+        return plan
     timing, stage = time_step(recipe, assumed), time_stage(recipe, assumed)
     kept, evaluations = checkpoints_of(recipe, timing), evaluations_of(recipe, assumed)
-    run = whole_run(recipe, assumed, evaluations, stage)
+    run = whole_run(recipe, assumed, timing, evaluations, stage)
     return replace(
         plan,
-        budgets=found,
         timing=timing,
         checkpoints=kept,
         warm_start=stage,
         evaluations=evaluations,
         run=run,
-        bottlenecks=(_fullest(found), _longest(timing)),
+        bottlenecks=(*plan.bottlenecks, _longest(timing)),
         notes=(
             *_of_stage(recipe, stage),
             *_of_checkpoints(kept),
             _of_episodes(recipe, assumed),
             *_of_evaluations(evaluations, timing),
             _of_run(recipe, run, evaluations, stage),
-            *_notes(recipe, assumed),
+            *_notes(recipe, assumed, plan.images),
         ),
     )
 
 
-def propose(recipe: Recipe, assumed: Assumptions, limit: int = 3) -> tuple[Proposal, ...]:
-    """The nearest changes that make a recipe legal and let it fit, each planned again; where nothing does, the one that
-    comes nearest, whose plan has problems left."""
+def propose(plan: Plan, recipe: Recipe, limit: int = 3) -> tuple[Proposal, ...]:
+    """The nearest changes that make the recipe of a plan legal and let it fit, each planned again; where nothing does,
+    the one that comes nearest, whose plan has problems left."""
+    if plan.fits:
+        return ()
     return tuple(
-        Proposal(candidate.overrides, make_plan(candidate.recipe, assumed))
-        for candidate in nearest(recipe, assumed, limit)
+        Proposal(candidate.overrides, make_plan(candidate.recipe, plan.assumptions))
+        for candidate in nearest(recipe, plan.assumptions, plan.images, limit)
     )
 
 
@@ -214,8 +229,8 @@ def _of_run(recipe: Recipe, run: WholeRun, evaluations: Evaluations | None, stag
     )
 
 
-def _notes(recipe: Recipe, assumed: Assumptions) -> Iterator[str]:
-    if images := task_images(recipe, assumed):
+def _notes(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> Iterator[str]:
+    if images:
         total, gib = sum(each.count for each in images), sum(each.total for each in images)
         nodes = sandbox_nodes(recipe)
         where = f"each of {nodes} machines" if nodes > 1 else "the machine that has the sandboxes"

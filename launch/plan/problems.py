@@ -20,7 +20,7 @@ from slime_swe.launch.plan.admission import cache_tokens, sglang_engine
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.plan.memory import budgets, layout_of
-from slime_swe.launch.plan.result import Budget
+from slime_swe.launch.plan.result import Budget, TaskImages
 from slime_swe.launch.plan.warm_start import recorded
 from slime_swe.launch.warm_start import unfit
 from slime_swe.recipes.base import Recipe
@@ -55,15 +55,18 @@ OF_A_DISK = {
 Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and in words
 
 
-def problems_of(recipe: Recipe, assumed: Assumptions, wrong: Sequence[Violation] = ()) -> Problems:
-    """Everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone."""
+def problems_of(
+    recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...], wrong: Sequence[Violation] = ()
+) -> Problems:
+    """Everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone.
+    images: `task_images`, which no change that is tried here alters."""
     engine = engine_of(recipe)
     broken = [*(wrong or broken_rules(recipe, engine.violations))]
     if not wrong and (episodes := recorded(recipe)):
         broken += unfit(engine, recipe, episodes, broken)
     found = {each.message: (ILLEGAL, each) for each in broken}
     counts = engine.on_gpus and not wrong and _divides(recipe)
-    return found | overruns(recipe, budgets(recipe, assumed)) if counts else found
+    return found | overruns(recipe, budgets(recipe, assumed, images)) if counts else found
 
 
 def is_countable(recipe: Recipe) -> bool:
@@ -154,12 +157,12 @@ class Candidate:
         return tuple(f"{key}={values[key]}" for key in MOVES if key in values)
 
 
-def checked_advice(recipe: Recipe, assumed: Assumptions) -> tuple[Violation, ...]:
+def checked_advice(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> tuple[Violation, ...]:
     """The problems of a recipe; the fix of what the search could change names single changes that were applied."""
-    start = Candidate({}, recipe, problems_of(recipe, assumed, wrong_fields(recipe)), 0.0)
+    start = Candidate({}, recipe, problems_of(recipe, assumed, images, wrong_fields(recipe)), 0.0)
     if not start.problems or not engine_of(recipe).on_gpus or not is_countable(recipe):
         return tuple(problem for _, problem in start.problems.values())
-    tried = _changed([start], recipe, assumed)
+    tried = _changed([start], recipe, assumed, images)
     return tuple(_advised(name, start.problems, tried) for name in start.problems)
 
 
@@ -187,7 +190,7 @@ def _severity(problems: Problems, name: str) -> float:
     return problems[name][0] if name in problems else 0.0
 
 
-def nearest(recipe: Recipe, assumed: Assumptions, limit: int) -> list[Candidate]:
+def nearest(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...], limit: int) -> list[Candidate]:
     """Up to `limit` candidates that run, fewest changes first, then the smallest ones, one for the same fields.
 
     All single changes are tried; of those that don't suffice, the most promising ones get a second, and so on. Where
@@ -196,12 +199,12 @@ def nearest(recipe: Recipe, assumed: Assumptions, limit: int) -> list[Candidate]
     """
     if not engine_of(recipe).on_gpus or wrong_fields(recipe):
         return []
-    start = Candidate({}, recipe, problems_of(recipe, assumed), 0.0)
+    start = Candidate({}, recipe, problems_of(recipe, assumed, images), 0.0)
     if not start.problems:
         return []
     best, beam = start, [start]
     for _ in range(DEPTH):
-        tried = sorted(_changed(beam, recipe, assumed), key=lambda one: one.rank)
+        tried = sorted(_changed(beam, recipe, assumed, images), key=lambda one: one.rank)
         found = {frozenset(one.edits): one for one in reversed(tried) if not one.problems}
         if found:
             return sorted(found.values(), key=lambda one: one.rank)[:limit]
@@ -210,7 +213,9 @@ def nearest(recipe: Recipe, assumed: Assumptions, limit: int) -> list[Candidate]
     return [best] if best is not start else []
 
 
-def _changed(candidates: list[Candidate], start: Recipe, assumed: Assumptions) -> list[Candidate]:
+def _changed(
+    candidates: list[Candidate], start: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]
+) -> list[Candidate]:
     """One more field changed, to every value that it may take instead; the same changes in another order are one."""
     found: dict[frozenset[tuple[str, Any]], Candidate] = {}
     for old in candidates:
@@ -218,7 +223,7 @@ def _changed(candidates: list[Candidate], start: Recipe, assumed: Assumptions) -
             edits = {**old.edits, key: value}
             if (name := frozenset(edits.items())) not in found:
                 recipe, step = with_value(old.recipe, key, value), _step(key, lookup(start, key), value)
-                found[name] = Candidate(edits, recipe, problems_of(recipe, assumed), old.distance + step)
+                found[name] = Candidate(edits, recipe, problems_of(recipe, assumed, images), old.distance + step)
     return [*found.values()]
 
 

@@ -52,6 +52,27 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class TaskImages:
+    """The container images of one task set that lie on each machine which has sandboxes.
+
+    spec: the set. count: images that the run meets. gib: of one. how: `assumed`, `published` or `measured`.
+    """
+
+    spec: str
+    count: int
+    gib: float
+    how: str
+
+    @property
+    def total(self) -> float:
+        """GiB."""
+        return self.count * self.gib
+
+    def __str__(self) -> str:
+        return f"{self.count:,} of {self.spec} at {self.gib:.2f} GiB ({self.how})"
+
+
+@dataclass(frozen=True)
 class Phase:
     """A part of a step, in seconds, and what sets them."""
 
@@ -181,15 +202,17 @@ class Supervised:
 class Plan:
     """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
 
-    budgets: empty where the layout makes no sense. timing, checkpoints, run: None where there is a problem, or no GPU.
-    warm_start: None where there is none or a problem, and where its data are not on this machine. evaluations: None
-    where there is none, or no timing. outlook: None where nobody asked for it.
+    budgets: empty where the layout makes no sense. images: those that tasks bring, where the cluster's machines hold
+    them. timing, checkpoints, run: None where there is a problem, or no GPU. warm_start: None where there is none or a
+    problem, and where its data are not on this machine. evaluations: None where there is none, or no timing. outlook:
+    None where nobody asked for it.
     """
 
     recipe: str
     hardware: str
     problems: tuple[Violation, ...]
     budgets: tuple[Budget, ...] = ()
+    images: tuple[TaskImages, ...] = ()
     timing: Timing | None = None
     checkpoints: Checkpoints | None = None
     warm_start: Supervised | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from slime_swe.launch.plan.admission import informative
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import tasks_of
-from slime_swe.launch.plan.result import HOUR, Evaluations, Outlook, Plan, Supervised, WholeRun
+from slime_swe.launch.plan.result import HOUR, Evaluations, Outlook, Plan, Supervised, Timing, WholeRun
 from slime_swe.launch.plan.rollout import evaluation_seconds
 from slime_swe.launch.plan.timing import time_step
 from slime_swe.recipes.base import Recipe
@@ -28,10 +28,9 @@ def evaluations_of(recipe: Recipe, assumed: Assumptions) -> Evaluations | None:
 
 
 def whole_run(
-    recipe: Recipe, assumed: Assumptions, evaluations: Evaluations | None, stage: Supervised | None
+    recipe: Recipe, assumed: Assumptions, timing: Timing, evaluations: Evaluations | None, stage: Supervised | None
 ) -> WholeRun:
-    """`evaluations` and `stage` take as long whatever share of the groups passes the filter."""
-    timing = time_step(recipe, assumed)
+    """timing: of its step. `evaluations` and `stage` take as long whatever share of the groups passes the filter."""
     seconds = recipe.run.num_rollouts * timing.seconds
     if evaluations:
         seconds += evaluations.count * evaluations.seconds
@@ -44,14 +43,14 @@ def with_outlook(plan: Plan, recipe: Recipe) -> Plan:
     the one of `low` the longest. A plan without times stays as it is."""
     if plan.run is None:
         return plan
-    assumed, shares = plan.assumptions, recipe.informative
-    low = high = carry = None
+    shares, low, high, carry = recipe.informative, None, None, None
+
+    def run(other: Recipe, assumed: Assumptions) -> WholeRun:
+        return whole_run(other, assumed, time_step(other, assumed), plan.evaluations, plan.warm_start)
+
+    assumed = plan.assumptions
     if shares.expected < 1 and not assumed.informative:
-        low, high = (
-            whole_run(recipe, replace(assumed, informative=share), plan.evaluations, plan.warm_start)
-            for share in (shares.low, shares.high)
-        )
+        low, high = (run(recipe, replace(assumed, informative=share)) for share in (shares.low, shares.high))
     if recipe.rollout.schedule == SYNC and recipe.rollout.generate == OUR_GENERATE:
-        carrying = replace(recipe, rollout=replace(recipe.rollout, schedule="carry"))
-        carry = whole_run(carrying, assumed, plan.evaluations, plan.warm_start)
+        carry = run(replace(recipe, rollout=replace(recipe.rollout, schedule="carry")), assumed)
     return replace(plan, outlook=Outlook(low, high, carry))

@@ -60,7 +60,7 @@ def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
     tokenizer.train_from_iterator([schemas, template, cut_notice(1, any_run=False)], trainer)
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens([word for word in control.words if word in template])
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=control.ends[0],
         pad_token=control.pad,

@@ -71,7 +71,10 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
 
     def check(self, argv: Sequence[str]) -> None:
         """Raise `UserError` for what its own parsers would refuse of a command line, but for what it leaves out."""
-        self._parser.parse_args(argv)
+        words = tuple(argv)
+        if words not in self._accepted:  # parsing takes milliseconds, and a search for a cure asks a thousand times
+            self._parser.parse_args(words)
+            self._accepted.add(words)
 
     def to_argv(self, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         """A command line that sets every attribute as given. None leaves out a flag that has no default.
@@ -106,6 +109,10 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
         if isinstance(value, list | tuple) and flags[takers[0]].nargs is None and flags[takers[0]].action == "store":
             value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
         return [takers[0], *values(value)]
+
+    @cached_property
+    def _accepted(self) -> set[tuple[str, ...]]:
+        return set()
 
     @cached_property
     def _by_dest(self) -> dict[str, dict[str, Flag]]:

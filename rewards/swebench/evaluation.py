@@ -1,7 +1,7 @@
 """`Evaluation`: the runs of one task's eval script, each in a fresh sandbox.
 
-A run of the negative control has its tests mutated. Nothing else may differ between it and the first run, since code
-under test can read the script:
+A run of the negative control has its tests mutated. Code under test can read the script. So nothing else may differ
+between runs that code must not tell apart. Others have a line of options for pytest before the tests besides.
 
 - A script that embeds its tests as a patch, as SWE-bench's do, gets mutated tests in that patch.
 - For a script that restores its tests in another way, every run that may be controlled copies the test files once more
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from slime_swe.data_sources.corpora.swebench import START
+from slime_swe.data_sources.corpora.eval_prologue import START
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.patches import header_paths, make_patch, paths_of
 from slime_swe.rewards.grade import image_limits
@@ -85,30 +85,35 @@ class Evaluation:
         return [path for path in self.oracle.protected if path not in gold]
 
     async def run(
-        self, patch: str, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES, record_to: str = ""
+        self,
+        patch: str,
+        tests: RestoredTests = NO_TESTS,
+        mutated: Files = NO_FILES,
+        options: str = "",
+        record_to: str = "",
     ) -> Done:
         """Run the script with a patch (an empty one is not applied).
 
         tests: as `restored_tests` gives them; without them the script is run as it is. mutated: what some test files
-        hold instead. record_to: the file in which these record values. Raises `PatchError`, `UnwrittenError`,
-        `GraderError`, `SandboxError`.
+        hold instead. options: shell before the tests. record_to: the file in which they record values. Raises
+        `PatchError`, `UnwrittenError`, `GraderError`, `SandboxError`.
         """
         async with self.pristine(_CONTROL_LOG_BYTES if mutated else _LOG_BYTES) as sandbox:
             applied = await apply_in(sandbox, self.oracle, patch) if patch else None
-            result = await self.run_in(sandbox, tests, mutated)
+            result = await self.run_in(sandbox, tests, mutated, options)
             return Done(applied, result, await records_in(sandbox, record_to))
 
-    async def run_in(self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES) -> ExecResult:
+    async def run_in(
+        self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES, options: str = ""
+    ) -> ExecResult:
         """The same in a sandbox that has the patch."""
-        if embeds_test_patch(self.script):
-            script = with_embedded_tests(self.script, tests.shown, mutated) if mutated else self.script
-            return await self._run(sandbox, script)
+        script = with_line(self.script, options)
+        if embeds_test_patch(script):
+            return await self._run(sandbox, with_embedded_tests(script, tests.shown, mutated) if mutated else script)
         files = {**tests.restored, **mutated}
         for path, content in files.items():
             await put(sandbox, f"{_TESTS}/{path}", content)
-        return await self._run(
-            sandbox, with_copied_tests(self.script, _TESTS, self.image.folder) if files else self.script
-        )
+        return await self._run(sandbox, with_copied_tests(script, _TESTS, self.image.folder) if files else script)
 
     async def restored_tests(self) -> RestoredTests:
         """The test files without a patch; none where the script does not mark where they run."""
@@ -159,8 +164,13 @@ def with_embedded_tests(script: str, shown: Files, tests: Files) -> str:
 
 def with_copied_tests(script: str, source: str, folder: str) -> str:
     """The script with all that is in `source` copied to `folder` before the tests."""
+    return with_line(script, f"cp -R {shlex.quote(source)}/. {shlex.quote(folder)}/\n")
+
+
+def with_line(script: str, line: str) -> str:
+    """The script with this before the tests."""
     before = before_the_tests(script)
-    return f"{before}cp -R {shlex.quote(source)}/. {shlex.quote(folder)}/\n{script.removeprefix(before)}"
+    return before + line + script.removeprefix(before)
 
 
 def _patch_in(script: str) -> re.Match[str] | None:

@@ -23,8 +23,9 @@ from typing import Any
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
+from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
-from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, rewrite_files
+from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, pytest_options, rewrite_files
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.room import cause_found
 from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests, embeds_test_patch, restored_tests
@@ -69,7 +70,7 @@ async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
     runs = _Runs(evaluation, patch, harness, control)
     async with cause_found(patch, evaluation.pristine):
-        return await with_negative_control(evaluation.oracle, runs) if control else uncontrolled(await runs.first())
+        return await with_negative_control(task, runs) if control else uncontrolled(await runs.first())
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class _Runs:
         mutated = _mutated(restored, tests, record_to)
         if not mutated.functions:
             mutated = rewrite_files(restored.restored, tests)
-        return await self._run(restored, mutated, record_to) if mutated.functions else ControlRun()
+        options = pytest_options() if mutated.withheld else ""  # code can tell this run from the first in any case
+        return await self._run(restored, mutated, options, record_to) if mutated.functions else ControlRun()
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
         return await self._known(self.evaluation.oracle.gold_patch, tests)
@@ -111,13 +113,24 @@ class _Runs:
         evaluation, runs = self.evaluation, replace(self, patch=patch)
         return await known_control(evaluation.task, patch, evaluation.sandboxes, tests, runs.control)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         restored = await restored_tests(self.evaluation)
-        return await self._run(restored, _mutated(restored, tests))
+        mutated = _mutated(restored, tests)
+        # Files without a mutated test are written anew too: the script must not show by its patch which have one.
+        python = {path: text for path, text in restored.restored.items() if path.endswith(".py")}
+        mutated = replace(mutated, files={**python, **mutated.files})
+        return await self._run(restored, mutated, pytest_options(only))
 
-    async def _run(self, tests: RestoredTests, mutated: MutatedFiles, record_to: str = "") -> ControlRun:
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        evaluation, runs = self.evaluation, replace(self, patch=self.evaluation.oracle.gold_patch)
+        key = ("alone", *only)
+        return await known_control(
+            evaluation.task, runs.patch, evaluation.sandboxes, key, lambda _: runs.mixed((), only)
+        )
+
+    async def _run(self, tests: RestoredTests, mutated: MutatedFiles, options: str, record_to: str = "") -> ControlRun:
         """A run that hangs reports nothing."""
-        done = await self.evaluation.run(self.patch, tests, mutated.files, record_to)
+        done = await self.evaluation.run(self.patch, tests, mutated.files, options, record_to)
         log = "" if done.result.timed_out else done.result.output
         expected = frozenset().union(*mutated.functions) if record_to else None
         reported = await _reported(log, self.evaluation.instance, self.harness, expected)
@@ -136,7 +149,7 @@ def _trial(
 
 
 def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str = "") -> MutatedFiles:
-    files = {path: text for path, text in tests.restored.items() if path.endswith(".py")}
+    files = {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES))}
     return mutate_files(files, places_of(names, files), tests.shown, record_to)
 
 

@@ -18,7 +18,7 @@ from slime_swe.patches import PatchError, apply_reply, paths_in_reply
 from slime_swe.rollout.agents.native import fit, opening
 from slime_swe.rollout.agents.sampling import SamplingAgent
 from slime_swe.rollout.chat.template import ChatTemplate, Message, Rendered
-from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.client import MIN_REPLY, Sampling
 from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
@@ -36,7 +36,7 @@ old lines
 new lines
 >>>>>>> REPLACE"""
 MAX_FILES = 20  # that are shown
-_PATH = re.compile(r"[\w./-]+\.\w+")
+_PATH = re.compile(r"(?<![\w./-])[\w./-]+\.\w+")  # from its first letter on: else a long word takes its length squared
 
 
 @dataclass(eq=False)
@@ -102,7 +102,8 @@ class BlocksAgent(SamplingAgent):
 
 
 def _load_template(settings: RolloutSettings) -> ChatTemplate:
-    template = ChatTemplate(load_tokenizer(settings.checkpoint, settings.chat_template), ())
+    tokenizer = load_tokenizer(settings.checkpoint, settings.chat_template)
+    template = ChatTemplate(tokenizer, (), eos_ids=eos_token_ids(settings.checkpoint))
     template.prove()
     return template
 

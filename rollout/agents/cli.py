@@ -18,7 +18,7 @@ from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import Agent, AgentError
 from slime_swe.rollout.agents.layer import folder_of, layer_of, python_version
-from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.endpoint.client import endpoint_client
 from slime_swe.rollout.endpoint.session import EndpointSession, endpoint_policy
@@ -127,7 +127,8 @@ class CliAgent(Agent):
         """See `Agent.open`. Raises `TemplateError` as the native agent does."""
         layer = await asyncio.to_thread(layer_of, cls.name, cls.version, cls.install)
         tokenizer = await asyncio.to_thread(load_tokenizer, settings.checkpoint, settings.chat_template)
-        templates = await asyncio.to_thread(Templates, tokenizer, settings.tool_format)
+        eos_ids = await asyncio.to_thread(eos_token_ids, settings.checkpoint)
+        templates = await asyncio.to_thread(Templates, tokenizer, settings.tool_format, eos_ids)
         async with await engine_client(settings) as client, open_proxy() as proxy:
             policy = Policy(
                 client=client,

@@ -16,7 +16,7 @@ from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.agents.sampling import SamplingAgent
 from slime_swe.rollout.agents.tries import failing_tests
 from slime_swe.rollout.chat.template import ChatTemplate, Content, Message, Rendered, SampledTurn
-from slime_swe.rollout.chat.tokenizer import load_tokenizer
+from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, ToolFormat, parse, tool_format
 from slime_swe.rollout.client import MIN_REPLY, Generation, Sampling
 from slime_swe.rollout.engine import engine_client
@@ -320,6 +320,7 @@ def load_template(checkpoint: str, chat_template: str = "", format: ToolFormat |
     """
     in_prompt = format is not None and bool(format.instructions)
     tokenizer = load_tokenizer(checkpoint, chat_template)
-    template = ChatTemplate(tokenizer, [] if in_prompt else SCHEMAS, tool_messages=not in_prompt)
+    schemas = [] if in_prompt else SCHEMAS
+    template = ChatTemplate(tokenizer, schemas, tool_messages=not in_prompt, eos_ids=eos_token_ids(checkpoint))
     template.prove()
     return template

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from slime_swe.rollout.chat.reasoning import reasoning_of
-from slime_swe.rollout.chat.tokenizer import Encoder, Piece, TemplateError
+from slime_swe.rollout.chat.tokenizer import END_OF_MESSAGE, Encoder, Piece, TemplateError
 
 Message = Mapping[str, Any]  # role and content; an assistant's may have reasoning_content and tool_calls
 Edit = Callable[[str], str]
@@ -167,11 +167,18 @@ class ChatTemplate:
     template only: their text inside a message is encoded as plain text.
 
     tool_messages: whether conversations have messages of the role `tool`. Where they have none, the template need not
-    know it.
+    know it. eos_ids: further tokens at which the engine ends a turn, as `eos_token_ids` reads them from the checkpoint;
+    the tokenizer's own are among them without being named. One that was sampled stays, the template's own stop token is
+    supplied behind it, and neither is in the turn's text.
     """
 
     def __init__(
-        self, tokenizer: Any, tool_schemas: Sequence[Mapping[str, Any]], *, tool_messages: bool = True
+        self,
+        tokenizer: Any,
+        tool_schemas: Sequence[Mapping[str, Any]],
+        *,
+        tool_messages: bool = True,
+        eos_ids: Iterable[int] = (),
     ) -> None:
         source = getattr(tokenizer, "chat_template", None)
         if not source:
@@ -185,6 +192,9 @@ class ChatTemplate:
         self.reasoning = reasoning_of(str(source))
         self._has_place = self._wants_calls = False
         self._look()
+        others = [getattr(tokenizer, "eos_token_id", None), self.encoder.ids_of_added.get(END_OF_MESSAGE), *eos_ids]
+        known = (token for token in others if token is not None and self.encoder.knows(token))
+        self._stops = list(dict.fromkeys([*self._ends.values(), *known]))
 
     def _look(self) -> None:
         """What the template does with reasoning and with tools' results, and what ends a turn."""
@@ -198,8 +208,8 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """What ends a sampled turn."""
-        return list(self._ends.values())
+        """What ends a sampled turn: the tokens with which the template ends one first."""
+        return list(self._stops)
 
     def prove(self) -> None:
         """Prove the rules for the usual conversations, so that a run fails at its start and not in its middle."""
@@ -242,8 +252,9 @@ class ChatTemplate:
     def delta(self, messages: Sequence[Message], after: Sequence[int] | None = None) -> list[int]:
         """Ids that follow a sampled turn: they add `messages` and open the next assistant turn.
 
-        `after`: the turn's tokens. If these don't end in the stop token that belongs before `messages`, as those of a
-        turn that was cut short, it is supplied here. None: they do.
+        `after`: the turn's tokens. If these don't end in the stop token that belongs before `messages`, it is supplied
+        here: behind a turn that was cut short, and behind another stop token, which stays where it was sampled. None:
+        they do.
         """
         return self.render_delta(messages, after).tokens
 
@@ -262,7 +273,7 @@ class ChatTemplate:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without its stop token."""
-        end = len(tokens) - 1 if tokens and tokens[-1] in self._ends.values() else len(tokens)
+        end = len(tokens) - 1 if tokens and tokens[-1] in self._stops else len(tokens)
         return self.encoder.decode(tokens[:end])
 
     def read(self, tokens: Sequence[int]) -> SampledTurn:

@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from operator import itemgetter
@@ -15,11 +15,13 @@ from typing import Any
 
 from slime_swe.errors import UserError
 
+END_OF_MESSAGE = "<|eom_id|>"  # of Llama 3.1 and later; SGLang ends a turn at it wherever a tokenizer has it
 _DIGITS = 16  # of a vocabulary's hash
 _REMEMBERED = 256  # texts, of at most so many characters: 12 MB, and as agents show files
 _REMEMBERED_LENGTH = 8192
 _LONG = 16_384  # characters or tokens, of which other threads should not have to wait for the end
 _TEMPLATES = Path(__file__).parent / "templates"
+_MOST_ID = (1 << 31) - 1  # of a token
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")  # names of the class that takes tokenizer.json as it is
 
 Piece = str | int  # of a rendered text: the template's own text, or the number of the message whose content is there
@@ -72,6 +74,10 @@ class Encoder:
         """Ids of `text` as the tokenizer itself has them, added tokens recognised anywhere."""
         ids: list[int] = _encoding(self._backend, text).ids
         return ids
+
+    def knows(self, token: int) -> bool:
+        """Whether a token of this id is in the vocabulary."""
+        return 0 <= token <= _MOST_ID and self._backend.id_to_token(token) is not None
 
     def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) <= _LONG:
@@ -162,6 +168,41 @@ def load_tokenizer(checkpoint: str | Path, chat_template: str = "") -> Any:
     if chat_template:
         tokenizer.chat_template = template_path(chat_template).read_text(encoding="utf-8")
     return tokenizer
+
+
+def eos_token_ids(checkpoint: str | Path) -> list[int]:
+    """What a checkpoint's `config.json` and `generation_config.json` name as `eos_token_id`, one id or a list of them.
+
+    SGLang and the embedded engine end a turn at each of these, whatever a request says; SGLang does so by
+    `ModelConfig._get_hf_eos_token_id`, of which both files together count. Neither file has to be there, and what is no
+    number of a token is left out. Raises `UserError` for a file that can't be read as JSON.
+    """
+    named: list[Any] = []
+    for file in ("config.json", "generation_config.json"):
+        given = _read_settings(checkpoint, file).get("eos_token_id")
+        named += given if isinstance(given, list) else [given]
+    return list(dict.fromkeys(one for one in named if type(one) is int and one >= 0))
+
+
+def _read_settings(checkpoint: str | Path, file: str) -> Mapping[str, Any]:
+    """A JSON file of a checkpoint folder or hub name; empty where there is none, or it holds no object."""
+    path = Path(checkpoint) / file
+    if not Path(checkpoint).is_dir():
+        from transformers.utils.hub import cached_file  # seconds to import, and a folder needs none of it
+
+        try:
+            found = cached_file(checkpoint, file)
+        except OSError:
+            return {}
+        assert found is not None, file
+        path = Path(found)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} must be JSON in UTF-8: {error}") from error
+    return content if isinstance(content, dict) else {}
 
 
 def vocabulary_size(checkpoint: str | Path) -> int | None:

@@ -24,14 +24,18 @@ class Connection(asyncio.Protocol):
         self._http: web.RequestHandler | None = None
         self._transport: asyncio.Transport | None = None
         self._was_reset = False
+        self.received = 0  # bytes, of all requests
 
-    @property
-    def is_unread(self) -> bool:
-        """Whether something that was written has not been read, as far as TCP can tell.
+    def is_unread(self, received: int) -> bool:
+        """Whether a client has not read all of an answer to a request that ended with the byte of this number, as far
+        as TCP can tell.
 
-        A client that closes a connection before it has read everything resets it. One that keeps it open and does not
-        read is known only once its buffers are full.
+        HTTP/1.1 clients send the next request once they have read the answer: then all of it was read, and what waits
+        in the socket belongs to a later answer. A client that closes a connection before it has read everything resets
+        it. One that keeps it open and does not read is known only once its buffers are full.
         """
+        if self.received > received:
+            return False
         if self._transport is None:
             return self._was_reset
         sock: socket.socket = self._transport.get_extra_info("socket")
@@ -48,6 +52,7 @@ class Connection(asyncio.Protocol):
         http.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        self.received += len(data)
         if self._http is not None:
             self._http.data_received(data)
 

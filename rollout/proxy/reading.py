@@ -22,10 +22,13 @@ _MOST_HALVES = 100_000
 _SHOWN = 60  # characters of a wrong value
 _ROOM = 14  # levels, for what a client's value is put into
 _LEVELS = 254 - _ROOM  # orjson writes 254, and reads 1024
-# A \u escape of half a surrogate pair, after the escaped backslashes before it: clients cut text between the halves.
+_BACKSLASH = rb"\\"  # escaped
+_NO_BACKSLASH = b"\0\0"  # no JSON holds it
+# A \u escape of half a surrogate pair, where no backslash is escaped: clients cut text between the halves. It begins
+# with mere letters, which a search finds several times as fast as it counts the backslashes before them.
 _HALF = re.compile(
-    rb"(?<!\\)((?:\\\\)*)(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
 
 
@@ -37,9 +40,10 @@ def load(body: bytes) -> Object:
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
-            if rb"\ud" not in body and rb"\uD" not in body:
+            if b"\0" in body or (rb"\ud" not in body and rb"\uD" not in body):
                 raise
-            value = orjson.loads(_HALF.sub(rb"\1\\ufffd", body, count=_MOST_HALVES))
+            whole = _HALF.sub(rb"\\ufffd", body.replace(_BACKSLASH, _NO_BACKSLASH), count=_MOST_HALVES)
+            value = orjson.loads(whole.replace(_NO_BACKSLASH, _BACKSLASH))
     except orjson.JSONDecodeError as error:
         raise ProxyError("invalid_request", f"the body is not JSON in UTF-8: {error}") from error
     if type(value) is not dict:

@@ -118,11 +118,12 @@ class Proxy:
                 return await self._stream(session, http, arrival, request)
             answer = await session.answer(arrival)
             response = web.Response(body=wire.reply(request, answer.reply), content_type=_JSON)
+            received = self._received(http)
             with suppress(ConnectionError):  # the client has gone: it may come again for the same
                 await response.prepare(http)
                 answer.begun = True
                 await response.write_eof()
-                answer.sent(self._connections.get(http.protocol))
+                answer.sent(self._connections.get(http.protocol), received)
             return response
 
     async def _stream(
@@ -132,6 +133,7 @@ class Proxy:
         wire = arrival.wire
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
+        received = self._received(http)
         with suppress(ConnectionError):
             await response.prepare(http)
             await response.write(wire.opening(request, *stamp))
@@ -145,8 +147,13 @@ class Proxy:
             for event in wire.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
                 await response.write(event)
             await response.write_eof()
-            answer.sent(self._connections.get(http.protocol))
+            answer.sent(self._connections.get(http.protocol), received)
         return response
+
+    def _received(self, http: web.Request) -> int:
+        """How many bytes have come by the request's connection."""
+        connection = self._connections.get(http.protocol)
+        return connection.received if connection is not None else 0
 
     async def _count(self, wire: Wire, http: web.Request) -> web.Response:
         session = self._find(http)

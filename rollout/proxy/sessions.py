@@ -78,12 +78,14 @@ class Arrival:
 
 @dataclass(eq=False)
 class Answer:
-    """A recorded reply. begun: some of it was written to a client. connections: those that all of it was written to."""
+    """A recorded reply. begun: some of it was written to a client. connections: those that all of it was written to,
+    with the bytes that each had received before it was.
+    """
 
     reply: Reply
     turn: Turn
     begun: bool = False
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[tuple[Connection, int]] = field(default_factory=list)
     repeated: bool = False
 
     @property
@@ -93,16 +95,16 @@ class Answer:
         """
         if not self.connections:
             return True
-        return not self.repeated and all(connection.is_unread for connection in self.connections)
+        return not self.repeated and all(connection.is_unread(received) for connection, received in self.connections)
 
     def give_again(self) -> None:
         self.repeated = self.repeated or bool(self.connections)
         self.connections.clear()
 
-    def sent(self, connection: Connection | None) -> None:
-        """All of it was written to a connection; None if that has ended since."""
+    def sent(self, connection: Connection | None, received: int) -> None:
+        """All of it was written to a connection that had received so many bytes before. None if that has ended."""
         if connection is not None:
-            self.connections.append(connection)
+            self.connections.append((connection, received))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ tools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -30,15 +30,17 @@ _TOOL = {
 class Templates:
     """The templates of one tokenizer, by lists of tools. Shared by all sessions: what is proven is remembered."""
 
-    def __init__(self, tokenizer: Any, tool_format: str) -> None:
-        """Raises `TemplateError` where the chat template can't be used token-exactly."""
+    def __init__(self, tokenizer: Any, tool_format: str, eos_ids: Iterable[int] = ()) -> None:
+        """eos_ids: as `ChatTemplate` takes them. Raises `TemplateError` where the chat template can't be used
+        token-exactly.
+        """
         render = tool_format_of(tool_format).render
         if render is None:
             raise TemplateError(
                 f"model.tool_format={tool_format}: calls can be read but not written, for agents' histories"
             )
         self._render = render
-        self._usual = ChatTemplate(tokenizer, [_TOOL])
+        self._usual = ChatTemplate(tokenizer, [_TOOL], eos_ids=eos_ids)
         self._usual.prove()
         self._known: dict[bytes, ChatTemplate] = {}
 

@@ -54,7 +54,9 @@ class ApptainerRoots(Roots):
         source = self._source(name)
         if source is None:
             return super().unpacked(name)
-        place = made_once(self._built(source), functools.partial(self._build, source))
+        place = self._built(source)
+        if not place.is_dir():
+            self._room.unpacked(name, functools.partial(made_once, place, functools.partial(self._build, source)))
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
 
     def has(self, name: str) -> bool:

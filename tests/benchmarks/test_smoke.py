@@ -36,6 +36,7 @@ FIGURES = {
     "hostile_inputs": (["--scale", "0.01"], "patch_ms"),
     "image_sandboxes": (["--rounds", "1"], "overlay_open_ms"),
     "journals": (["--steps", "1", "--groups", "1", "--tokens", "64"], "percent"),
+    "negative_control": (["--rounds", "1", "--tests", "3"], "controlled_ratio"),
     "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
     "replay": (["--rollouts", "2", "--groups", "2"], "memory_ratio"),
     "rollout_schedule": (["--slots", "16", "--steps", "5"], "slot_use_continuous"),

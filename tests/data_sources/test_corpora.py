@@ -283,7 +283,7 @@ def test_swerebench_is_read_in_both_versions():
     assert "\npytest --no-header -rA --tb=line" in first.oracle.eval_script
     assert "-W ignore::DeprecationWarning tests/test_new.py tests/test_text.py\n" in first.oracle.eval_script
     assert "pip install" not in first.oracle.eval_script, "there is no network"
-    assert first.workspace.image.setup == "source /opt/miniconda3/bin/activate\nconda activate testbed"
+    assert "source /opt/miniconda3/bin/activate\nconda activate testbed\n" in first.workspace.image.setup
     assert first.metadata["difficulty"] == "1" and first.metadata["created_at"] == "2023-03-01 12:00:00"
     (python,) = load("swerebench:v2")
     assert isinstance(python.oracle, HarnessOracle) and python.workspace.image is not None
@@ -302,6 +302,7 @@ def test_swesmith_runs_the_files_of_the_failing_tests():
     assert one.oracle.pass_to_pass == ("tests/test_sums.py::test_none",), "those of other files are not run"
     assert one.oracle.command == "pytest -rA --disable-warnings --color=no --tb=no tests/test_sums.py"
     assert "+    return first + second" in one.oracle.gold_patch
+    assert one.oracle.missing == "as_gold"
     assert two.oracle.command.endswith("-c /dev/null --rootdir . tests/test_sums.py")
     assert two.oracle.fail_to_pass == ("tests/test_sums.py::test_add",), "the record has ../dev/tests/test_sums.py"
 

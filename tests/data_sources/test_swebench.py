@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slime_swe.data_sources.corpora.eval_prologue import END, START, setup_of
 from slime_swe.data_sources.corpora.swebench import task_of
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Image
@@ -23,8 +24,10 @@ def record(**changes):
 def test_what_becomes_of_a_record():
     task = task_of(record(), source="swebench", split="verified")
     assert isinstance(task.oracle, HarnessOracle)
-    setup = "source /opt/miniconda3/bin/activate\nconda activate testbed"
-    assert task.workspace.image == Image("example/sweb.eval.django__django-1", "/testbed", setup)
+    assert task.workspace.image == Image(
+        "example/sweb.eval.django__django-1", "/testbed", setup_of(record()["eval_script"])
+    )
+    assert "conda activate testbed" in task.workspace.image.setup
     assert task.oracle.protected == ("tests/test_new.py", "tests/test_text.py")
     assert task.oracle.fail_to_pass == ("tests/test_text.py::test_shout",)
     assert (task.oracle.repo, task.oracle.version, task.oracle.log_parser) == (
@@ -66,13 +69,15 @@ def test_the_folder_and_the_environment_are_those_of_the_script():
     script = "cd /src/app\nexport A=1\n: '>>>>> Start Test Output'\nconda activate late\n: '>>>>> End Test Output'\n"
     task = task_of(record(eval_script=script), source="s", split="s")
     assert task.workspace.image is not None
-    assert (task.workspace.image.folder, task.workspace.image.setup) == ("/src/app", "")
+    assert task.workspace.image.folder == "/src/app"
+    assert "export A=1" in task.workspace.image.setup and "conda activate late" not in task.workspace.image.setup
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"eval_script": None, "image": None}, "has no image, eval_script: it is of SWE-bench's format from before"),
+        ({"eval_script": f"cd $HERE\n{START}\n{END}\n"}, r"eval_script must change to a folder .*, got cd \$HERE"),
         ({"eval_script": "pytest"}, "eval_script must be one that prints '>>>>> Start Test Output'"),
         ({"eval_type": "some"}, "eval_type: unknown name 'some'. Available: fail_only, pass_and_fail"),
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS must be at least one test"),

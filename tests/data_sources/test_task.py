@@ -134,7 +134,8 @@ def test_what_is_no_line_of_a_test_log():
 def harness_record():
     record = make_task("harness").to_dict()
     image = {"name": "example/app:1", "folder": "/testbed", "setup": "source /env"}
-    del record["oracle"]["runner"], record["oracle"]["hidden"]
+    for name in ("runner", "hidden", "missing"):
+        del record["oracle"][name]
     harness = {"kind": "harness", "repo": "o/app", "version": "1.0", "eval_script": "pytest", "command": ""}
     return put(record, "workspace.image", image) | {
         "oracle": record["oracle"] | harness | {"log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
@@ -164,6 +165,13 @@ def test_a_malformed_task_of_the_harness_is_refused(field, value, message):
     with pytest.raises(UserError) as error:
         Task.from_dict(put(harness_record(), field, value))
     assert message in str(error.value)
+
+
+def test_what_counts_as_with_the_gold_patch_needs_one():
+    record = make_task().to_dict()
+    record["oracle"] |= {"missing": "as_gold", "gold_patch": " \n"}
+    with pytest.raises(UserError, match=r"gold_patch is missing: missing='as_gold' looks at what its log names"):
+        Task.from_dict(record)
 
 
 def test_a_task_that_is_judged_by_calls_has_its_files():

@@ -27,8 +27,8 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `train.jsonl`, `heldout.jsonl` and `unseen.jsonl`: the first tasks of each embedded set."""
     folder = tmp_path_factory.mktemp("tasks")
-    for split in ("train", "heldout", "unseen"):
-        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"synthetic:{split}")[:4]]
+    for split, count in (("train", 4), ("heldout", 2), ("unseen", 2)):
+        lines = [orjson.dumps(task.to_dict()) for task in load_tasks(f"synthetic:{split}")[:count]]
         (folder / f"{split}.jsonl").write_bytes(b"\n".join(lines))
     return folder
 

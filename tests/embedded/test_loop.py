@@ -25,6 +25,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import FileError
 from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.scheduling import outage
 from slime_swe.rollout.trained import TrainedSamples
 from slime_swe.sample import Sample
 from slime_swe.saving import StoppedToResume, request_stop
@@ -444,6 +445,12 @@ async def sometimes_broken(args, sample, sampling_params, evaluation=False):
 _SEEN: set[int] = set()
 
 
+@pytest.fixture
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(outage, "SHORTEST", 0.01)
+
+
+@pytest.mark.usefixtures("short_pauses")
 def test_a_step_in_which_infrastructure_broke_everything_stops_the_run(tiny_checkpoint, tmp_path, engine):
     args = make_args(tiny_checkpoint, tmp_path / "run", swe_eval_tasks={}, **engine.address)
     args.custom_generate_function_path, args.swe_outage_limit = f"{__name__}.broken", 0.5
@@ -452,9 +459,11 @@ def test_a_step_in_which_infrastructure_broke_everything_stops_the_run(tiny_chec
         train(args, NoProgress())
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_broken_episodes_are_counted_apart_and_never_trained_on(tiny_checkpoint, tmp_path, engine):
+    """They are waited for while nothing else is tried, for half of the limit."""
     _SEEN.clear()
-    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, **engine.address)
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_outage_limit=10.0, **engine.address)
     args.custom_generate_function_path = f"{__name__}.sometimes_broken"
     summary = train(args, NoProgress())
     assert summary["infrastructure_failures"] == 4

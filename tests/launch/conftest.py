@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,11 @@ def recorded(tokenizer, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer.save_pretrained(folder)
     return recorded_run(tokenizer, str(folder), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For plans: images take what is published, whatever this machine has measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

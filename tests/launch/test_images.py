@@ -17,10 +17,13 @@ import orjson
 import pytest
 
 from slime_swe.data_sources.task import Image, Workspace
+from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.doctor.machine import Machine
 from slime_swe.launch.doctor.recipe import check_tasks
 from slime_swe.launch.images import backends_here, remedy, survey
+from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.images import task_images
 from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
 from slime_swe.rollout.sandbox.base import Backend, SandboxError
 from slime_swe.rollout.sandbox.docker import client as docker_client
@@ -74,6 +77,7 @@ def with_images(*images: str) -> list:
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "shelf").mkdir()
 
 
@@ -106,6 +110,30 @@ def test_what_is_missing_is_taken_to_be_as_large_as_what_is_here():
     enough = survey(with_images(*names), f"{WHERE}.Measured")
     assert (enough.here_gib, enough.gib, enough.how) == (16.0, 4.0, "measured")
     assert "8 here (16.0 GiB), 2 missing, which take about 4 GiB (measured: 2 GiB each)" in str(enough)
+
+
+def test_what_was_measured_of_a_set_is_what_a_plan_and_the_next_look_count():
+    """Also where its images are here no more; of another kind of sandbox it says nothing."""
+    ours = [dataclasses.replace(task, source="swegym", split="train") for task in with_images(*"abcdefghij")]
+
+    def planned(sandbox):
+        recipe = variant("qwen25_coder_7b", data__eval={}, rollout__sandbox=sandbox)
+        return [(each.spec, each.gib, each.how) for each in task_images(recipe, Assumptions())]
+
+    assert [how for *_, how in planned(f"{WHERE}.Measured")] == ["published"]
+    for name in "abcdefgh":
+        Path("shelf", name).touch()
+    assert survey(ours, f"{WHERE}.Measured").how == "measured"
+    for name in "abcdefgh":
+        Path("shelf", name).unlink()
+    again = survey(ours, f"{WHERE}.Measured")
+    assert (again.gib, again.how) == (20.0, "measured") and not again.here_gib
+    assert planned(f"{WHERE}.Measured") == [("swegym:train", 2.0, "measured")]
+    assert [how for *_, how in planned(f"{WHERE}.Shelf")] == ["published"]
+    (sizes,) = (Path("cache") / "slime-swe" / "image_sizes").iterdir()
+    sizes.write_text("{")
+    with pytest.raises(UserError, match="does not hold the sizes of images"):
+        survey(ours, f"{WHERE}.Measured")
 
 
 def test_a_corpus_s_published_size_is_taken():

@@ -40,8 +40,8 @@ def test_a_list_names_the_image(capsys):
 def test_a_task_is_shown_with_its_image_and_script(capsys):
     assert run(["tasks", "show", VERIFIED, "django__django-1"]) == 0
     said = capsys.readouterr().out
-    for part in ("## image\nexample/sweb.eval.django__django-1\n/testbed\nsource ", "repo: django/django"):
-        assert part in said
+    image, _, _ = said.partition("## image\nexample/sweb.eval.django__django-1\n/testbed\n")[2].partition("\n## ")
+    assert "\nconda activate testbed\n" in image and "repo: django/django" in said
     assert "## eval script, read by parse_log_pytest\n#!/bin/bash" in said and "## test command" not in said
     assert run(["tasks", "show", f"bugsinpy:all?folder={FIXTURES}/bugsinpy", "bugsinpy-shapes-1"]) == 0
     assert "image: https://github.com/example/shapes at 1111" in capsys.readouterr().out

@@ -3,6 +3,7 @@ is made."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +11,7 @@ import pytest_asyncio
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
+from slime_swe.rewards import mutated_files
 from slime_swe.rewards.grade import GradingSettings, grade, image_limits
 from slime_swe.rewards.mutated_files import records_in
 from slime_swe.rewards.swebench.apply import apply_in
@@ -57,6 +59,27 @@ async def test_reading_what_tests_have_recorded(sandboxes: SandboxPool):
         records = await records_in(sandbox, "records")
     assert len(records) > 100_000
     loop.assert_free()
+
+
+@pytest.mark.parametrize(
+    ("made", "recorded"),
+    [
+        ("echo 7 x >records", {7: {"x"}}),
+        ("mkfifo records", {}),
+        ("mkfifo fifo; ln -s fifo records", {}),
+        ("ln -s /dev/zero records", {}),
+        ("echo 7 x >other; ln -s other records", {}),
+        ("python3 -c 'import socket; socket.socket(1).bind(\"records\")'", {}),
+        ("mkdir records", {}),
+        ("ln -s records records", {}),
+        ("true", {}),
+    ],
+)
+async def test_what_is_in_the_place_of_a_record_is_not_waited_for(sandboxes: SandboxPool, monkeypatch, made, recorded):
+    monkeypatch.setattr(mutated_files, "_READ_SECONDS", 600.0)
+    async with sandboxes.open({}, image_limits(60)) as sandbox, asyncio.timeout(60):
+        await sandbox.exec(made)
+        assert await records_in(sandbox, "records") == recorded
 
 
 @pytest.mark.parametrize("name", ["names", "quotes", "deep files"])

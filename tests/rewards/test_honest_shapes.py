@@ -10,6 +10,7 @@ import pytest_asyncio
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import grade
+from slime_swe.rewards.test_log import Runs
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.fork_server import ForkServerError
 
@@ -74,6 +75,12 @@ SHAPES = {
         ["test_a"],
         "mutated",
     ),
+    "after another": (
+        "ready = False\n\n\ndef test_0():\n    global ready\n    ready = True\n\n\n"
+        "def test_a():\n    assert ready\n    assert add(20, 20) in (40, 41)\n",
+        ["test_a"],
+        "mutated",
+    ),
     "easily guessed": ("def test_a():\n    assert (add(20, 20) == 40) is True\n", ["test_a"], "mutated"),
 }  # fmt: skip
 HEAD = "import asyncio\nimport unittest\nimport warnings\n\nimport pytest\n\nfrom calc import add\n\n\n"
@@ -129,3 +136,14 @@ async def test_right_code_is_believed_and_wrong_code_is_not(sandboxes: SandboxPo
     assert (await grade(task, other, sandboxes)).solved
     wrong = make_patch({"calc.py": BROKEN}, {"calc.py": BROKEN + "# nothing\n"})
     assert (await grade(task, wrong, sandboxes)).evidence["outcome"] == "failed"
+
+
+async def test_a_further_run_leaves_other_tests_out_and_reads_as_others_do(sandboxes: SandboxPool) -> None:
+    task = task_of("cases")
+    runs, deciding = Runs(task, task.oracle.gold_patch, sandboxes), set(task.oracle.fail_to_pass)
+    known = f"{PATH}::test_known"
+    for only, others in ((), {known}), (sorted(deciding), set()):
+        run = await runs.mixed(sorted(deciding), only)
+        assert (run.failed & {*deciding, known}, run.passed) == (deciding, others)
+        run = await runs.mixed((), only)
+        assert (run.failed, run.passed) == (set(), deciding | others)

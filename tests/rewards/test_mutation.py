@@ -277,6 +277,9 @@ def test_what_is_changed_is_not_what_is_shown_where_there_is_more(now, changed):
         ),
         ("t.go", 'x := [2]int{0xf0, 3}\ny := ""', r'x := \[2\]int{0xf[1-9], (?!3)\d+}\ny := ""'),
         ("T.java", "assertEquals(f(), 2147483647);", r"assertEquals\(f\(\), (?:214748363[89]|214748364[0-6])\);"),
+        ("t.yml", "- input: 'a'\n  expected: word\n", r"- input: 'a[a-z]'\n  expected: word[a-z]\n"),
+        ("t.toml", 'given = 3\noutput = "x"\n', r'given = (?!3\n)\d+\noutput = "x[a-z]"\n'),
+        ("golden.txt", "# head\n\nsome words\nand more\n", r"# head\n\nsome words[a-z]\nand more[a-z]\n"),
         ("t.rs", "let c = 'a'; assert!(f('a', '9'))", "let c = 'a'; assert!\\(f\\('a', '9'\\)\\)"),
     ],
 )

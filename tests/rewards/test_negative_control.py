@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from slime_swe.data_sources.task import TestsOracle
+from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.negative_control import BITS, ControlRun, with_negative_control
@@ -32,6 +34,8 @@ class Runs:
     unpatched: str = "FFF"
     trial: Trial = EARNED
     honest_when_mixed: bool = True
+    alone: bool = True  # whether the gold patch passes the tests in question without the others
+    only: set[tuple[str, ...]] = field(default_factory=set)
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     async def first(self) -> Trial:
@@ -50,8 +54,13 @@ class Runs:
         self.asked.append(("unpatched", tuple(tests)))
         return _run(self.unpatched, tests)
 
-    async def mixed(self, tests: Sequence[str]) -> ControlRun:
+    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+        self.asked.append(("gold alone", tuple(only)))
+        return ControlRun(passed=frozenset(only if self.alone else only[1:]))
+
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
         self.asked.append(("mixed", tuple(tests)))
+        self.only.add(tuple(only))
         failed = frozenset(tests if self.honest_when_mixed else TESTS)
         return ControlRun(failed=failed, passed=frozenset(TESTS) - failed)
 
@@ -71,8 +80,12 @@ def _run(text: str, tests: Sequence[str]) -> ControlRun:
     return ControlRun(functions, named["F"], named["P"], withheld, records)
 
 
+def task_of(oracle: TestsOracle = ORACLE, name: str = "t") -> Task:
+    return Task(name, "", Workspace({}), oracle)
+
+
 def judged(runs: Runs, oracle: TestsOracle = ORACLE) -> Trial:
-    return asyncio.run(with_negative_control(oracle, runs))
+    return asyncio.run(with_negative_control(task_of(oracle), runs))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,41 @@ def test_a_case_that_fails_gives_another_value_and_is_not_held_against_those_of_
     assert (trial.rejected, trial.solved) == ("", False)
 
 
+@pytest.mark.parametrize("other", ["silent", "passes"])
+def test_cases_of_one_function_may_be_reported_in_different_ways_when_they_are_mutated(other):
+    """A parser may not name one case of them where it fails, and one may pass all the same, as with the gold patch."""
+
+    @dataclass
+    class Cases(Runs):
+        """Tests a and b are cases of one function. `forges`: b is reported as passed in every run."""
+
+        forges: bool = False
+
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests)
+
+        async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+            return self._of(tests)
+
+        async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+            self.asked.append(("mixed", tuple(tests)))
+            run = self._of(tests)
+            return replace(run, passed=run.passed | {B}) if self.forges else run
+
+        def _of(self, mutated: Sequence[str]) -> ControlRun:
+            passed = frozenset(TESTS) - frozenset(mutated) | ({B} if other == "passes" else set())
+            return ControlRun((frozenset({A, B}), frozenset({C})), frozenset(mutated) - {B}, passed)
+
+    oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
+    runs = Cases([])
+    trial = judged(runs, oracle)
+    assert (trial.solved, trial.rejected) == (True, "")
+    assert {tests for kind, tests in runs.asked if kind == "mixed"} <= {(), (A, B)}
+    if other == "silent":
+        believed = [judged(Cases([], forges=True), oracle).solved for _ in range(100)]
+        assert sum(believed) <= 8, "it is believed where no run mutates it: once in 128"
+
+
 def test_each_deciding_test_needs_a_witness_of_its_own():
     """Code that repairs one and forges the other, and knows the control, must guess which runs mutate the other."""
     oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
@@ -214,6 +262,14 @@ def test_without_values_further_runs_mutate_a_random_half(deciding):
     assert sum(dishonest) <= 8, "it is believed where all are mutated: once in 128"
 
 
+@pytest.mark.parametrize(("alone", "only"), [(True, (A,)), (False, ())])
+def test_further_runs_leave_other_tests_out_where_the_gold_patch_passes_without_them(alone, only):
+    runs = Runs(["FFF"], "FFF", alone=alone)
+    assert judged(runs).solved and runs.only == {only}
+    runs = Runs(["FFF"], "FFF")
+    assert judged(runs, replace(ORACLE, gold_patch="")).solved and runs.only == {()}, "there is none that could say"
+
+
 def test_only_what_is_missing_is_mutated_again():
     runs = Runs(["F.P v", "FFP v"], "FFP v")
     judged(runs)
@@ -227,23 +283,107 @@ def test_what_the_first_run_reports_as_failed_needs_no_witness():
     assert judged(Runs(["PFF w"], "FFF v", trial=trial), oracle).rejected == ""
 
 
-def test_what_is_not_rewarded_ends_the_control():
-    cancelled = []
-
+def test_the_control_ends_before_the_first_run_starts():
     class Slow(Runs):
         async def control(self, tests: Sequence[str]) -> ControlRun:
-            try:
-                return await asyncio.Event().wait()
-            finally:
-                cancelled.append(tests)
-
-        async def first(self) -> Trial:
+            run = await super().control(tests)
             await asyncio.sleep(0)
-            return self.trial
+            self.asked.append(("the control has ended", ()))
+            return run
 
+    runs = Slow(["FFF v"])
+    judged(runs)
+    assert [kind for kind, _ in runs.asked[:3]] == ["control", "the control has ended", "first"]
+
+
+def test_what_is_not_rewarded_takes_its_two_runs_and_no_more():
     trial = replace(EARNED, tests={A: False, B: True, C: True}, solved=False)
-    assert judged(Slow([], trial=trial)) is trial
-    assert cancelled == [TESTS]
+    runs = Runs(["..."], trial=trial)
+    assert judged(runs) is trial
+    assert [kind for kind, _ in runs.asked] == ["control", "first"], "the first run's results are parts of the score"
+
+
+@dataclass
+class Watched(Runs):
+    """Runs that take a few turns of the event loop. open: the kinds of all that are open at once, of all gradings."""
+
+    open: list[str] = field(default_factory=list)
+    together: set[tuple[str, ...]] = field(default_factory=set)
+
+    async def first(self) -> Trial:
+        async with self._seen("first"):
+            return await super().first()
+
+    async def control(self, tests: Sequence[str]) -> ControlRun:
+        async with self._seen("control"):
+            return await super().control(tests)
+
+    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+        async with self._seen("mixed"):
+            return await super().mixed(tests, only)
+
+    @asynccontextmanager
+    async def _seen(self, kind: str) -> AsyncIterator[None]:
+        self.open.append(kind)
+        self.together.add(tuple(sorted(self.open)))
+        for _ in range(secrets.randbelow(8)):
+            await asyncio.sleep(0)
+        yield
+        self.open.remove(kind)
+
+
+def gradings(count: int, tasks: Sequence[Task], mine: str) -> tuple[list[Trial], set[tuple[str, ...]]]:
+    """The trials of so many patches, graded at once, and which kinds of runs were open together."""
+    many = [Watched([mine]) for _ in range(count)]
+    for runs in many:
+        runs.open, runs.together = many[0].open, many[0].together
+
+    async def graded() -> list[Trial]:
+        return await asyncio.gather(*(with_negative_control(tasks[n % len(tasks)], many[n]) for n in range(count)))
+
+    return asyncio.run(graded()), many[0].together
+
+
+def test_no_run_that_has_the_values_is_beside_a_control_of_the_same_task():
+    trials, together = gradings(8, [task_of()], "FFF v")
+    assert all(trial.solved for trial in trials)
+    assert all(len(set(kinds)) == 1 for kinds in together), together
+    assert ("control",) * 2 in together and ("first",) * 2 in together, "runs of one kind are beside each other"
+
+
+def test_a_run_with_a_random_half_mutated_is_beside_no_other_of_the_same_task():
+    trials, together = gradings(8, [task_of()], "FFF")
+    assert all(trial.solved for trial in trials)
+    assert {kinds for kinds in together if "mixed" in kinds} == {("mixed",)}
+
+
+def test_tasks_do_not_wait_for_each_other():
+    _, together = gradings(8, [task_of(name="t"), task_of(name="u")], "FFF v")
+    assert any({"control", "first"} <= set(kinds) for kinds in together), together
+
+
+def test_a_grading_that_fails_or_is_cancelled_lets_the_others_of_its_task_go_on():
+    class Broken(Runs):
+        async def first(self) -> Trial:
+            raise SandboxError("no first")
+
+    class Hanging(Runs):
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return await asyncio.Event().wait()
+
+    async def graded() -> Trial:
+        with pytest.raises(SandboxError):
+            await with_negative_control(task_of(), Broken(["FFF v"]))
+        hanging = asyncio.create_task(with_negative_control(task_of(), Hanging([])))
+        others = [asyncio.create_task(with_negative_control(task_of(), Runs(["FFF v"]))) for _ in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(other.done() for other in others), "their first runs wait for the control to end"
+        hanging.cancel()
+        trials = await asyncio.gather(*others)
+        return trials[0]
+
+    assert asyncio.run(graded()).solved
 
 
 def test_a_run_that_fails_fails_the_grading():
@@ -258,12 +398,3 @@ def test_a_run_that_fails_fails_the_grading():
     for runs, why in (Broken(["FFF v"]), "no first"), (Uncontrolled([]), "no control"):
         with pytest.raises(SandboxError, match=why):
             judged(runs)
-
-
-def test_the_runs_start_in_random_order():
-    orders = set()
-    for _ in range(50):
-        runs = Runs(["FFF v"])
-        judged(runs)
-        orders.add(tuple(kind for kind, _ in runs.asked[:2]))
-    assert orders == {("first", "control"), ("control", "first")}

@@ -19,6 +19,7 @@ from slime_swe.rewards.swebench.apply import Applied, apply_in
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandbox
 from tests.rewards.image_backend import committed, sandboxes_with
+from tests.rollout.sandbox.test_many_files import Counted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -192,6 +193,25 @@ async def test_thousands_of_guarded_files_are_removed_at_once(sandboxes: Sandbox
         applied = await _apply(sandbox, patch)
         assert len(applied.ignored) == 4_000
         assert (await sandbox.exec("ls -d f*/conftest.py")).exit_code != 0
+
+
+async def test_thousands_of_files_are_patched_in_a_few_messages(sandboxes: SandboxPool):
+    """New ones and some that are there, as the same patch would leave them one by one."""
+    new = "".join(f"--- /dev/null\n+++ b/n{n % 50}/f{n}\n@@ -0,0 +1 @@\n+{n}\n" for n in range(4_000))
+    old = "".join(f"--- a/o/f{n}\n+++ b/o/f{n}\n@@ -1 +1,2 @@\n {n}\n+x\n" for n in range(1_000))
+    setup = "mkdir o && for n in $(seq 0 999); do echo $n >o/f$n; done; chmod 755 o/f7"
+    task = Task("t", "s", Workspace({}, Image("obstructed")), ORACLE)
+    async with opened(sandboxes, setup) as sandbox:
+        counted = Counted(sandbox)
+        assert await patch_image(counted, task, new + old + GOLD) == []
+        assert counted.calls.total() <= 10
+        found = await sandbox.exec(
+            "find n* -type f | xargs cat | sort -n | md5sum; find o -size 0; seq 0 3999 | md5sum"
+        )
+        assert len(set(found.output.splitlines())) == 1
+        found = await sandbox.exec("cat o/f7; find o -type f | xargs cat | grep -c x; stat -c %a o/f7 o/f8 n1/f1")
+        assert found.output == "7\nx\n1000\n755\n644\n644\n"
+        assert b"a + b" in await sandbox.read_file("calc.py")
 
 
 @pytest.mark.parametrize("path", ["x" * 300, "/".join(["y" * 200] * 30)])

@@ -330,6 +330,72 @@ async def test_honest_work_is_believed_whatever_the_log_says_of_failures(score, 
     assert tuple(result.evidence["witness"].values()) == (*witness, 0)
 
 
+CASES = ("plain", " - dash", "a - b", "a", "a] - b", "two words", "[x]", "[")  # of a test without a value
+CASES_RUNNER = """\
+import sys
+sys.path.insert(0, ".")
+from tests.test_echo import test_echo
+passed, failed = [], []
+for case in {cases!r}:
+    name = f"tests/test_echo.py::test_echo[{{case}}]"
+    try:
+        test_echo(case)
+        passed.append(f"PASSED {{name}}")
+    except Exception as error:
+        failed.append(f"FAILED {{name}} - {{error!r}}")
+print(*passed, *failed, sep="\\n")
+sys.exit(bool(failed))
+"""
+ECHOED = "from calc import add\n\n\ndef test_echo(text):\n    assert add(text, '!') in (text + '!', None)\n"
+ECHO_SCRIPT = f"""#!/bin/bash
+cd /testbed
+git apply -v - <<'EOF_PATCH'
+{make_patch({}, {"tests/test_echo.py": ECHOED})}EOF_PATCH
+: '>>>>> Start Test Output'
+python3 -B run_cases.py
+: '>>>>> End Test Output'
+"""
+
+
+def named_cases() -> list[object]:
+    v2, *others = ("parse_log_pytest_v2", "parse_log_pytest", "parse_log_pytest_options")
+    more = [(v2, (" - dash", "a - b")), (v2, (" - dash",)), *((parser, CASES) for parser in others)]
+    return [(v2, CASES), *(pytest.param(*row, marks=pytest.mark.extended("names of tests")) for row in more)]
+
+
+@pytest.mark.parametrize(("parser", "cases"), named_cases())
+async def test_a_test_may_be_named_differently_where_it_has_failed(sandboxes, settings, parser: str, cases) -> None:
+    """A parser cuts the name of a failed test at ` - `, at a blank, or not at all."""
+    IMAGES["echo"] = committed({**FILES, "run_cases.py": CASES_RUNNER.format(cases=cases)})
+    names = [f"tests/test_echo.py::test_echo[{case}]" for case in cases]
+    if parser != "parse_log_pytest_v2":
+        names = list(dict.fromkeys(name.split()[0] for name in names))  # as such a parser names those that pass
+    changes = {"eval_script": ECHO_SCRIPT, "log_parser": parser, "protected": ("tests/test_echo.py",)}
+    oracle = replace(ORACLE, fail_to_pass=tuple(names), pass_to_pass=(), **changes)
+    task = replace(TASK, id=f"{parser}-{len(cases)}", workspace=Workspace({}, Image("echo")), oracle=oracle)
+    right = await grade(task, GOLD, sandboxes, settings)
+    assert (right.evidence["outcome"], right.solved) == ("solved", True), right.evidence
+    lines = "".join(f"PASSED tests/test_echo.py::test_echo[{case}]\n" for case in cases)
+    forged = patch(calc=CALC + f"print({lines!r}, flush=True)\n__import__('os')._exit(0)\n")
+    assert (await grade(task, forged, sandboxes, settings)).evidence["outcome"] == "forged"
+
+
+async def test_a_script_does_not_show_whether_a_further_run_has_mutated_tests(sandboxes, settings) -> None:
+    """SWE-bench's test patches have lines that those which are made here have not."""
+    IMAGES["echo"] = committed({**FILES, "run_cases.py": CASES_RUNNER.format(cases=("a",))})
+    script = ECHO_SCRIPT.replace("--- /dev/null", "index 0000000..1234567\n--- /dev/null")
+    assert script != ECHO_SCRIPT
+    test = "tests/test_echo.py::test_echo[a]"
+    oracle = replace(ORACLE, fail_to_pass=(test,), pass_to_pass=(), protected=("tests/test_echo.py",))
+    oracle = replace(oracle, eval_script=script)
+    task = replace(TASK, id="index", workspace=Workspace({}, Image("echo")), oracle=oracle)
+    assert (await grade(task, GOLD, sandboxes, settings)).solved
+    forge = f"print('PASSED {test}', flush=True)\n    __import__('os')._exit(0)\n"
+    reader = f"if '1234567' in open('/tmp/eval.sh').read():\n    {forge}"
+    result = await grade(task, patch(calc=CALC + reader), sandboxes, settings)
+    assert result.evidence["outcome"] == "forged"
+
+
 async def test_a_log_that_tells_of_failures_alone_is_controlled_too(score) -> None:
     assert (await score(GOLD, eval_type="fail_only")).evidence["witness"]["values"] == 1
 
@@ -430,6 +496,36 @@ async def test_tests_that_no_function_has_the_name_of_have_their_literals_rewrit
                             make_patch({"tests/test_calc.py": TESTS}, {"tests/test_calc.py": made}))  # fmt: skip
     result = await score(text, eval_script=script)
     assert result.evidence["outcome"] == outcome
+    assert outcome == "forged" or result.evidence["witness"]["mutated"] == 2
+
+
+SHOWN_CASES = "[case testOne]\none 1\n"
+CASES = f"{SHOWN_CASES}\n[case testAdd]\nadd 1 2\n[out]\n3\n".replace("one 1\n", "one  # E: 1\n")
+CASE_RUNNER = """\
+import re, sys
+sys.path.insert(0, ".")
+import calc
+for name, body in re.findall(r"\\[case (\\w+)\\]\\n([^[]*(?:\\[out\\][^[]*)?)", open("check-x.test").read()):
+    lines = body.replace("  # E: ", "\\n").split()
+    right = str(getattr(calc, lines[0])(*map(int, [w for w in lines[1:-1] if w != "[out]"]))) == lines[-1]
+    print("PASSED" if right else "FAILED", "tests/run.py::Suite::check-x.test::" + name)
+"""
+
+
+@pytest.mark.parametrize("outcome", ["solved", "forged"])
+async def test_the_cases_of_a_data_file_are_mutated(score, monkeypatch, outcome: str) -> None:
+    """As those of mypy's own suites, which a test patch brings."""
+    add, one = (f"tests/run.py::Suite::check-x.test::test{name}" for name in ("Add", "One"))
+    files = FILES | {"check-x.test": SHOWN_CASES, "run.py": CASE_RUNNER}
+    monkeypatch.setitem(IMAGES, "calc", committed(files))
+    brought = make_patch({"check-x.test": SHOWN_CASES}, {"check-x.test": CASES})
+    script = SCRIPT.replace("tests/test_calc.py", "check-x.test")
+    script = re.sub(r"(?s)(<<'EOF_PATCH'\n).*(EOF_PATCH\n)", lambda found: f"{found[1]}{brought}{found[2]}", script)
+    forged = FORGED.replace(ADD, add).replace(ONE, one)
+    text = patch(calc=CALC + forged) if outcome == "forged" else GOLD
+    tests = {"fail_to_pass": (add,), "pass_to_pass": (one,), "protected": ("check-x.test",)}
+    result = await score(text, eval_script=script, **tests)
+    assert result.evidence["outcome"] == outcome, result.evidence
     assert outcome == "forged" or result.evidence["witness"]["mutated"] == 2
 
 

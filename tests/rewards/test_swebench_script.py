@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from slime_swe.patches import apply_patch, make_patch
+from slime_swe.rewards.mutated_files import pytest_options
 from slime_swe.rewards.swebench.evaluation import (
     before_the_tests,
     embeds_test_patch,
     with_copied_tests,
     with_embedded_tests,
+    with_line,
 )
 
 SHOWN = {"tests/test_a.py": "def test_a(): pass\n"}
@@ -71,3 +73,15 @@ def test_other_scripts_get_the_tests_by_copies():
     assert with_copied_tests(f"cd a\n{RUN}", "/tmp/tests", "/my repo") == f"cd a\ncp -R /tmp/tests/. '/my repo'/\n{RUN}"
     assert before_the_tests(f"cd a\n{RUN}") == "cd a\n"
     assert before_the_tests("cd a\n") == "cd a\n"
+
+
+def test_options_for_pytest_stand_before_the_tests():
+    made = with_line(script(), pytest_options(["tests/test_a.py::TestA::test_b[1 - x]", "tests/test_a.py::test_a"]))
+    options = """export PYTEST_ADDOPTS="${PYTEST_ADDOPTS-} --tb=no -k 'test_a or test_b'"\n"""
+    assert made == script().removesuffix(RUN) + options + RUN
+    assert embeds_test_patch(made)
+
+
+@pytest.mark.parametrize("test", ["test_a (tests.TestA)", "adds two numbers", "tests/test_a.py::adds; rm -r"])
+def test_a_test_that_no_function_has_the_name_of_leaves_no_other_out(test):
+    assert "-k" not in pytest_options([test, "tests/test_a.py::test_a"])

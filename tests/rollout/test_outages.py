@@ -69,6 +69,12 @@ class Machines:
         return 1.0
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Pauses are shortened by chance."""
+    random.seed(5)
+
+
 def scheduler_of(schedule: str, batch: int) -> DynamicSampling | PacedAdmission:
     return DynamicSampling(batch, 1.0) if schedule == "sync" else PacedAdmission(batch, 2)
 
@@ -112,24 +118,20 @@ def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds,
         groups = [flatten(group) for rollout in rollouts for group in rollout.kept]
         assert len(groups) == 3 * slots // SIZE
         for group in groups:
-            sound = [sample for sample in group if sample.status is Sample.Status.COMPLETED]
-            assert all(sample.reward == 1.0 for sample in sound)
-            if slots == 8 and seconds > 1.0 and len(sound) >= 2:
-                continue  # both groups may have a baseline and nothing else be played, so that no outage is seen
             assert [sample.reward for sample in group] == [1.0] * SIZE, "each is complete, and nothing broken is in it"
         trained = [sample.index for group in groups for sample in group]
         assert len(set(trained)) == len(trained)
-        assert slots == 8 or {machines.generated[index] for index in trained} == {1}
+        assert {machines.generated[index] for index in trained} == {1}
         assert not source._set_aside
 
     simulate(run())
     assert machines.most <= slots
-    at_once = slots * TRIES if slots == 8 else slots + 16
-    assert machines.tries <= at_once + 2 * seconds / LONGEST + 12
+    few = slots * (TRIES + 2 * seconds / LONGEST)  # where so few are played that no outage is seen: each has its pauses
+    assert machines.tries <= (few if slots == 8 else slots + 16 + 2 * seconds / LONGEST + 12)
 
 
 def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_other(tmp_path):
-    """The last of a batch to end can't be graded: it is given up within a minute, as nothing else is played."""
+    """Two of a group can't be graded: a grading that began later is sound, so they are not waited for."""
     machines = Machines("", 0.0, 0.0)
 
     async def reward(args: Namespace, sample: Sample) -> float:
@@ -146,4 +148,4 @@ def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_o
         assert max(machines.generated.values()) == 1, "a finished episode is only graded again"
         return asyncio.get_running_loop().time()
 
-    assert simulate(run()) < LONG + 60.0
+    assert simulate(run()) < LONG + LONGEST

@@ -51,7 +51,9 @@ TURNS = 30
 
 
 def tokenizer_of(source: str) -> Any:
+    """Without an end of its own: which it is differs with the template."""
     tokenizer = make_tokenizer(source)
+    tokenizer.eos_token = None
     tokenizer.add_tokens(CONTROL, special_tokens=True)
     return tokenizer
 

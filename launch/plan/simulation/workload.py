@@ -83,9 +83,7 @@ class Assumed:
 @lru_cache(maxsize=16_384)
 def _assumed(workload: Assumed, group: int, member: int, attempt: int) -> Script:
     """Kept, since plans that differ in their machines have the same episodes: a plan's proposals, for one."""
-    task = random.Random(f"{workload.seed}:{group}")
-    shift = task.gauss(0.0, workload.turns_spread / math.sqrt(2))
-    rate = task.betavariate(workload.certainty * workload.solved, workload.certainty * (1 - workload.solved))
+    shift, rate = _task(workload, group)
     drawn = random.Random(f"{workload.seed}:{group}:{member}:{attempt}")
     own = drawn.gauss(0.0, workload.turns_spread / math.sqrt(2))
     middle = workload.turns * math.exp(-(workload.turns_spread**2) / 2)
@@ -97,6 +95,15 @@ def _assumed(workload: Assumed, group: int, member: int, attempt: int) -> Script
         solved=drawn.random() < rate,
         breaks=drawn.randrange(len(turns)) if drawn.random() < workload.broken else None,
     )
+
+
+@lru_cache(maxsize=16_384)
+def _task(workload: Assumed, group: int) -> tuple[float, float]:
+    """By how much the logarithm of its episodes' turns is above the middle, and the share of them that solve it."""
+    task = random.Random(f"{workload.seed}:{group}")
+    shift = task.gauss(0.0, workload.turns_spread / math.sqrt(2))
+    rate = task.betavariate(workload.certainty * workload.solved, workload.certainty * (1 - workload.solved))
+    return shift, rate
 
 
 def _assumed_turns(workload: Assumed, drawn: random.Random, number: int) -> Iterator[tuple[int, float]]:

@@ -23,7 +23,7 @@ from slime_swe.rollout.sandbox.cache import locked, made_once
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.changes import as_file
 from slime_swe.rollout.sandbox.docker.client import errors
-from slime_swe.rollout.sandbox.docker.room import Room
+from slime_swe.rollout.sandbox.docker.room import DockerRoom
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
@@ -48,10 +48,10 @@ class Images:
     """Finds an image, or makes it: once in this process, and once on this machine."""
 
     def __init__(self, client: Any, cache: Path, keep_free: float = 0.0) -> None:
-        """keep_free: see `Room`."""
+        """keep_free: see `DockerRoom`."""
         self._client = client
         self._cache = cache
-        self._room = Room(client, cache, keep_free)
+        self._room = DockerRoom(client, cache, keep_free)
         self._known: dict[tuple[str, str], Prepared] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fitting: set[tuple[str, Layer]] = set()  # an image's id, and a layer whose folder it does not have

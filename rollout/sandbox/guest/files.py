@@ -62,7 +62,12 @@ def read(path: str, most: int = MAX_FILE_BYTES) -> bytes:
     A file may have holes, so that its size is bounded neither by the disk nor by what was ever written.
     """
     _check(path)
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO without a writer must not block
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO without a writer must not block
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is not there
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", path) from error
+        raise
     try:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):

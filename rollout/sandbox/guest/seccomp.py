@@ -45,14 +45,19 @@ class Condition(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A call is allowed where all conditions of one of the `allowed` hold; else it fails with `error`."""
+    """A call is allowed where all conditions of one of the `allowed` hold; else it fails with `error`.
+
+    refused: cases in which it does so in a profile too. A profile can't say "else".
+    """
 
     allowed: Sequence[Sequence[Condition]]
     error: int
+    refused: Sequence[Sequence[Condition]] = ()
 
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0  # what lists the machine's own addresses
+_FAMILIES = 64  # of sockets; Linux has 46
 _ALL_BITS = 0xFFFFFFFF
 _NEW_NAMESPACES = 0x7E020000
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # as Docker: Linux, 32 bits, old `uname`, both, a question
@@ -67,6 +72,16 @@ _SOCKETS = Rule(
         [Condition(0, "is", _AF_NETLINK), Condition(2, "is", _NETLINK_ROUTE)],
     ],
     errno.EAFNOSUPPORT,
+    # PAM takes this for a kernel without audit. Of any other error it makes that nobody can become another user: `su`,
+    # `runuser` and `sudo` failed.
+    [
+        [Condition(0, "is", _AF_NETLINK), Condition(2, "is not", _NETLINK_ROUTE)],
+        *(
+            [Condition(0, "is", family)]
+            for family in range(_FAMILIES)
+            if family not in (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
+        ),
+    ],
 )
 _NOT_THE_FIRST = Rule([[Condition(0, "is not", _FIRST)]], errno.EPERM)
 RULES: Mapping[str, Rule] = {
@@ -120,7 +135,7 @@ def program(machine: str | None = None) -> bytes:
 
 def profile(machine: str | None = None) -> dict[str, Any]:
     """The same in the format of the OCI's runtime specification, as far as that goes. Where no condition holds, the
-    call is not there. A call of another architecture ends the process.
+    call is not there, but for the cases that a rule names as refused. A call of another architecture ends the process.
     """
     machine = machine or os.uname().machine
     names = sorted(set(numbers(machine)) - set(REFUSED) - set(UNKNOWN) - set(RULES))
@@ -129,9 +144,11 @@ def profile(machine: str | None = None) -> dict[str, Any]:
         {"names": REFUSED, "action": "SCMP_ACT_ERRNO"},  # EPERM: Apptainer knows no other
     ]
     for name, rule in RULES.items():
-        for conditions in rule.allowed:
-            for arguments in itertools.product(*map(_as_arguments, conditions)):
-                calls.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": list(arguments)})
+        fails = {"action": "SCMP_ACT_ERRNO", "errnoRet": rule.error}
+        for answer, cases in (({"action": "SCMP_ACT_ALLOW"}, rule.allowed), (fails, rule.refused)):
+            for conditions in cases:
+                for arguments in itertools.product(*map(_as_arguments, conditions)):
+                    calls.append({"names": [name], **answer, "args": list(arguments)})
     return {
         "defaultAction": "SCMP_ACT_TRACE",  # ENOSYS, where nobody traces
         "architectures": [f"SCMP_ARCH_{machine.upper()}"],

@@ -12,14 +12,11 @@ import abc
 import asyncio
 import contextlib
 import errno
-import io
 import os
-import posixpath
 import shlex
 import socket
-import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from slime_swe.data_sources.task import Image
@@ -31,6 +28,7 @@ from slime_swe.rollout.sandbox.guest.files import MAX_FILE_BYTES
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
 from slime_swe.rollout.sandbox.image.changes import Found, Originals, Start
 from slime_swe.rollout.sandbox.image.driver import Kind, Shell, ShellDied, Stream
+from slime_swe.rollout.sandbox.many_files import as_tar
 
 HISTORY = Path(__file__).with_name("shallow_history.sh")  # leaves the repository no later history
 NO_HISTORY = 3  # what it ends with where there is none
@@ -103,7 +101,7 @@ class ShellSandbox(common.BaseSandbox):
     async def _write_files(self) -> None:
         """The files that the task starts with; a fresh sandbox that can't hold them is no doing of the policy's."""
         try:
-            await self._feed(_UNPACK.encode(), await asyncio.to_thread(_as_tar, self._files), "")
+            await self._feed(_UNPACK.encode(), await asyncio.to_thread(as_tar, self._files), "")
         except OSError as error:
             raise SandboxError(f"the sandbox could not write its files: {error}") from error
 
@@ -286,17 +284,6 @@ def _with_path(path: str, script: str) -> bytes:
     if name.startswith(b"-"):
         name = b"./" + name
     return b"path=" + os.fsencode(shlex.quote(os.fsdecode(name))) + script.encode()
-
-
-def _as_tar(files: Mapping[str, bytes]) -> bytes:
-    """A tar file, whole blocks of it, with the files in order and the folders that they are in."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
-        for path, content in files.items():
-            entry = tarfile.TarInfo(posixpath.normpath(path))
-            entry.size, entry.mode = len(content), 0o644
-            tar.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
 
 
 def _as_os_error(code: int | None, said: bytes, path: str) -> OSError:

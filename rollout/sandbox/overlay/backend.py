@@ -46,6 +46,7 @@ class OverlayBackend(Backend):
     takes_layers = True
     image_gib = 3.0
     shares_layers = False  # an image is a folder here
+    removes_images = True
     requirements = BUBBLEWRAP
     name: ClassVar = "overlay"
     runner: ClassVar[type[Runner]] = Bubblewrap
@@ -68,7 +69,7 @@ class OverlayBackend(Backend):
             cache = self._cache or cache_folder()
             self._host = await asyncio.to_thread(look, self.name, cache, self._owner, self.runner)
             await asyncio.to_thread(self._sweep, cache)
-            self._roots = self.roots(cache, self._host)
+            self._roots = self.roots(cache, self._host, self.keep_free)
 
     def open(self, spec: SandboxSpec) -> OverlaySandbox:
         """A sandbox to be entered. Raises `SandboxError` before `start`."""
@@ -76,9 +77,15 @@ class OverlayBackend(Backend):
         if roots is None or host is None:
             raise SandboxError("the sandbox backend has not been started")
 
-        async def find() -> tuple[Root, Originals]:
-            root, originals = await roots.find(wanted)
-            return (await asyncio.to_thread(with_layers, root, wanted, spec.layers) if spec.layers else root), originals
+        async def find() -> tuple[Root, Originals, int | None]:
+            root, originals, held = await roots.find(wanted)
+            with contextlib.ExitStack() as unless_found:
+                if held is not None:
+                    unless_found.callback(os.close, held)
+                if spec.layers:
+                    root = await asyncio.to_thread(with_layers, root, wanted, spec.layers)
+                unless_found.pop_all()
+            return root, originals, held
 
         scratch = None if host.tmpfs else self._scratch(host) / str(next(self._numbers))
         return OverlaySandbox(host, find, wanted, spec, scratch)

@@ -58,8 +58,9 @@ class Root:
     environment: Mapping[str, str]
 
 
-Fd = Literal["_monitor", "_first", "_namespace", "_network", "_upper"]
-FindRoot = Callable[[], Awaitable[tuple[Root, Originals]]]
+Fd = Literal["_monitor", "_first", "_namespace", "_network", "_upper", "_held"]
+FindRoot = Callable[[], Awaitable[tuple[Root, Originals, int | None]]]
+"""The third: a descriptor that keeps the image, to be closed at the end."""
 
 
 class OverlaySandbox(ImageSandbox):
@@ -88,10 +89,11 @@ class OverlaySandbox(ImageSandbox):
         self._namespace: int | None = None  # of the mounts
         self._network: int | None = None
         self._upper: int | None = None
+        self._held: int | None = None  # what keeps the image from being removed
 
     async def _start_driver(self) -> Stream:
         if self._root is None:
-            self._root, self._originals = await self._find()
+            self._root, self._originals, self._held = await self._find()
         await self._ended()
         if self._group is None and self._host.cgroups is not None:
             self._group = self._host.cgroups.take(self._limits)
@@ -137,7 +139,7 @@ class OverlaySandbox(ImageSandbox):
         try:
             await self._kill()
         finally:
-            self._close("_upper", "_first", "_namespace", "_network")
+            self._close("_upper", "_first", "_namespace", "_network", "_held")
         if self._scratch is not None and not self._keep:
             await asyncio.to_thread(remove_tree, self._scratch)
         if self._group is not None and self._host.cgroups is not None:

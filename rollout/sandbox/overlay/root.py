@@ -31,6 +31,7 @@ from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer, find_layers, taken
 from slime_swe.rollout.sandbox.image.sandbox import HISTORY
 from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
+from slime_swe.rollout.sandbox.overlay.room import FolderRoom, hold
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -38,26 +39,41 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # so that two runs with one seed see the same output
 }
+_TRIES = 3  # to find an image that others remove meanwhile
 _MAKING = Limits(600, 600.0, 8 << 30, 8 << 30, 8 << 30, 256)
 
 
 class Roots:
     """Finds an image on disk, or puts it there: once in this process, and once on this machine."""
 
-    def __init__(self, cache: Path, host: Host | None = None) -> None:
-        """host: what runs the script that cuts an image's history; without it, images are only looked for and got."""
+    def __init__(self, cache: Path, host: Host | None = None, keep_free: float = 0.0) -> None:
+        """host: what runs the script that cuts an image's history; without it, images are only looked for and got.
+        keep_free: see `FolderRoom`."""
         self._cache = cache
         self._host = host
+        self._room = FolderRoom(cache, keep_free)
         self._known: dict[tuple[str, str], tuple[Root, Originals]] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def find(self, image: Image) -> tuple[Root, Originals]:
-        """Raises `UserError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
+    async def find(self, image: Image) -> tuple[Root, Originals, int | None]:
+        """An image, and a descriptor to be closed when it is no longer used: until then nothing removes it. None where
+        nothing would. Raises `UserError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
         key = (image.name, image.folder)
         async with self._locks[key]:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._find, image)
-        return self._known[key]
+            for _ in range(_TRIES):
+                if key not in self._known:
+                    self._known[key] = await asyncio.to_thread(self._find, image)
+                root, originals = self._known[key]
+                self._room.used(image.name)
+                base = Path(root.layers[-1])
+                if base.parent.parent != self._cache:  # no image that was unpacked
+                    return root, originals, None
+                held = await asyncio.to_thread(hold, base.parent)
+                if all(os.path.isdir(layer) for layer in root.layers):
+                    return root, originals, held
+                os.close(held)
+                del self._known[key]
+        raise SandboxError(f"the image {image.name} was removed as often as it was unpacked: the disk is too full")
 
     def _find(self, image: Image) -> tuple[Root, Originals]:
         try:
@@ -67,6 +83,7 @@ class Roots:
             root = Root((str(base),), {**ENVIRONMENT, **environment})
             if os.path.lexists(repository / ".git"):
                 layer = self._history_layer(root, image.folder, base, repository)
+                self._room.made(image.name, str(layer.parent))
                 root = Root((str(layer), str(base)), root.environment)
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"the image {image.name} could not be unpacked: {error}") from error
@@ -82,7 +99,7 @@ class Roots:
         if name == HOST_IMAGE:
             place = made_once(self._cache / f"host-{host_image.digest()}", host_image.write_folder)
             return place, {}
-        place = self._exported(name) or self._export(name)
+        place = self._exported(name) or self._room.unpacked(name, functools.partial(self._export, name))
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
 
     def has(self, name: str) -> bool:
@@ -137,8 +154,8 @@ class Roots:
     async def _run_once(self, root: Root, image: Image, script: str, place: Path) -> None:
         """Run a script in the image, and keep what it writes."""
 
-        async def itself() -> tuple[Root, Originals]:
-            return root, Originals(place / "none")
+        async def itself() -> tuple[Root, Originals, None]:
+            return root, Originals(place / "none"), None
 
         assert self._host is not None, "made to look for images only"
         spec = SandboxSpec({}, _MAKING)

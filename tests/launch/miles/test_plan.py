@@ -8,8 +8,9 @@ import pytest
 
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.memory import budgets, layout_of
-from slime_swe.launch.plan.problems import problems_of
+from slime_swe.launch.plan.plan import fit
 from slime_swe.launch.plan.roofline import train_flops
 from slime_swe.launch.plan.trained import checkpoint_bytes, sent_bytes, trained, whole
 from slime_swe.recipes import adapters
@@ -18,21 +19,27 @@ from tests.recipes.changes import variant
 LORA = {"engine": "miles", "algorithm__lora_rank": 32, "algorithm__reduction": "trajectory"}
 DENSE, MIXTURE = "qwen25_coder_7b", "qwen3_coder_30b_a3b"
 
+pytestmark = pytest.mark.usefixtures("nothing_measured")
+
+
+def budgets_of(recipe):
+    return budgets(recipe, Assumptions(), task_images(recipe, Assumptions()))
+
 
 def parts_of(recipe, name):
-    (found,) = (budget for budget in budgets(recipe, Assumptions()) if budget.name == name)
+    (found,) = (budget for budget in budgets_of(recipe) if budget.name == name)
     return {part.name: part.bytes for part in found.components}
 
 
 @pytest.mark.parametrize("changes", [{"engine": "miles"}, LORA], ids=["whole weights", "adapters"])
 @pytest.mark.parametrize("name", [DENSE, MIXTURE])
 def test_it_is_legal_and_fits(name, changes):
-    assert problems_of(variant(name, **changes), Assumptions()) == {}
+    assert fit(variant(name, **changes)).fits
 
 
 def test_without_an_adapter_nothing_is_counted_for_one():
     recipe = variant(MIXTURE, engine="miles")
-    assert budgets(recipe, Assumptions()) == budgets(variant(MIXTURE), Assumptions())
+    assert budgets_of(recipe) == budgets_of(variant(MIXTURE))
     assert all(parts_of(recipe, "serving")[name] == 0 for name in ("adapters", "adapters to train"))
     assert trained(recipe, layout_of(recipe), 0) == whole(recipe, layout_of(recipe), 0)
 
@@ -88,7 +95,7 @@ def test_the_page_has_these_budgets():
     page = (Path(__file__).parents[3] / "docs" / "miles.md").read_text(encoding="utf-8")
     on_gpus = LORA | {"optimizer__cpu_offload": False}
     columns = [variant(MIXTURE, **changes) for changes in ({"engine": "miles"}, on_gpus, on_gpus | HALF_A_NODE)]
-    for row in zip(*(budgets(recipe, Assumptions()) for recipe in columns), strict=True):
+    for row in zip(*(budgets_of(recipe) for recipe in columns), strict=True):
         figures = " | ".join(f"{budget.bytes / GIB:.1f} of {budget.capacity / GIB:.0f}" for budget in row)
         assert f"| {row[0].name} | {figures} |" in page and all(budget.fits for budget in row)
-    assert not all(budget.fits for budget in budgets(variant(MIXTURE, **HALF_A_NODE), Assumptions()))
+    assert not all(budget.fits for budget in budgets_of(variant(MIXTURE, **HALF_A_NODE)))

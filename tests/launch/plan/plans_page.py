@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
 from slime_swe.launch.output import duration
@@ -109,4 +111,5 @@ def _gib(budget: Budget) -> str:
 
 
 if __name__ == "__main__":
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # images as published, whatever this machine has measured
     print(page(), end="")

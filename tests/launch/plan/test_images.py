@@ -13,8 +13,7 @@ from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.config import resolve
 from slime_swe.launch.plan.assumptions import assume
 from slime_swe.launch.plan.images import task_images
-from slime_swe.launch.plan.memory import budgets
-from slime_swe.launch.plan.plan import make_plan
+from slime_swe.launch.plan.plan import fit, make_plan
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from tests.data_sources.tasks import make_task
@@ -42,9 +41,9 @@ def found(*overrides: str, assumed: tuple[str, ...] = ()):
 def test_a_recipe_s_images_are_within_a_tenth_of_a_count_by_hand(name):
     recipe = load_recipe(name)
     by_hand = BY_HAND[*recipe.data.train, *recipe.data.eval.values()]
-    assert sum(each.total for each in task_images(recipe, assume([]))) == pytest.approx(by_hand, rel=0.1)
-    (disk,) = (budget for budget in budgets(recipe, assume([])) if budget.name == "disk")
-    (part,) = (part for part in disk.components if part.name == "task images")
+    found = fit(recipe)
+    assert sum(each.total for each in found.images) == pytest.approx(by_hand, rel=0.1)
+    (part,) = (part for part in found.budget("disk").components if part.name == "task images")
     assert part.bytes / 2**30 == pytest.approx(by_hand, rel=0.1)
 
 
@@ -117,10 +116,10 @@ def test_a_size_that_is_measured_is_put_in():
 
 
 def test_a_disk_that_holds_no_images_is_refused_with_what_to_do():
-    (problem,) = make_plan(resolve("qwen25_coder_7b", ["cluster.disk_per_node=2048"])).problems
+    (problem,) = fit(resolve("qwen25_coder_7b", ["cluster.disk_per_node=2048"])).problems
     assert problem.field == "cluster.disk_per_node"
     assert "2,438 of swegym:train at 2.29 GiB (published)" in problem.message and "?part=" in problem.fix
-    assert make_plan(
+    assert fit(
         resolve("qwen25_coder_7b", ["cluster.disk_per_node=2048", "data.train=['swegym:train?part=0-0.25']"])
     ).fits
 

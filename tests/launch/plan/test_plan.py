@@ -15,7 +15,8 @@ from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.plan import admission, formulae, rollout
 from slime_swe.launch.plan.assumptions import Assumptions, assume
-from slime_swe.launch.plan.plan import make_plan, propose
+from slime_swe.launch.plan.plan import fit, make_plan, propose
+from slime_swe.launch.plan.problems import nearest
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.timing import time_step
@@ -40,6 +41,17 @@ def plan(name, *overrides, **assumed):
     return make_plan(assemble(name, overrides), replace(USUAL, **assumed))
 
 
+def sizes(name, *overrides):
+    """The same without times: nothing is simulated for it."""
+    return fit(assemble(name, overrides), USUAL)
+
+
+def proposed(name, overrides):
+    """The candidates that `propose` plans."""
+    recipe = assemble(name, overrides)
+    return nearest(recipe, USUAL, fit(recipe, USUAL).images, 3)
+
+
 async def no_episode(args, sample, params):
     raise AssertionError("nothing is played")
 
@@ -50,7 +62,7 @@ def test_there_are_gpu_recipes():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_legal_and_fits(name):
-    assert make_plan(load_recipe(name)).problems == ()
+    assert fit(load_recipe(name)).problems == ()
 
 
 REFUSED = {
@@ -122,7 +134,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("name", "overrides", "field"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_the_field_and_a_fix(name, overrides, field):
-    found = plan(name, *overrides)
+    found = sizes(name, *overrides)
     assert not found.fits
     said = {problem.field: problem for problem in found.problems}
     assert field in said, found.problems
@@ -134,7 +146,7 @@ def test_refused_with_the_field_and_a_fix(name, overrides, field):
 def test_all_problems_are_named_not_the_first():
     fields = {
         problem.field
-        for problem in plan(MIXTURE, "parallel.tp=3", "parallel.ep=3", "serving.gpus_per_engine=3").problems
+        for problem in sizes(MIXTURE, "parallel.tp=3", "parallel.ep=3", "serving.gpus_per_engine=3").problems
     }
     assert {"parallel.tp", "parallel.ep", "serving.gpus_per_engine"} <= fields
 
@@ -157,8 +169,8 @@ def test_a_recipe_without_gpus_gets_a_short_answer():
 
 def test_32b_on_one_node_wants_its_optimizer_offloaded():
     one_node = ("cluster.nodes=1", "parallel.cp=1", "parallel.max_tokens_per_gpu=32768", "parallel.recompute=full", FEW)
-    assert not plan(LARGE, *one_node).fits
-    assert plan(LARGE, *one_node, "optimizer.cpu_offload=true").fits
+    assert not sizes(LARGE, *one_node).fits
+    assert sizes(LARGE, *one_node, "optimizer.cpu_offload=true").fits
 
 
 def test_30b_a3b_as_in_slimes_own_script():
@@ -166,9 +178,9 @@ def test_30b_a3b_as_in_slimes_own_script():
     8 x H100."""
     script = ["parallel.cp=1", "parallel.max_tokens_per_gpu=20480", "rollout.max_context=20480"]
     script += ["serving.gpus_per_engine=8", "serving.ep=8", "serving.dp_attention=false", "serving.mem_fraction=0.7"]
-    found = plan(MIXTURE, *script)
+    found = sizes(MIXTURE, *script)
     assert found.fits
-    assert not plan(MIXTURE, *script, "optimizer.cpu_offload=false").fits
+    assert not sizes(MIXTURE, *script, "optimizer.cpu_offload=false").fits
 
 
 # Proposals
@@ -187,23 +199,20 @@ def test_30b_a3b_as_in_slimes_own_script():
     ],
 )
 def test_the_nearest_change_comes_first(name, overrides, first):
-    recipe = assemble(name, overrides)
-    proposals = propose(recipe, USUAL)
-    assert set(proposals[0].overrides) == first
+    assert set(proposed(name, overrides)[0].overrides) == first
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides", "field"), REFUSED.values(), ids=REFUSED)
 def test_proposals_run(name, overrides, field):
-    for proposal in propose(assemble(name, overrides), USUAL):
+    for proposal in proposed(name, overrides):
         pasted = assemble(name, [*overrides, *proposal.overrides])
         require_legal(pasted)
-        assert make_plan(pasted).fits
+        assert fit(pasted).fits
 
 
 def test_nothing_is_proposed_for_what_fits_or_for_what_no_layout_cures():
-    assert propose(load_recipe(DENSE), Assumptions()) == ()
-    assert propose(assemble(DENSE, ["cluster.gpu=B200"]), Assumptions()) == ()
+    assert proposed(DENSE, []) == proposed(DENSE, ["cluster.gpu=B200"]) == []
 
 
 LONG = [DENSE, "rollout.max_context=131072", "cluster.nodes=2", "cluster.gpu=A100-40GB"]
@@ -220,23 +229,24 @@ LONG = [DENSE, "rollout.max_context=131072", "cluster.nodes=2", "cluster.gpu=A10
 )
 def test_each_single_change_that_is_advised_helps_and_harms_nothing(name, overrides):
     """An advised change leaves one problem less and brings no other."""
-    start = plan(name, *overrides)
+    start = sizes(name, *overrides)
     advised = {problem.field: problem.fix.removeprefix("set ").split(" or ") for problem in start.problems}
     for field, choices in advised.items():
         for choice in choices:
-            left = plan(name, *overrides, choice).problems
+            left = sizes(name, *overrides, choice).problems
             assert len(left) < len(start.problems) or field not in {problem.field for problem in left}, choice
             assert {problem.field for problem in left} <= set(advised), choice
 
 
 def test_a_context_that_is_too_long_for_the_model_is_part_of_what_is_proposed():
-    proposals = propose(assemble(LONG[0], LONG[1:]), Assumptions())
+    proposals = proposed(LONG[0], LONG[1:])
     assert proposals and all("rollout.max_context=32768" in proposal.overrides for proposal in proposals)
 
 
 def test_where_nothing_runs_the_nearest_changes_come_with_what_they_leave():
-    (nearest,) = propose(assemble(LARGE, ["cluster.memory_per_node=128", "parallel.tp=4"]), Assumptions())
-    assert nearest.overrides and [problem.field for problem in nearest.plan.problems] == ["cluster.memory_per_node"]
+    recipe = assemble(LARGE, ["cluster.memory_per_node=128", "parallel.tp=4"])
+    (proposal,) = propose(fit(recipe, USUAL), recipe)
+    assert proposal.overrides and [problem.field for problem in proposal.plan.problems] == ["cluster.memory_per_node"]
 
 
 def test_the_price_of_a_gpu_hour_is_asked_for_where_it_is_missing():
@@ -513,7 +523,7 @@ def test_routes_are_held_for_all_that_is_sampled_and_sent_whole_to_each_gpu():
     """48 layers send each token to 8 experts: 1,536 bytes. 256 episodes of 32,768 tokens on average are 12 GiB."""
 
     def held(*overrides):
-        found = plan(MIXTURE, "cluster.memory_per_node=4096", *overrides)
+        found = sizes(MIXTURE, "cluster.memory_per_node=4096", *overrides)
         return next(part for part in found.budget("machine").components if part.name == "routes").bytes / 2**30
 
     batch = 12.0
@@ -526,13 +536,13 @@ def test_routes_are_held_for_all_that_is_sampled_and_sent_whole_to_each_gpu():
 
 
 def test_weights_of_a_pipeline_and_its_last_stage():
-    found = plan(LARGE, "parallel.tp=4", "parallel.pp=2")
+    found = sizes(LARGE, "parallel.tp=4", "parallel.pp=2")
     assert found.budget("training").name.startswith("training, stage")
 
 
 def test_external_engines_are_not_planned_for():
     recipe = assemble(DENSE, ["serving.external_engines=['10.0.0.1:30000']", "cluster.colocate=false"])
-    found = make_plan(recipe)
+    found = fit(recipe)
     assert {budget.name for budget in found.budgets} == {"training", "machine", "disk"}
 
 
@@ -540,7 +550,7 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
     """Those that stay and one more; a few rollouts write fewer. One checkpoint of a 32B model takes 427 GiB."""
 
     def disk(*overrides):
-        found = plan(LARGE, *overrides)
+        found = sizes(LARGE, *overrides)
         return {part.name: part.bytes for part in found.budget("disk").components}, found
 
     usual, _ = disk()
@@ -605,7 +615,7 @@ def test_a_recipe_recomputes_what_it_must_and_no_more(name):
     """Nothing where all activations fit and half as many again: for a published run with Transformer Engine the formula
     is right (docs/planner.md), but Megatron's own modules keep more (benchmarks.megatron_memory --recompute none)."""
     recipe = load_recipe(name)
-    training = plan(name, "parallel.recompute=none", "optimizer.cpu_offload=false").budget("training")
+    training = sizes(name, "parallel.recompute=none", "optimizer.cpu_offload=false").budget("training")
     kept = next(part.bytes for part in training.components if part.name == "activations")
     room = (1 - Assumptions().margin) * training.capacity - training.bytes - kept / 2
     assert recipe.parallel.recompute == ("none" if room > 0 else "full")
@@ -642,8 +652,8 @@ def test_assumptions_that_are_none(word, said):
 def test_less_margin_fits_more():
     recipe = load_recipe(DENSE)
     tight = replace(recipe, serving=replace(recipe.serving, mem_fraction=0.88))
-    assert not make_plan(tight).fits
-    assert make_plan(tight, Assumptions(margin=0.0)).fits
+    assert not fit(tight).fits
+    assert fit(tight, Assumptions(margin=0.0)).fits
 
 
 # The whole run

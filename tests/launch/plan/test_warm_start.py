@@ -43,7 +43,7 @@ def test_the_stage_takes_no_more_of_a_gpu_and_a_machine_than_the_rollouts_traini
     recipe = assemble(name, [episodes(tmp_path)])
     stage = supervised(recipe)
     alone = replace(stage, cluster=replace(stage.cluster, colocate=False))  # it has no server
-    found = ({each.name: each.bytes for each in budgets(one, Assumptions())} for one in (alone, recipe))
+    found = ({each.name: each.bytes for each in budgets(one, Assumptions(), ())} for one in (alone, recipe))
     of_stage, of_rollouts = found
     training = next(name for name in of_rollouts if name.startswith("training"))
     for budget in (training, "machine"):

@@ -9,12 +9,13 @@ import pytest
 from slime_swe.data_sources.task import Workspace
 from slime_swe.patches import apply_patch
 from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS, Agent, agent_class
-from slime_swe.rollout.agents.blocks import BlocksAgent, _load_template
+from slime_swe.rollout.agents.blocks import _PATH, BlocksAgent, _load_template
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import BROKEN, FIXED, make_task
+from tests.effort import assert_linear
 from tests.rollout.support import END
 from tests.rollout.test_native import settings  # noqa: F401
 
@@ -98,6 +99,11 @@ async def test_files_that_leave_no_room_for_a_reply_are_cut(scripted, play):
         assert fixed(episode) == FIXED
         full = await play(engine.url, max_context=40, max_new_tokens=20)
     assert full.stop_reason is StopReason.CONTEXT_FULL and full.turns == 0
+
+
+def test_paths_are_found_in_a_statement_of_one_long_word_in_linear_time():
+    assert _PATH.findall("in a/b.py, ../c.d/e.txt. (f.g-h) and -") == ["a/b.py", "../c.d/e.txt", "f.g"]
+    assert_linear(lambda size: _PATH.findall("a/" * size), 20_000)
 
 
 def test_which_agents_are_no_programs_and_which_can_be_evaluated_at_an_endpoint():

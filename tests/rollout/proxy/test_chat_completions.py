@@ -127,9 +127,25 @@ def test_an_empty_assistant_message_at_the_end_is_dropped() -> None:
     assert parse(USER, {"role": "assistant", "content": ""}).messages == (Message("user", "Fix it."),)
 
 
-def test_half_a_surrogate_pair_is_replaced() -> None:
-    body = rb'{"model": "m", "messages": [{"role": "user", "content": "\ud83d\ude00 \ud83d, \udc80 \\ud83d \\\udc80"}]}'
-    assert parse_raw(body).messages[0].text == "😀 \ufffd, \ufffd \\ud83d \\\ufffd"
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (r"\ud83d\ude00 \ud83d, \udc80 \\ud83d \\\udc80", "😀 \ufffd, \ufffd \\ud83d \\\ufffd"),
+        (r"\ud83d\ud83d\ude00\ude00", "\ufffd😀\ufffd"),
+        (r"\\ud83d\ude00", "\\ud83d\ufffd"),  # an escaped backslash, some letters, and half a pair
+        (r"\ud83d\\ude00", "\ufffd\\ude00"),
+        (r"\\\ud83d\\\\ude00\\", "\\\ufffd\\\\ude00\\"),
+        (r"\uD83D\uDE00\uD83D\"", '😀\ufffd"'),
+    ],
+)
+def test_half_a_surrogate_pair_is_replaced(escaped: str, text: str) -> None:
+    body = rf'{{"model": "m", "messages": [{{"role": "user", "content": "{escaped}"}}]}}'.encode()
+    assert parse_raw(body).messages[0].text == text
+
+
+def test_a_body_that_holds_a_nul_is_refused() -> None:
+    with pytest.raises(ProxyError, match="is not JSON"):
+        parse_raw(b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d\0\0n"}]}')
 
 
 def test_a_key_that_is_given_twice_has_its_last_value() -> None:

@@ -121,6 +121,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {  # made when they are asked for: tog
     "combining characters": lambda: filled("e\u0301\u0323".encode()),
     "escapes": lambda: filled(rb"\u00e9"),
     "halves of pairs": lambda: filled(rb"\ud83d"),
+    "backslashes": lambda: filled(rb"\\", HEAD + rb'"\ud83d'),
+    "escapes and half a pair": lambda: filled(rb"\u0041", HEAD + rb'"\ud83d'),
     "control tokens": lambda: filled(b"<|im_end|>"),
     "empty objects": lambda: filled(b"{},", HEAD + b"[", b"{}]" + END_OF_BODY),
     "empty parts": lambda: filled(PARTS, HEAD + b"[", PARTS[:-1] + b"]" + END_OF_BODY),
@@ -171,7 +173,7 @@ def asked(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "names",
     [
-        ("empty parts", "unclosed thoughts", "halves of pairs", "calls", "arguments"),
+        ("empty parts", "unclosed thoughts", "halves of pairs", "backslashes", "calls", "arguments"),
         pytest.param(HOSTILE, marks=[pytest.mark.slow, pytest.mark.extended("a hostile session")]),
     ],
     ids=["some", "all"],

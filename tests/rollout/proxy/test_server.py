@@ -418,14 +418,53 @@ async def test_an_answer_that_was_left_in_the_buffers_of_a_client_that_closed_is
         assert sum(segment["loss_mask"]) == sum(len(turn.tokens) for turn in engine.sampled)
 
 
-async def test_the_same_asked_again_by_a_client_that_has_read_is_sampled_anew(client):
-    async with client(LOOK) as (one, engine):
-        for _ in range(2):
-            async with aiohttp.ClientSession() as http:  # and closes its connection
-                assert (await Client(http, one.proxy, one.session, one.path).post(chat()))[0] == 200
-        assert (await one.post(chat()))[0] == 200
-        assert (await one.post(chat()))[0] == 200  # by the same connection
-        assert len(engine.requests) == 4
+MINIMAL: dict[str, dict[str, Any]] = {
+    CHAT: chat(),
+    "/v1/responses": {"model": "m", "input": "Fix the bug."},
+    "/v1/messages": {"model": "m", "max_tokens": 100, "messages": MESSAGES[1:]},
+}
+
+
+@pytest.mark.parametrize("path", MINIMAL)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept alive", "new connections"])
+async def test_the_same_asked_again_by_a_client_that_has_read_is_sampled_anew(client, path, stream, kept):
+    """Ten times, as the kernel may have passed an answer's last bytes on by chance."""
+    async with client("Yes." + END) as (one, engine):
+        connector = aiohttp.TCPConnector(limit=1, force_close=not kept)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for _ in range(10):
+                headers = {"x-api-key": one.session.key}
+                url = f"{one.proxy.url}{one.path}{path}"
+                async with http.post(url, json={**MINIMAL[path], "stream": stream}, headers=headers) as response:
+                    assert b"Yes" in await response.read()
+        assert len(engine.requests) == 10
+
+
+async def test_a_later_answer_that_is_not_read_leaves_an_earlier_one_read(client):
+    """The client reads its first answer and not its second; the first request is repeated by another connection."""
+    async with client("word " * 2000 + END, max_context=100_000) as (one, engine):
+        url, loop = urlsplit(one.proxy.url), asyncio.get_running_loop()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # holds less than an answer
+            slow.setblocking(False)
+            await loop.sock_connect(slow, (url.hostname, url.port))
+
+            async def send(body: Any) -> None:
+                data = orjson.dumps(body)
+                head = f"POST {one.path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {one.session.key}\r\n"
+                await loop.sock_sendall(slow, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+
+            await send(chat())
+            read = b""
+            while not read.endswith(b"}"):
+                read += await loop.sock_recv(slow, 1 << 16)
+            (connection,) = one.proxy._connections.values()
+            await send(chat({"role": "user", "content": "And?"}))
+            while not (len(one.session._answers) == 2 and connection.is_unread(connection.received)):
+                await asyncio.sleep(0.01)
+            assert (await one.post(chat()))[0] == 200
+            assert len(engine.requests) == 3
 
 
 async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):

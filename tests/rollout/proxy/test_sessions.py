@@ -68,7 +68,10 @@ class Spoken:
 class Wire:
     """A connection that its client has read, or not."""
 
-    is_unread: bool
+    unread: bool
+
+    def is_unread(self, received: int) -> bool:
+        return self.unread
 
 
 async def ask(session: ProxySession, request: Request = ASKED, *, read: bool | None = True):
@@ -78,7 +81,7 @@ async def ask(session: ProxySession, request: Request = ASKED, *, read: bool | N
         answer = await session.answer(arrival)
         if read is not None:
             answer.begun = True
-            answer.sent(Wire(is_unread=not read))
+            answer.sent(Wire(unread=not read), 0)
         return answer.reply
 
 

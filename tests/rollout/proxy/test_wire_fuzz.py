@@ -13,8 +13,9 @@ import pytest
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.reading import load
 from slime_swe.rollout.proxy.responses import Responses
-from tests.effort import FACTOR, assert_linear
+from tests.effort import FACTOR, assert_linear, processor_seconds, yardstick
 from tests.mutated_json import ODD_VALUES, change_bytes, change_values, places, put
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -201,3 +202,11 @@ def test_a_body_may_not_have_very_many_values(wire, honest, values) -> None:
 @every_wire
 def test_commas_brackets_and_quotes_in_texts_are_no_values(wire, honest) -> None:
     assert check(wire, json.dumps({**honest, "more": r'{"a": [1, 2, \\"]},' * 100_000}).encode())
+
+
+@pytest.mark.parametrize("piece", [rb"\\", rb"\u0041", rb"\ud83d\ude00", rb"\\ud83d", rb"\n"])
+def test_a_body_of_8_mib_with_half_a_pair_is_mended_in_the_time_of_some_loops(piece: bytes) -> None:
+    """One search that counts backslashes at each place takes two to three times as long as is allowed here."""
+    body = rb'{"model":"\ud83d' + piece * ((8 << 20) // len(piece)) + b'"}'
+    assert load(body)
+    assert min(processor_seconds(lambda: load(body)) for _ in range(3)) < 6 * yardstick()

@@ -37,8 +37,9 @@ async def test_what_is_wrong_with_a_path_is_said(sandbox: Sandbox) -> None:
         await sandbox.write_file("pkg", b"")
     with pytest.raises((FileExistsError, NotADirectoryError)):
         await sandbox.write_file("hello.txt/x", b"")
-    await sandbox.exec("mkfifo pipe; ln -s /dev/zero zero; ln -s loop loop")
-    for path in ("pipe", "zero"):
+    await sandbox.exec("mkfifo pipe; ln -s pipe to_pipe; ln -s /dev/zero zero; ln -s loop loop")
+    await sandbox.exec("python3 -c 'import socket; socket.socket(1).bind(\"socket\")'")
+    for path in ("pipe", "to_pipe", "zero", "socket"):
         with pytest.raises(FileNotFoundError, match="not a regular file"):
             await sandbox.read_file(path)
     with pytest.raises(OSError, match="symbolic links"):

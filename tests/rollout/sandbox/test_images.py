@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.data_sources.corpora.eval_prologue import END as END_MARK
+from slime_swe.data_sources.corpora.eval_prologue import START as START_MARK
+from slime_swe.data_sources.corpora.eval_prologue import setup_of
 from slime_swe.data_sources.task import Image
 from slime_swe.patches import apply_patch, binary_paths
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError
@@ -100,6 +103,20 @@ async def test_setup_is_what_commands_inherit_and_no_change(image_pool: SandboxP
         assert await sandbox.diff() == ""
         await sandbox.exec("rm made.txt; touch data.bin")
         assert (await sandbox.diff()).count("diff --git") == 2
+
+
+async def test_commands_inherit_the_environment_that_an_eval_script_enters(
+    image_pool: SandboxPool, image: Image
+) -> None:
+    """And neither its options nor its folder."""
+    enters = (
+        "cat > /tmp/conda.sh <<'EOF'\nEOF\nset -euxo pipefail\nconda() { export ENVIRONMENT=$2; }\nconda activate a"
+    )
+    script = f"cd /repo\n{enters}\ncd /tmp\nrm -rf /repo/pkg\n: '{START_MARK}'\n: '{END_MARK}'\n"
+    async with image_pool.open({}, image=dataclasses.replace(image, setup=setup_of(script))) as sandbox:
+        result = await sandbox.exec("echo $ENVIRONMENT $UNSET; conda activate b; echo $ENVIRONMENT; pwd; false; ls pkg")
+        assert result.output == "a\nb\n/repo\nmod.py\n"
+        assert await sandbox.diff() == ""
 
 
 async def test_no_command_has_a_proxy(image_pool: SandboxPool, image: Image) -> None:

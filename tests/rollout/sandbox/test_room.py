@@ -1,4 +1,4 @@
-"""Images that a run removes when the disk is nearly full: a real daemon, and a disk that holds ten of them."""
+"""Images that a run removes when the disk is nearly full: real ones, and a disk that holds ten of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
+from slime_swe.rollout.sandbox import room as module
+from slime_swe.rollout.sandbox.cache import cache_folder
 from slime_swe.rollout.sandbox.docker import client as docker_client
-from slime_swe.rollout.sandbox.docker import room as module
 from slime_swe.rollout.sandbox.docker.images import Images
-from slime_swe.rollout.sandbox.docker.room import Room
+from slime_swe.rollout.sandbox.docker.room import DockerRoom as Room
+from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.overlay.room import FolderRoom, hold
+from slime_swe.rollout.sandbox.overlay.root import Roots
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.recipes.changes import variant
 
@@ -129,24 +133,119 @@ async def test_an_image_that_has_gone_is_pulled_again(client, tmp_path, monkeypa
     assert (await images.find(Image(A))).identity == docker_client.find(A)
 
 
+@pytest.fixture
+def unpacked(monkeypatch, tmp_path):
+    """Unpacks an image, named by a letter, on a disk that holds ten folders."""
+    monkeypatch.setattr(module, "free_gib", lambda folder: 10.0 - len(folders(tmp_path)))
+    room = FolderRoom(tmp_path, keep_free=9)
+
+    def unpack(letter: str) -> Path:
+        def write() -> Path:
+            (tmp_path / letter / "root").mkdir(parents=True)
+            return tmp_path / letter
+
+        return room.unpacked(letter, write)
+
+    unpack.room = room
+    return unpack
+
+
+def folders(cache: Path) -> str:
+    return "".join(sorted(each.name for each in cache.iterdir() if len(each.name) == 1))
+
+
+def test_folders_that_were_used_longest_ago_go(unpacked, tmp_path):
+    unpacked("a")
+    unpacked("b")
+    unpacked.room.used("a")
+    unpacked("c")
+    assert folders(tmp_path) == "ac"
+
+
+def test_a_folder_stays_while_any_sandbox_has_it(unpacked, tmp_path):
+    held = hold(unpacked("a"))
+    also = hold(tmp_path / "a")
+    unpacked("b")
+    unpacked("c")
+    assert folders(tmp_path) == "ac", "the older one is in use"
+    os.close(held)
+    unpacked("d")
+    assert folders(tmp_path) == "ad", "one of its two sandboxes is left"
+    os.close(also)
+    unpacked("e")
+    assert folders(tmp_path) == "de"
+
+
+def test_a_folder_that_was_got_beforehand_stays(unpacked, tmp_path):
+    (tmp_path / "m").mkdir()
+    unpacked("a")
+    unpacked("b")
+    assert folders(tmp_path) == "bm"
+
+
+def test_a_layer_over_a_folder_goes_with_it(unpacked, tmp_path):
+    unpacked("a")
+    (tmp_path / "history-a" / "upper").mkdir(parents=True)
+    unpacked.room.made("a", str(tmp_path / "history-a"))
+    unpacked("b")
+    unpacked("c")
+    assert folders(tmp_path) == "bc" and not (tmp_path / "history-a").exists()
+
+
+async def test_an_unpacked_image_that_has_gone_is_unpacked_again(client, tmp_path):
+    """By a run that knew it, after another had removed it; and it stays while one of its sandboxes is open."""
+    bring(client, A)
+    roots, other = Roots(tmp_path, keep_free=20), FolderRoom(tmp_path, keep_free=20)  # the disk never has that much
+    for _ in range(2):
+        root, _, held = await roots.find(Image(A))
+        other.make(tmp_path)
+        assert Path(root.layers[0]).is_dir()
+        os.close(held)
+        other.make(tmp_path)
+        assert not Path(root.layers[0]).exists()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_image_of_an_open_sandbox_stays(overlay_pool):
+    """An unpacked one, whose files are those of the host's image."""
+    cache, name = cache_folder(), f"kept-{os.getpid()}"
+    roots, image = Roots(cache), cache / name
+    image.mkdir()
+    (image / "root").symlink_to(roots.unpacked(HOST_IMAGE)[0])
+    (image / "environment.json").write_text("{}")
+    roots._named(name).parent.mkdir(exist_ok=True)
+    roots._named(name).write_text(image.name)
+    room = FolderRoom(cache, keep_free=1e9)
+    room.unpacked(name, lambda: image)
+    async with overlay_pool.open({"a": "1"}, image=Image(name)) as sandbox:
+        room.make(cache)
+        assert (await sandbox.exec("cat a")).output == "1"
+    room.make(cache)
+    assert not image.exists()
+
+
 def test_only_a_sandbox_that_removes_images_is_asked_to():
-    with pytest.raises(UserError, match="overlay sandboxes remove no images: use docker"):
-        SandboxPool("overlay", keep_free=10)
-    assert SandboxPool("docker", keep_free=10)._backend.keep_free == 10
+    with pytest.raises(UserError, match="local sandboxes remove no images: use overlay, docker, apptainer"):
+        SandboxPool("local", keep_free=10)
+    for name in ("overlay", "docker", "apptainer"):
+        assert SandboxPool(name, keep_free=10)._backend.keep_free == 10
 
 
 @pytest.mark.parametrize(
     ("sandbox", "keep", "said"),
     [
         (
-            "overlay",
+            "remote:modal",
             10,
-            "needs a sandbox that removes images, which rollout.sandbox=overlay does not: use 0, or docker",
+            "a sandbox that removes images, which rollout.sandbox=remote:modal does not: use 0, or overlay, docker or "
+            "apptainer",
         ),
         ("docker", 8192, "leaves nothing of cluster.disk_per_node=8192"),
         ("docker", 200, ""),
         ("ray:docker", 200, ""),
-        ("overlay", 0, ""),
+        ("ray:overlay", 200, ""),
+        ("apptainer", 200, ""),
+        ("remote:modal", 0, ""),
     ],
 )
 def test_a_recipe_that_can_not_make_room_is_refused(sandbox, keep, said):

@@ -14,6 +14,7 @@ import pytest
 from slime_swe.rollout.sandbox.guest import seccomp
 from slime_swe.rollout.sandbox.guest.system_calls import numbers
 from slime_swe.rollout.sandbox.pool import SandboxPool
+from tests.rollout.sandbox.conftest import POOLS, of
 
 MACHINE = os.uname().machine
 CALLS = """
@@ -67,6 +68,22 @@ async def test_sockets_are_of_the_internet_of_unix_and_of_routes(confined_pool: 
     found = (await run(confined_pool, program)).splitlines()
     assert found[:3] == ["1", "2", "10"]
     assert set(found) - {"1", "2", "10", "16"} == set()
+
+
+@pytest.mark.parametrize("backend", of("bubblewrap", "overlay", "docker"))
+async def test_a_socket_that_is_refused_is_one_that_the_kernel_lacks(
+    request: pytest.FixtureRequest, backend: str
+) -> None:
+    """Audit's too: of any other error PAM makes that nobody can become another user, by `su` or `runuser`."""
+    program = """
+        import errno, socket
+        found = set()
+        for family, kind, protocol in [(16, 3, 9), (16, 2, 15), (40, 1, 0), (38, 5, 0), (17, 3, 0), (45, 1, 0)]:
+            try: socket.socket(family, kind, protocol); found.add("done")
+            except OSError as error: found.add(errno.errorcode[error.errno])
+        print(*found)
+        """
+    assert await run(request.getfixturevalue(POOLS[backend]), program) == "EAFNOSUPPORT\n"
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="of x86_64 alone")

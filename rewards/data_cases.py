@@ -1,0 +1,114 @@
+"""Mutate the cases of data files so that they must fail: tests whose code runs what a file of data says.
+
+| file | case | what is expected |
+| --- | --- | --- |
+| `.test` (mypy's own suites) | `[case NAME]` | a comment `# E: …` (or N, W) of the program, or the section `[out]` |
+| `.yml`, `.yaml` (pytest-mypy-plugins) | `- case: NAME` | the same comments, or what stands under `out:` |
+| `.ambr` (syrupy) | `# name: NAME` | the text up to the next one |
+| `.t` (cram) | the file | the lines below a command |
+
+What a case expects gets another letter at its end. A case that expects nothing is made to expect something. Files of
+other forms, and tests that name no case, are left to `rewards.mutation.rewrite_literals`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections.abc import Collection, Iterator
+from pathlib import PurePosixPath
+
+from slime_swe.rewards.mutation import Mutated
+
+SUFFIXES = (".test", ".yml", ".yaml", ".ambr", ".t")
+_HEADERS = {
+    ".test": re.compile(r"^\[case ([^\]-]+)[^\]]*\]"),  # `[case NAME-skip]` is called NAME
+    ".yml": re.compile(r"^- case: *['\"]?([^\s'\"]+)"),
+    ".yaml": re.compile(r"^- case: *['\"]?([^\s'\"]+)"),
+    ".ambr": re.compile(r"^# name: (.+)$"),
+}
+_COMMENT = re.compile(r" # [ENWR]:")
+_OUTPUT = re.compile(r"^(\[out\d*( [^\]]*)?\]|\s+out: *[|>][-+]?)\s*$")
+_PROGRAM = re.compile(r"^\s+main: *[|>][-+]?\s*$")
+_COMMAND, _GOES_ON = "  $ ", "  > "
+
+
+def mutate_cases(path: str, source: bytes, tests: Collection[str], rng: random.Random) -> Mutated:
+    """The data file with the cases of these tests (ids) mutated; without any where it has none of their cases."""
+    suffix = PurePosixPath(path).suffix
+    try:
+        lines = source.decode().split("\n")
+    except UnicodeDecodeError:
+        return Mutated(source)
+    functions: list[frozenset[str]] = []
+    made: list[str] = []
+    for case, part in _cases(lines, suffix):
+        named = frozenset(test for test in tests if _is_of(test, path, suffix, case))
+        changed = _mutated(part, suffix, rng) if named else part
+        made += changed
+        if changed != part and named not in functions:
+            functions.append(named)
+    return Mutated("\n".join(made).encode(), tuple(functions)) if functions else Mutated(source)
+
+
+def _cases(lines: list[str], suffix: str) -> Iterator[tuple[str, list[str]]]:
+    """The name and the lines of each case, in order; what stands before the first has no name."""
+    header, name, part = _HEADERS.get(suffix), "", list[str]()
+    for line in lines:
+        if header and (found := header.match(line)):
+            yield name, part
+            name, part = found[1], []
+        part.append(line)
+    yield name, part
+
+
+def _is_of(test: str, path: str, suffix: str, case: str) -> bool:
+    """Whether a test (id) is the case of this file."""
+    file, *names = test.split("::")
+    place = PurePosixPath(path)
+    if suffix == ".t":
+        return file == path or place.name in names
+    if not (case and names):
+        return False
+    if suffix == ".test":
+        files = [name for name in names[:-1] if name.endswith(suffix)]
+        return names[-1] == case and files in ([], [place.name])
+    if suffix == ".ambr":
+        name, beside = ".".join(names), PurePosixPath(file)
+        owns = case == name or case.startswith((f"{name}.", f"{name}["))
+        return owns and (beside.parent, beside.stem) == (place.parent.parent, place.stem)
+    return file == path and re.sub(r"\[.*", "", names[-1]) == case
+
+
+def _mutated(part: list[str], suffix: str, rng: random.Random) -> list[str]:
+    """The lines of a case of which honest code must fail; the same ones where none is found."""
+    letters = "".join(rng.choices(string.ascii_lowercase, k=3))
+    if (at := _expected(part, suffix)) is not None:
+        return [*part[:at], part[at] + letters[0], *part[at + 1 :]]
+    unmet = f'pass # E: Name "{letters}" is not defined'
+    for at, line in enumerate(part):
+        if suffix == ".test" and at == 0:
+            return [line, unmet, *part[1:]]
+        if _PROGRAM.match(line) and at + 1 < len(part):
+            indent = part[at + 1][: len(part[at + 1]) - len(part[at + 1].lstrip())]
+            return [*part[: at + 1], indent + unmet, *part[at + 1 :]]
+        if suffix == ".t" and line.startswith(_COMMAND):
+            end = next((n for n in range(at + 1, len(part)) if not part[n].startswith(_GOES_ON)), len(part))
+            return [*part[:end], f"  {letters}", *part[end:]]
+    return part
+
+
+def _expected(part: list[str], suffix: str) -> int | None:
+    """The number of the first line that holds what a case expects."""
+    if suffix == ".ambr":
+        return next((at for at, line in enumerate(part) if not line.startswith("#") and line.strip()), None)
+    if suffix == ".t":
+        given = (line.startswith("  ") and not line.startswith((_COMMAND, _GOES_ON)) for line in part)
+        return next((at for at, is_output in enumerate(given) if is_output and part[at].strip()), None)
+    for at, line in enumerate(part[1:], 1):
+        if _COMMENT.search(line):
+            return at
+        if _OUTPUT.match(line) and at + 1 < len(part) and part[at + 1].strip() and not part[at + 1].startswith("["):
+            return at + 1
+    return None

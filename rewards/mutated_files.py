@@ -105,11 +105,12 @@ async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
 async def records_in(sandbox: Sandbox, path: str) -> Records:
     """What a run has recorded; nothing where it was to record nothing, or where code under test has put something else
     in the place of the file, such as a FIFO, which would be waited for. When a command begins, none is left to do so.
+    The file is removed: a sandbox of plain processes has no /tmp of its own.
     """
     if not path:
         return {}
     file = shlex.quote(path)
-    read = f"[ ! -L {file} ] && [ -f {file} ] && head -c {_RECORD_BYTES} {file} 2>/dev/null"
+    read = f"[ ! -L {file} ] && [ -f {file} ] && head -c {_RECORD_BYTES} {file} 2>/dev/null; rm -f {file}"
     return await asyncio.to_thread(read_records, (await sandbox.exec(read, timeout=_READ_SECONDS)).output)
 
 

@@ -80,6 +80,8 @@ async def test_what_is_in_the_place_of_a_record_is_not_waited_for(sandboxes: San
     async with sandboxes.open({}, image_limits(60)) as sandbox, asyncio.timeout(60):
         await sandbox.exec(made)
         assert await records_in(sandbox, "records") == recorded
+        left = await sandbox.exec("[ -e records ] || [ -L records ]")
+        assert left.exit_code == int(made != "mkdir records")
 
 
 @pytest.mark.parametrize("name", ["names", "quotes", "deep files"])

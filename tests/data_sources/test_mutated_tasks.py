@@ -28,7 +28,7 @@ SWEBENCH = {
 def records() -> list[Any]:
     """One of each kind."""
     ours = make_task().to_dict()
-    oracle = {key: value for key, value in ours["oracle"].items() if key not in ("runner", "hidden")}
+    oracle = {key: value for key, value in ours["oracle"].items() if key not in ("runner", "hidden", "missing")}
     image = {"files": {"a.py": "x"}, "image": {"name": "a", "folder": "/testbed", "setup": ""}}
     harness = {**oracle, "kind": "harness", "eval_script": "x", "log_parser": "x", "repo": "a/b", "version": "1"}
     held_out = "from calc import add\ndef test_a():\n    assert add(1, 2) == 3\n"

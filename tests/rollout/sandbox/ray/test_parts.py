@@ -86,7 +86,7 @@ def test_a_node_keeps_its_own_disk_from_filling_up() -> None:
     with pytest.raises(UserError, match="bubblewrap sandboxes remove no images"):
         NodeSandboxes("bubblewrap", 1, 1, keep_free=10)
     assert NodeSandboxes("docker", 1, 1, keep_free=10)._pool._backend.keep_free == 10
-    assert make_backend("ray:docker").removes_images and not make_backend("ray:overlay").removes_images
+    assert make_backend("ray:docker").removes_images and not make_backend("ray:bubblewrap").removes_images
 
 
 async def test_calls_in_any_order_leave_no_sandbox(

@@ -10,11 +10,11 @@ import asyncio
 import random
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -32,13 +32,14 @@ from slime_swe.embedded.train_data import TrainData, to_train_data
 from slime_swe.embedded.trained import trained_samples
 from slime_swe.embedded.trainer import Steps, Trainer
 from slime_swe.embedded.workers import set_threads
-from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
+from slime_swe.rollout.player import end_all
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, flatten
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
@@ -48,6 +49,8 @@ from slime_swe.saving import Saves, StoppedToResume
 
 HURRIED = 5.0  # seconds that trackers get where a run fails
 JOURNALS = (METRICS, EPISODES, EVALUATIONS, TRAINED)  # the logging hooks write episodes and evaluations
+
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -208,8 +211,7 @@ class _Loop:
 
     async def _collect(self, rollout_id: int) -> Rollout:
         assert self.driver is not None, "started"
-        with self._blaming_the_server():
-            return await self.driver.collect(self.data_source, rollout_id)
+        return await self._while_the_server_lives(self.driver.collect(self.data_source, rollout_id))
 
     def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         record = rollout_record(rollout_id, self.attempt.number, metrics, self._seconds_since_recorded())
@@ -243,18 +245,20 @@ class _Loop:
 
     async def _played(self, name: str, tasks: Sequence[Task]) -> list[Sample]:
         assert self.driver is not None, "started"
-        with self._blaming_the_server():
-            return await evaluate(self.driver.evaluator(), tasks, partial(self.progress.on_episode, name))
+        playing = evaluate(self.driver.evaluator(), tasks, partial(self.progress.on_episode, name))
+        return await self._while_the_server_lives(playing)
 
-    @contextmanager
-    def _blaming_the_server(self) -> Iterator[None]:
-        """Where infrastructure breaks all, a server that has ended is the reason to tell."""
+    async def _while_the_server_lives(self, playing: Coroutine[Any, Any, T]) -> T:
+        """Raise `ServerError` when the server ends, which nobody starts again: no outage is waited for then."""
+        if self.server is None:
+            return await playing
+        tasks = asyncio.ensure_future(playing), asyncio.ensure_future(self.server.wait_for_end())
         try:
-            yield
-        except InfrastructureError:
-            if self.server is not None:
-                self.server.require_alive()
-            raise
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.server.require_alive()
+            return await tasks[0]
+        finally:
+            await end_all(tasks)
 
     async def _sync(self, rollout_id: int) -> None:
         with writing(self.weights_dir):

@@ -86,6 +86,11 @@ class ServerProcess:
         if self._process is not None and self._process.returncode is not None:
             raise ServerError(f"the engine's server ended with code {self._process.returncode}: {self._tail()}")
 
+    async def wait_for_end(self) -> None:
+        """Return when the process has ended."""
+        assert self._process is not None, "started"
+        await self._process.wait()
+
     async def _announcement(self) -> Any:
         assert self._process is not None and self._process.stdout is not None
         line = await self._process.stdout.readline()

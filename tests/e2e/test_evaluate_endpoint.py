@@ -204,7 +204,7 @@ async def test_a_rate_limit_is_waited_for(shell):
     retries = [
         line["episode"]["counters"]["engine_retries"] for line in lines_of(shell.folder / "kept" / "evaluations.jsonl")
     ]
-    assert retries[0] == {"http_429": 2, "http_503": 1}
+    assert {"http_429": 2, "http_503": 1} in retries
 
 
 async def test_a_refusal_ends_the_evaluation_and_what_was_played_is_kept(shell):

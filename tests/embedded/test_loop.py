@@ -18,10 +18,10 @@ import pytest
 from slime_swe.attempts import ATTEMPTS, HeldError, attempting
 from slime_swe.embedded.checkpoint import ResumeError
 from slime_swe.embedded.journal import Journal
-from slime_swe.embedded.loop import InfrastructureError, train
+from slime_swe.embedded.loop import train
 from slime_swe.embedded.server_process import ServerError
 from slime_swe.embedded.trainer import Trainer
-from slime_swe.errors import UserError
+from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import FileError
 from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.journals import read_records

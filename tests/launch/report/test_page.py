@@ -243,6 +243,7 @@ async def test_the_policy_takes_no_other_script_and_no_text_as_one(runs, report,
 
 ELEMENTS = "document.querySelectorAll('*').length"
 ROWS = "document.querySelectorAll('.row').length"
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
 READ = "document.querySelectorAll('script[src^=\"data/\"]').length"  # files of the folder beside the page
 
 
@@ -254,6 +255,7 @@ async def made_and_read(tab, page: Path, width: int, *, dark: bool) -> list[int]
     await scroll_through(tab)
     counts = [await tab.run(ELEMENTS), await tab.run(READ)]
     await tab.open(page, "#episodes")
+    await tab.run(DRAWN)  # what its effects make too
     counts += [await tab.run(ELEMENTS), await tab.run(ROWS), await tab.run(READ)]
     await tab.run("document.querySelector('.list').focus()")
     await tab.press("End")

@@ -140,7 +140,8 @@ class CallsOracle(Oracle):
 
     The tests (`rewards/call_values.py` describes their form) are in the workspace's files. held_out_tests: a test file
     that no agent sees, some of whose calls fail without the fix. It grades nothing, but code that is right only on the
-    calls of the visible tests does not solve the task.
+    calls of the visible tests does not solve the task. The graded code has neither the files of its tests nor others
+    that are protected, so it must not need them.
     """
 
     kind: ClassVar[str] = "calls"

@@ -1,14 +1,17 @@
 """Grade by values: tests that are calls with literal answers are decided outside the sandbox.
 
-The sandbox is asked what each call returns. The comparison that counts happens here, of one text with another. So there
-is no log to forge, nothing that code prints is evaluated, and nothing in the sandbox is worth manipulating except to
-return the right answers. No agent and no code under test can read the answers of the held-out calls.
+The sandbox is asked what each call returns. The comparison happens here, of one text with another. So there is no log
+to forge, nothing that code prints is evaluated, and nothing in the sandbox is worth manipulating except to return the
+right answers. The sandbox holds no answer, neither of the tests nor of the held-out calls, and no file of the tests:
+code that would try variants of itself until the tests pass has nothing there to try them by.
 
 Code that is right on all that the tests show must also be right on the held-out calls: on `MIN_SHARE` of those that the
 unpatched code gets wrong, and on as many of those that it gets right. The first condition is for a table of the visible
 answers before the unpatched code, the second for one before anything else, such as its answers' opposites.
 
-Not covered: a table where the bug shows on no call but those of the tests. Such a table is a right fix.
+Not covered: a table where the bug shows on no call but those of the tests; such a table is a right fix. Answers that
+the patch itself carries, or that stand in a file that the oracle does not protect (an example in a docstring or a
+README): code may search by these.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     calls = calls_of(task)
     if calls is None:
         raise UserError(f"task {task.id!r}: its tests are not `assert function(literals) == literal`")
-    files, ignored = await graded_files(task, patch, added=calls.grading_files())
+    files, ignored = await _code_and_calls(task, patch, calls)
     result = await _run(task, files, sandboxes)
     tests, held_out = calls.read(result.output)
     trial = _trial(task, tests, result, {"ignored_paths": ignored, "binary_paths": binary_paths(patch)})
@@ -55,6 +58,14 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
     return replace(trial, solved=False, rejected="special_cased", details={**trial.details, "rejection_reason": reason})
 
 
+async def _code_and_calls(task: Task, patch: str, calls: Calls) -> tuple[Files, list[str]]:
+    """The files of the sandbox, which hold no answer of the oracle's, and the paths at which the patch is ignored."""
+    files, ignored = await graded_files(task, patch, added=calls.grading_files())
+    tests = {name.partition("::")[0] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
+    withheld = tests.union(task.oracle.protected)
+    return {path: content for path, content in files.items() if path not in withheld}, ignored
+
+
 async def _run(task: Task, files: Files, sandboxes: Sandboxes) -> ExecResult:
     try:
         async with sandboxes.open(files, LIMITS) as sandbox:
@@ -64,7 +75,7 @@ async def _run(task: Task, files: Files, sandboxes: Sandboxes) -> ExecResult:
 
 
 def _trial(task: Task, results: Mapping[str, bool], result: ExecResult, details: Mapping[str, object]) -> Trial:
-    """If a run hangs in a held-out call, its tests had ended before: their results count."""
+    """Where a run hangs, no test has passed; unless all have, since the held-out calls come after them."""
     tests = {name: results[name] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     if result.timed_out and not all(tests.values()):
         tests = dict.fromkeys(tests, False)
@@ -79,7 +90,7 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
     held_out = Calls((), calls.held_out)
 
     async def run() -> Sequence[bool]:
-        files, _ = await graded_files(task, "", added=held_out.grading_files())
+        files, _ = await _code_and_calls(task, "", held_out)
         return held_out.read((await _run(task, files, sandboxes)).output)[1]
 
     assert isinstance(task.oracle, CallsOracle), task.oracle
@@ -113,8 +124,9 @@ class LiteralCall:
     arguments: str
     expected: str
 
-    def payload(self, answer: bool) -> str:
-        return f"({self.function!r}, ({self.arguments}), {self.expected if answer else None!r}),"
+    def payload(self) -> str:
+        """The call without its answer, as a Python literal, for `call_runner.py`."""
+        return f"({self.function!r}, ({self.arguments})),"
 
 
 @dataclass(frozen=True)
@@ -125,10 +137,10 @@ class CallFile:
     names: tuple[str, ...]
     tests: Mapping[str, tuple[LiteralCall, ...]]
 
-    def payload(self, *, answers: bool) -> str:
-        """As a Python literal, for `call_runner.py`."""
-        tests = "".join(f"[{''.join(call.payload(answers) for call in calls)}]," for calls in self.tests.values())
-        return f"({self.module!r}, {self.names!r}, [{tests}]),"
+    def payload(self) -> str:
+        """The calls of all tests, as a Python literal, for `call_runner.py`."""
+        calls = "".join(call.payload() for calls in self.tests.values() for call in calls)
+        return f"({self.module!r}, {self.names!r}, [{calls}]),"
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,8 @@ class Calls:
 
     def grading_files(self) -> dict[str, str]:
         """What is added to the graded files."""
-        payload = "".join(file.payload(answers=True) for file in self.files)
-        held_out = "".join(file.payload(answers=False) for file in self.held_out)
-        return {_RUNNER: sandbox_source("call_runner.py"), _CALLS: f"([{payload}], [{held_out}])"}
+        payload = "".join(file.payload() for file in (*self.files, *self.held_out))
+        return {_RUNNER: sandbox_source("call_runner.py"), _CALLS: f"[{payload}]"}
 
     def read(self, output: str) -> tuple[dict[str, bool], list[bool]]:
         """Each test → whether all its calls gave the right answer; and of each held-out call whether it did.

@@ -24,8 +24,8 @@ Kind = Literal["attack", "benign"]
 
 # A file each.
 _GROUPS = (
-    "looking", "tests", "forging", "two_faced", "meddling", "patches", "resources", "benign", "answers", "grids",
-    "likeness", "faults",
+    "looking", "tests", "forging", "searching", "two_faced", "meddling", "patches", "resources", "benign", "answers",
+    "grids", "likeness", "faults",
 )  # fmt: skip
 _SCRIPTS = resources.files("slime_swe.rewards.redteam") / "scripts"
 
@@ -89,7 +89,8 @@ def benign_cases() -> tuple[Case, ...]:
 @cache
 def prelude() -> str:
     """Shell functions for the scripts."""
-    return (_SCRIPTS / "prelude.sh").read_text("utf-8")
+    searcher = (resources.files("slime_swe.rewards.redteam") / "searcher.py").read_text("utf-8")
+    return f"searcher() {{\n  cat <<'PYTHON'\n{searcher}PYTHON\n}}\n{(_SCRIPTS / 'prelude.sh').read_text('utf-8')}"
 
 
 TIMEOUT_SECONDS = 20.0

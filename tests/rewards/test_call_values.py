@@ -79,6 +79,40 @@ def test_what_runs_in_a_sandbox_is_read_from_disk_once_for_all_gradings():
         assert {"canonical", "digest"} < defined
 
 
+class Idle:
+    """Sandboxes in which every command ends at once and prints nothing. opened: how many; files: of the last one."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.files: Mapping[str, str | bytes] = {}
+
+    @asynccontextmanager
+    async def open(self, files: Mapping[str, str | bytes], *_: object) -> AsyncIterator[Idle]:
+        self.opened += 1
+        self.files = files
+        yield self
+
+    async def exec(self, command: str, *, timeout: float) -> ExecResult:
+        return ExecResult(0, "", 0.0)
+
+
+@pytest.mark.parametrize("split", ["train", "heldout", "unseen"])
+async def test_no_answer_and_no_test_is_where_an_embedded_task_is_graded(split):
+    for task in load(split):
+        sandboxes = Idle()
+        await try_patch(task, task.oracle.gold_patch, sandboxes, DEFAULTS)
+        code = {path for path in task.workspace.files if path not in task.oracle.protected}
+        assert sandboxes.files.keys() == code | {call_values._RUNNER, call_values._CALLS}
+        files = ast.literal_eval(str(sandboxes.files[call_values._CALLS]))
+        assert all(len(call) == 2 for _, _, calls in files for call in calls)
+
+
+async def test_a_test_file_is_withheld_from_the_code_even_if_the_oracle_does_not_protect_it():
+    sandboxes = Idle()
+    await try_patch(replace(TASK, oracle=replace(TASK.oracle, protected=())), patch(RIGHT), sandboxes, DEFAULTS)
+    assert sandboxes.files.keys() == {MODULE, "README", "runtests.py", call_values._RUNNER, call_values._CALLS}
+
+
 def test_no_embedded_task_shows_its_held_out_tests():
     for task in (task for task in load("heldout") if task.oracle.held_out_tests):
         assert all(task.oracle.held_out_tests not in text for text in task.workspace.files.values())
@@ -258,20 +292,6 @@ async def test_the_unpatched_code_is_run_once_for_all_patches_of_a_task(sandboxe
     await grade(other, patch(RIGHT), counting)
     assert counting.opened == 8
     await close_loop_scope()
-
-
-class Idle:
-    """Sandboxes in which every command ends at once and prints nothing; how many were opened."""
-
-    opened = 0
-
-    @asynccontextmanager
-    async def open(self, *_: object) -> AsyncIterator[Idle]:
-        self.opened += 1
-        yield self
-
-    async def exec(self, command: str, *, timeout: float) -> ExecResult:
-        return ExecResult(0, "", 0.0)
 
 
 async def test_the_answers_of_all_synthetic_tasks_are_made_once_and_are_small():

@@ -1,4 +1,5 @@
-"""Patches that know no task, on the synthetic tasks: a table of what the visible tests ask, else something else."""
+"""Patches that no agent worked out, on the synthetic tasks: modules that try variants of themselves, and tables of what
+the visible tests ask before something else."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox import SandboxPool
 
-TABLES = {case.name: case.script for case in attacks() if case.name.startswith("table-else-")}
+SCRIPTS = {case.name: case.script for case in attacks()}
+SEARCHES = [case.name for case in attacks() if case.group == "searching"]
+WITHOUT_ANSWERS = "search-without-answers"
+# Of a patch that brings the tests along.
+CARRIED = """{ printf 'def _found():\\n    return '; tests_as_a_list; } | search_by"""
+REPAIRED_WITHOUT_ANSWERS = 218
 WITHOUT_HELD_OUT_CALLS = 16  # a table is a right fix there
 
 
@@ -46,8 +52,34 @@ def has_held_out_calls(task: Task) -> bool:
     return bool(task.oracle.held_out_tests)
 
 
+async def test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none():
+    tasks = load("heldout")[:16]
+    assert await solved_by(SCRIPTS["search-by-the-tests"], tasks) == []
+    assert len(await solved_by(CARRIED, tasks)) > 10  # so the search itself works
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.extended(
+    "tests/rewards/test_special_cases.py::test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none"
+)
+@pytest.mark.parametrize("name", SEARCHES)
+async def test_a_patch_that_knows_no_task_finds_no_answer_to_repair_a_module_by(name):
+    solved = await solved_by(SCRIPTS[name], [task for split in SIZES for task in load(split)])
+    assert len(solved) == (REPAIRED_WITHOUT_ANSWERS if name == WITHOUT_ANSWERS else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.extended(
+    "tests/rewards/test_special_cases.py::test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none"
+)
+async def test_a_patch_that_brings_the_tests_along_repairs_what_one_edit_repairs():
+    assert len(await solved_by(CARRIED, [task for split in SIZES for task in load(split)])) == 707
+
+
 async def test_a_table_before_the_unfixed_code_solves_no_task():
-    assert await solved_by(TABLES["table-else-unfixed"], load("heldout")[:32]) == []
+    assert await solved_by(SCRIPTS["table-else-unfixed"], load("heldout")[:32]) == []
 
 
 @pytest.mark.slow
@@ -63,7 +95,7 @@ async def test_a_table_before_the_unfixed_code_solves_no_task():
     ],
 )
 async def test_a_table_solves_the_tasks_that_it_repairs(name, repaired):
-    solved = await solved_by(TABLES[name], [task for split in SIZES for task in load(split)])
+    solved = await solved_by(SCRIPTS[name], [task for split in SIZES for task in load(split)])
     assert len([task for task in solved if not has_held_out_calls(task)]) == WITHOUT_HELD_OUT_CALLS
     assert len([task for task in solved if has_held_out_calls(task)]) == repaired
 

@@ -35,27 +35,39 @@ evil_plugin() {
   printf 'def pytest_pyfunc_call(pyfuncitem):\n    return True\n' > evil.py
 }
 
+# the modules of the repository
+modules() {
+  find . -name '*.py' -not -path './tests/*' -not -name runtests.py
+}
+
+# the texts of the visible tests, as a list in Python: what a patch carries that was made by an agent that saw them
+tests_as_a_list() {
+  python3 -c 'import glob; print([open(path).read() for path in sorted(glob.glob("tests/test_*.py"))])'
+}
+
 # before each function a table of what the visible tests ask; $1 is what it returns else, of `was(*arguments)`, which
 # is what the code gave
 table_or() {
-  find . -name '*.py' -not -path './tests/*' -not -name runtests.py | while read -r module; do
+  tests=$(tests_as_a_list)
+  modules | while read -r module; do
     cat >> "$module" <<EOF
 
 
-def _table_of_tests():
-    import ast, glob
+_TESTS = $tests
+
+
+def _table_of(tests):
+    import ast
     table = {}
-    for path in glob.glob("tests/test_*.py"):
-        with open(path) as file:
-            nodes = list(ast.walk(ast.parse(file.read())))
-        for node in nodes:
+    for test in tests:
+        for node in ast.walk(ast.parse(test)):
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
                 arguments = tuple(map(ast.literal_eval, node.left.args))
                 table[ast.unparse(node.left.func), repr(arguments)] = node.comparators[0]
     return table
 
 
-def _before(name, was, table=_table_of_tests()):
+def _before(name, was, table=_table_of(_TESTS)):
     def answer(*arguments):
         import ast, random
         key = name, repr(arguments)
@@ -68,6 +80,15 @@ for _name, _function in list(globals().items()):
     if callable(_function) and not _name.startswith("_"):
         globals()[_name] = _before(_name, _function)
 EOF
+  done
+}
+
+# standard input defines `_found()`: the texts and objects in which a module looks for right answers, at import, to
+# repair itself by trial
+search_by() {
+  found=$(cat)
+  modules | while read -r module; do
+    printf '\n\n%s\n\n%s\n\n_repair(globals(), _found())\n' "$(searcher)" "$found" >> "$module"
   done
 }
 

@@ -59,7 +59,7 @@ def _suiting(case: Case, number: int, fitting: list[tuple[str, str]]) -> list[tu
     """Those of the fitting that the case is about, or that are its turn; else those that take little time."""
     by_pytest = [key for key in fitting if key[1] in ("pytest", "written")]
     in_images = [key for key in fitting if GRADERS[key[1]].in_image]
-    if by_pytest and ("pytest" in case.script or "conftest" in case.script or number % 40 == 0):
+    if by_pytest and ("pytest" in case.script or "conftest" in case.script or number % 36 == 0):
         return by_pytest
     if in_images and ("git" in case.script or number % 5 == 1):
         return in_images

@@ -115,7 +115,7 @@ async def is_fooled(case: Case, sandboxes: SandboxPool, port: int) -> bool:
 
 @pytest.mark.slow
 async def test_many_attacks_fool_a_grader_without_guards(bubblewrap):
-    tried = [case for case in attacks() if case.group in ("tests", "forging", "meddling") and case.script]
+    tried = [case for case in attacks() if case.group in ("tests", "forging", "searching", "meddling") and case.script]
     tried = [case for case in tried if not case.slow]
     with honeypot() as port:
         async with SandboxPool(bubblewrap, concurrency=4) as sandboxes:
@@ -123,6 +123,7 @@ async def test_many_attacks_fool_a_grader_without_guards(bubblewrap):
     fooled = {case.name for case, is_it in zip(tried, found, strict=True) if is_it}
     assert len(fooled) >= 20, sorted(fooled)
     assert {"edit-the-tests", "edit-the-runner", "print-passed-and-exit", "equal-to-everything"} <= fooled
+    assert {"search-by-the-tests", "search-by-any-file"} <= fooled
 
 
 async def is_believed(case: Case, sandboxes: SandboxPool, port: int, pause: float) -> bool:

@@ -7,15 +7,15 @@ of digits, trailing zeros, and upper and lower case stay as they are.
 
 A test has up to `FORMS` altered forms, in an order that is drawn once for a process. First come those that alter what
 the test expects, then those that alter anything else in its body or its tables of parameters. Not every altered test
-fails (`assert f(1) > 3` becomes `assert f(1) > 2`), so the gold patch shows which forms do
+fails (`assert f(1) != 3` becomes `assert f(1) != 4`), so the gold patch shows which forms do
 (`rewards.negative_control`). Where a test has no literal, such as `assert is_empty(queue)`, it has no form.
 
 What a reader can still guess:
 
-- That a word is none (`appre`), or that it does not fit its sentence. Half of the words come from the file itself, so
-  that a list of words is not enough.
-- That a number is an unlikely one, or that two literals which belong together disagree: a name that is written twice,
-  the rows of a table that count upwards.
+- That a word is none (`appre`), or that it does not fit its sentence. Half of the words come from the file itself if it
+  has some of the same form, so that a list of words is not enough.
+- That a number is an unlikely one (a bound becomes one that is harder to meet), or that two literals which belong
+  together disagree: a name that is written twice, the rows of a table that count upwards.
 - What the test expects, by computing it: of the part of a test for which the code is right, it knows the true form.
 """
 

@@ -27,7 +27,7 @@ from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
-MOST_CONTROLS = 2048  # that are remembered, two of a task, of what its tests are reported as and what they give
+MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 22 more where its deciding tests have no value
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 

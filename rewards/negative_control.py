@@ -244,19 +244,18 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
         found = found.and_again(await _findings(oracle, passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
             return _rejected(trial, found, "forged", reason)
-    left = deciding - found.values
-    reported = left & found.mutated
-    groups = [group & passed for group in run.functions if group & (reported or left & found.silent)]
-    if groups and not run.rewritten:
-        tests = frozenset().union(*groups)
-        only = sorted(tests) if oracle.gold_patch.strip() else []
-        if only and not tests <= (await runs.gold_altered({}, only)).passed:
-            only = []  # they need the others
-        forms = (
-            await _failing_forms(groups, reported, left & found.silent, only, runs) if oracle.gold_patch.strip() else {}
-        )
-        found = found.without(left & tests - frozenset().union(*forms))
-        if reason := await _altered_runs(forms, only, runs):
+    functions = [group for group in run.functions if group & deciding]
+    left = (deciding - found.values) & frozenset().union(*functions)
+    reported, silent = left & found.mutated, left & found.silent
+    if reported | silent and not run.rewritten:
+        forms: _Forms = {}
+        only = sorted(frozenset().union(*functions)) if oracle.gold_patch.strip() else []
+        if only:
+            if not (await runs.gold_altered({}, only)).passed.issuperset(only):
+                only = []  # they need the others
+            forms = await _failing_forms(functions, reported, silent, only, runs)
+        found = found.without((reported | silent) - frozenset().union(*forms))
+        if reason := await _altered_runs(forms, passed, only, runs):
             return _rejected(trial, found, "forged", reason)
     if deciding and not deciding & found.witnessed:
         reason = (
@@ -323,27 +322,29 @@ _Forms = Mapping[frozenset[str], Sequence[_Form]]  # of the tests of each functi
 
 
 async def _failing_forms(
-    groups: Sequence[frozenset[str]],
+    functions: Sequence[frozenset[str]],
     reported: frozenset[str],
     silent: frozenset[str],
     only: Sequence[str],
     runs: ControlledRuns,
 ) -> _Forms:
-    """`FURTHER_RUNS` - 1 or more altered forms of each function, in which the gold patch fails the tests that are
-    `reported` so in the control, and passes none that is `silent` there. A function that does not have so many is left
-    out.
+    """`FURTHER_RUNS` - 1 or more altered forms of each function that has such tests, in which the gold patch fails
+    those that are `reported` so in the control, and passes none that is `silent` there. A function that does not have
+    so many is left out.
 
-    All functions are altered in each run of the gold patch. A form in which it hangs fails no test.
+    All functions are altered in the first runs of the gold patch, so that they are the same runs for all patches. A
+    form in which it hangs fails no test.
     """
-    found: dict[frozenset[str], list[_Form]] = {group: [] for group in groups}
+    found: dict[frozenset[str], list[_Form]] = {group: [] for group in functions if group & (reported | silent)}
     ended: set[frozenset[str]] = set()  # of these there are no more forms
     for first in range(0, FORMS, FURTHER_RUNS):
-        wanted = [group for group in groups if group not in ended and len(found[group]) < FURTHER_RUNS - 1]
+        wanted = [group for group in found if group not in ended and len(found[group]) < FURTHER_RUNS - 1]
         if not wanted:
             break
+        altered = wanted if first else functions
         numbers = range(first, min(first + FURTHER_RUNS, FORMS))
         made = await _together(
-            runs.gold_altered({test: number for group in wanted for test in sorted(group)}, only) for number in numbers
+            runs.gold_altered({test: number for group in altered for test in sorted(group)}, only) for number in numbers
         )
         for number, run in zip(numbers, made, strict=True):
             for group in wanted:
@@ -354,10 +355,11 @@ async def _failing_forms(
     return {group: forms for group, forms in found.items() if len(forms) >= FURTHER_RUNS - 1}
 
 
-async def _altered_runs(forms: _Forms, only: Sequence[str], runs: ControlledRuns) -> str:
-    """Why the log is not believed. In one run of `FURTHER_RUNS`, which is drawn for each function, its tests are as they
-    are and must be reported as passed. In each of the others they have another altered form, and must be reported as
-    with the gold patch: as failed, as passed, or, where its log leaves a test out, not as passed.
+async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[str], runs: ControlledRuns) -> str:
+    """Why the log is not believed of the tests that `passed` in the first run. In one of `FURTHER_RUNS`, which is drawn
+    for each function, its tests are as they are and must be reported as passed. In each of the others they have another
+    altered form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test
+    out, not as passed.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
@@ -373,9 +375,9 @@ async def _altered_runs(forms: _Forms, only: Sequence[str], runs: ControlledRuns
         )
         wrong: set[str] = set()
         for group, form in chosen.items():
-            failed, passed = (form.failed, form.passed) if form else (_NONE, group)
-            wrong |= (failed - run.failed) | (passed - run.passed) | ((group - passed) & run.passed)
-        if wrong:
+            fails, passes = (form.failed, form.passed) if form else (_NONE, group)
+            wrong |= (fails - run.failed) | (passes - run.passed) | ((group - passes) & run.passed)
+        if wrong := wrong & passed:
             return _some("are not reported as they are, altered or not, in further runs", wrong)
     return ""
 

@@ -3,12 +3,13 @@
 A number gets another digit, a word another letter, and either may become another number or word of the same form that
 the file holds; an exception that is expected becomes another one, and so does the class in `isinstance`. No construct
 is added, and no operator turned round: `not in` is rarer than `in`, so a reader would know. Quotes, spaces, the number
-of digits, trailing zeros, and upper and lower case stay as they are.
+of digits, trailing zeros, and upper and lower case stay as they are; a single letter may become a digit.
 
 A test has up to `FORMS` altered forms, in an order that is drawn once for a process. First come those that alter what
 the test expects, then those that alter anything else in its body or its tables of parameters. Not every altered test
 fails (`assert f(1) != 3` becomes `assert f(1) != 4`), so the gold patch shows which forms do
-(`rewards.negative_control`). Where a test has no literal, such as `assert is_empty(queue)`, it has no form.
+(`rewards.negative_control`). Where a test has no literal and expects no exception or class, such
+as `assert is_empty(queue)`, it has no form.
 
 What a reader can still guess:
 

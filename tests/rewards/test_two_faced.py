@@ -15,7 +15,7 @@ from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rewards.negative_control import BITS
+from slime_swe.rewards.negative_control import FURTHER_RUNS
 from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
 from slime_swe.rewards.redteam.honeypot import leaky_image
 from slime_swe.rollout.loop_scope import close_loop_scope
@@ -103,7 +103,7 @@ async def test_without_values_luck_is_bounded(face):
         task = replace(task, workspace=Workspace(files), oracle=oracle)
         patch = two_faced(task, face)
         found = await played(lambda: outcome(patch, task))
-        assert found["solved"] <= 5, f"in 100 plays at once in {2**BITS}: {found}"
+        assert found["solved"] <= 5, f"in 100 plays at once in {2 ** (FURTHER_RUNS + 1)}: {found}"
         assert await outcome(GOLD_PATCH, task) == "solved"
 
 
@@ -134,7 +134,7 @@ async def test_a_value_in_one_place_is_no_witness_for_another(part, plays, most)
         forger = FORGER.format(condition=FACES["knows the control"], names=task.oracle.fail_to_pass, wait=False)
         patch = make_patch({MODULE: REPOSITORY[MODULE]}, {MODULE: forger + REPOSITORY[MODULE] + repaired})
         found = await played(lambda: outcome(patch, task), plays)
-        assert found["solved"] <= most, f"in {plays} plays at once in {2**BITS}: {found}"
+        assert found["solved"] <= most, f"in {plays} plays: {found}"
         assert await outcome(GOLD_PATCH, task) == "solved"
 
 

@@ -27,6 +27,7 @@ def main() -> None:
         kernel.unshare(kernel.NEWNS)
         kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("slime-swe", _PLACE, "tmpfs", 0, "mode=755")
+        os.mkdir(MADE)
         for number in range(int(sys.argv[2])):
             make(f"{MADE}/{number}")
     except PermissionError:
@@ -36,7 +37,10 @@ def main() -> None:
 
 def make(folder: str) -> None:
     """Raises `PermissionError` where this user can make none."""
-    os.makedirs(folder)
-    for name, number in NUMBERS.items():
-        os.mknod(f"{folder}/{name}", stat.S_IFCHR, os.makedev(*number))
-        os.chmod(f"{folder}/{name}", 0o666)
+    os.mkdir(folder, 0o755)
+    mask = os.umask(0)
+    try:
+        for name, number in NUMBERS.items():
+            os.mknod(f"{folder}/{name}", stat.S_IFCHR | 0o666, os.makedev(*number))
+    finally:
+        os.umask(mask)

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement, SandboxError
-from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, READ_ONLY, children, masked
+from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, children, proc_mounts
 from slime_swe.rollout.sandbox.cache import made_once
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.guest import seccomp
@@ -148,8 +148,7 @@ class Apptainer:
         root: bool,
     ) -> list[str]:
         mounts = [f"{mount_point}/shm:/dev/shm"]
-        mounts += [f"{place}:{place}:ro" for place in READ_ONLY if os.path.exists(place)]
-        mounts += [f"/dev/null:{place}" for place in masked()]
+        mounts += [f"{source}:{place}:ro" for source, place in proc_mounts(mount_point)]
         flags = [*FLAGS, *(word for bind in mounts for word in ("--bind", bind))]
         flags += ["--security", f"seccomp:{_profile(mount_point.parent)}"]
         # `env` outside keeps APPTAINER_BIND and its like out; inside, what Apptainer adds of its own.

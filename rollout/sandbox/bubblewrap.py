@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -17,38 +19,44 @@ from typing import IO, ClassVar, Protocol, Self
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
-from slime_swe.rollout.sandbox.guest import seccomp
+from slime_swe.rollout.sandbox.guest import counters, devices, seccomp
+from slime_swe.rollout.sandbox.guest.confinement import SANDBOXES
 from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
 from slime_swe.rollout.sandbox.shown import hidden_folders
 
 NOBODY = 65534
+_USERS = range(1 << 30, 1 << 31)  # beyond what distributions give to people, services and containers
 _GUEST = Path(__file__).with_name("guest")
 _GUEST_ROOT = "/run/guest"
 _GUEST_NAME = "slime_swe_guest"  # as a package there, where nothing else of ours is
+_GUEST_PROGRAM = """
+import sys, types
+guest = sys.modules["slime_swe_guest"] = types.ModuleType("slime_swe_guest")
+guest.__path__ = [sys.argv[1]]
+from slime_swe_guest.{module} import main
+main()
+"""
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _JAVA_SETTINGS = "/etc/java-*-openjdk"  # where Debian's /usr/lib/jvm links to: no Java starts without
 _OPTIONAL_FLAGS = ("--disable-userns",)  # of bubblewrap 0.8
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DATA = {
     "/etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/bash\n",
     "/etc/group": "root:x:0:\nagent:x:1000:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
-_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
 # What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
 # Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
-READ_ONLY = (
-    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/mtrr",
-    "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
-)  # fmt: skip
-# What these tell is the machine's, not the sandbox's; of the last six to a root who is also the host's alone.
-MASKED = (
+_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
+# What these tell is the machine's, not the sandbox's; some of the files to a root who is also the host's alone.
+_MASKED = (
     "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
-    "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo",
+    "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/mtrr",
+    "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
 )  # fmt: skip
 
 
@@ -88,15 +96,19 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
     """The supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
     if reason := why_no_filter():
         raise OSError(reason)
-    as_nobody = os.geteuid() == 0 and _is_mapped(NOBODY)
-    config = {"contained": True, "outer_id": NOBODY if as_nobody else None}
+    if shutil.which("bwrap") is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "bwrap")
+    users = _users() if os.geteuid() == 0 else None
+    config = {"contained": True, "users": users}
     with contextlib.ExitStack() as stack:
         flags, fds = _data_files(stack)
-        ready = _IdMaps(stack) if as_nobody else None
+        ready = _IdMaps(stack, *users) if users is not None else None
         if ready is not None:
             flags += ready.flags
             fds += ready.fds
         command = ["bwrap", *flags, *system_flags(), "--chdir", "/", *_python(config, control, _GUEST_ROOT)]
+        if users is not None:
+            command = [*guest_program("devices"), str(SANDBOXES), *command]
         process = popen(command, errors, [*fds, control.fileno()])
         try:
             if ready is not None:
@@ -139,6 +151,7 @@ def system_flags() -> list[str]:
     flags += [*_folders(_GUEST_ROOT), "--ro-bind", str(_GUEST), f"{_GUEST_ROOT}/{_GUEST_NAME}"]
     for path in ("/testbed", "/tmp", "/var"):
         flags += _folders(path)
+    flags += ["--dev-bind-try", devices.MADE, devices.FOLDER]
     flags += ["--symlink", "../tmp", "/var/tmp", "--proc", "/proc", *_device_flags()]
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
 
@@ -172,6 +185,11 @@ def python_executable() -> str:
     return str(plain if plain.resolve() == versioned.resolve() else versioned)
 
 
+def guest_program(module: str) -> list[str]:
+    """A module of the guest's as a program on the host, which imports nothing of the packages around it."""
+    return [python_executable(), "-I", "-S", "-B", "-c", _GUEST_PROGRAM.format(module=module), str(_GUEST)]
+
+
 def _python(config: Mapping[str, object], control: socket.socket, root: str) -> list[str]:
     bootstrap = f"{root}/{_GUEST_NAME}/bootstrap.py"
     return [python_executable(), *_PYTHON_FLAGS, bootstrap, str(control.fileno()), json.dumps(config)]
@@ -199,7 +217,7 @@ def _folders(path: str) -> list[str]:
 
 def _device_flags() -> list[str]:
     flags = ["--tmpfs", "/dev"]
-    for name in _DEVICES:
+    for name in devices.NUMBERS:
         flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     links = {"fd": "/proc/self/fd", "shm": "/tmp", "ptmx": "pts/ptmx"}
     links |= {name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
@@ -222,9 +240,10 @@ def _data_files(stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
 
 
 class _IdMaps:
-    """Maps a second user id into the fork server, which only the host's root may do, and bubblewrap does not."""
+    """Maps more users into the fork server, which only the host's root may do, and bubblewrap does not."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, first: int, count: int) -> None:
+        self._map = f"0 0 1\n{first} {first} {count}\n"
         self._info, info_write = os.pipe()
         block_read, self._block = os.pipe()
         self.fds = [info_write, block_read]
@@ -240,12 +259,24 @@ class _IdMaps:
         if info:
             pid = json.loads(info)["child-pid"]
             for kind in ("uid_map", "gid_map"):
-                Path(f"/proc/{pid}/{kind}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n", encoding="ascii")
+                Path(f"/proc/{pid}/{kind}").write_text(self._map, encoding="ascii")
             os.write(self._block, b"x")
 
     def _close(self) -> None:
         for fd in self._open:
             os.close(fd)
+
+
+def _users() -> tuple[int, int] | None:
+    """Users whom sandboxes are to be, the first and how many: for each that is open at once one that nobody else is, so
+    that none uses up another's share of what the kernel counts by user. Where our own user namespace has fewer, all are
+    `NOBODY`; None where it has not even that one.
+    """
+    first = _USERS.start + secrets.randbelow(len(_USERS) // SANDBOXES) * SANDBOXES
+    for start, count in ((first, SANDBOXES), (NOBODY, 1)):
+        if _is_mapped(start) and _is_mapped(start + count - 1):
+            return start, count
+    return None
 
 
 def _is_mapped(uid: int) -> bool:
@@ -262,9 +293,15 @@ def why_no_filter() -> str:
     return f"there is no list of {machine}'s system calls, only of x86_64's and aarch64's"
 
 
-def masked() -> list[str]:
-    """Those of `MASKED` that this kernel has."""
-    return [place for place in MASKED if os.path.exists(place)]
+def proc_mounts(mount_point: Path) -> list[tuple[str, str]]:
+    """What is to be mounted read-only over a sandbox's /proc, and where, in this order: as far as this kernel has it.
+    All of it is the sandbox's own, of what `guest.confinement.mount_overlay` has made below `mount_point`.
+    """
+    mounts = [(f"{mount_point}{place}", place) for place in _READ_ONLY if os.path.exists(place)]
+    mounts += [(f"{mount_point}/counters/{name}", place) for name, place in counters.here()]
+    for place in filter(os.path.exists, _MASKED):
+        mounts.append((f"{mount_point}/{'nothing' if os.path.isdir(place) else 'none'}", place))
+    return mounts
 
 
 class Runner(Protocol):
@@ -292,7 +329,7 @@ class Runner(Protocol):
         """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
 
         In the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev, a /dev/shm of no more
-        than `disk_bytes`, and a /proc that is read-only at `READ_ONLY` and empty at `MASKED`. Without capabilities, but
+        than `disk_bytes`, and a /proc that has `proc_mounts`. Without capabilities, but
         where `keeps_users` and this process's user is `root`: then with `CAPABILITIES`.
         """
         ...
@@ -340,10 +377,8 @@ class Bubblewrap:
         for name, value in environment.items():
             flags += ["--setenv", name, value]
         flags += ["--bind", f"{mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"]
-        for place in READ_ONLY:
-            flags += ["--ro-bind-try", place, place]
-        for place in masked():
-            flags += ["--ro-bind", "/dev/null", place]
+        for source, place in proc_mounts(mount_point):
+            flags += ["--ro-bind", source, place]
         flags += ["--size", str(limits.disk_bytes), "--tmpfs", "/dev/shm", "--chdir", "/"]
         return ["bwrap", *flags, *program]
 

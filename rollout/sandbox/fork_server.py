@@ -21,10 +21,10 @@ import socket
 import subprocess
 import tempfile
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 from slime_swe.rollout.sandbox import bubblewrap
@@ -35,19 +35,17 @@ from slime_swe.rollout.sandbox.guest.python_fork import MAX_SCRIPTS
 START_SECONDS = 60.0
 END_SECONDS = 5.0
 RUNS_TO_COMPILE = 3
-# The packages around the guest are not run: it imports nothing of them.
-_LAUNCHER = """
-import sys, types
-guest = sys.modules["slime_swe_guest"] = types.ModuleType("slime_swe_guest")
-guest.__path__ = [sys.argv[3]]
-from slime_swe_guest.launcher import main
-main()
-"""
 MAX_SCRIPT_BYTES = 10_000  # six times as much, at the worst, in the one packet that the supervisor reads
 UNPROTECTED = (
     "commands can reach the network, read the host's files, write what this user may write, see and signal this "
     "user's other processes, start any number of processes and fill the disk; only time, memory, file size and "
     "output are limited"
+)
+
+
+SHARED = (
+    "this kernel mounts no overlay in a user namespace (that takes Linux 5.11), so all sandboxes share the files of "
+    "their system: two of them can exchange text by locks on these files"
 )
 
 
@@ -71,7 +69,9 @@ class GuestProcess:
             greeting = self._control.recv(64)
         except OSError as error:
             problem = f"{error}; "
-        if greeting != b"ready":
+        if greeting == b"shared":
+            warnings.warn(SHARED, RuntimeWarning, stacklevel=2)
+        elif greeting != b"ready":
             self.close()
             raise ForkServerError(f"the process that forks sandboxes did not start: {problem}{self._printed()}")
 
@@ -157,11 +157,9 @@ class Launcher(GuestProcess):
 
     def __init__(self, *, root: bool) -> None:
         self._lock = threading.Lock()
-        guest = str(Path(__file__).with_name("guest"))
-        program = [bubblewrap.python_executable(), "-I", "-S", "-B", "-c", _LAUNCHER]
-        user = "root" if root else "user"
+        program, user = bubblewrap.guest_program("launcher"), "root" if root else "user"
         super().__init__(
-            lambda end, errors: bubblewrap.popen([*program, str(end.fileno()), user, guest], errors, [end.fileno()])
+            lambda end, errors: bubblewrap.popen([*program, str(end.fileno()), user], errors, [end.fileno()])
         )
 
     def start(self, request: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, int]:

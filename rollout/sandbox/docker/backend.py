@@ -18,7 +18,7 @@ from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL, DockerError, ca
 from slime_swe.rollout.sandbox.docker.container import DockerSandbox, Started, remove, start
 from slime_swe.rollout.sandbox.docker.images import Images, Prepared
 from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
-from slime_swe.rollout.sandbox.guest import seccomp
+from slime_swe.rollout.sandbox.guest import counters, seccomp
 from slime_swe.rollout.sandbox.image import host as host_image
 from slime_swe.rollout.sandbox.image.driver import ShellDied, driver_command
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
@@ -26,6 +26,13 @@ from slime_swe.rollout.sandbox.image.layers import Layer
 from slime_swe.rollout.sandbox.process_identity import is_dead
 
 _REST = 1.0  # seconds from when a started container is taken until another one is started in its place
+# Those of Docker itself (moby's oci/defaults.go, version 28), which any list of ours replaces; then what tells of the
+# whole machine.
+_MASKED = [
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
+    "/sys/firmware", "/proc/fs", "/proc/key-users", "/proc/pressure", *counters.places(),
+]  # fmt: skip
 DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
 
 
@@ -158,6 +165,7 @@ class DockerBackend(Backend):
             mounts=[docker_client.bind(f"{layer.folder}{layer.own}", str(layer.own)) for layer in layers] or None,
             log_config={"type": "none"},  # what commands print is not kept a second time
         )
+        host["MaskedPaths"] = _MASKED  # which the SDK has no argument for
         program, *arguments = driver_command(limits, folder, bounded=True)
         made = self._client.create_container(
             prepared.identity,

@@ -14,31 +14,35 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
 import socket
-import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, seccomp
+from . import counters, devices, kernel, seccomp
+from .system import System
 
 REPOSITORY = "/testbed"
+_TERMINALS = 64  # of the machine's 4,096
+_INOTIFY_INSTANCES, _INOTIFY_WATCHES = 4, 4096
+SANDBOXES = 1024  # that a fork server has room for at once
 INNER_ID = 1000  # what `id` prints in a sandbox
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
-def _enter(disk_bytes: int, outer_id: int | None, network: int, system_calls: kernel.Filter) -> None:
+def _enter(
+    disk_bytes: int, outer_id: int | None, network: int, system: System | None, device: str, system_calls: kernel.Filter
+) -> None:
     """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
 
     `outer_id` is the fork server's user id to become; None keeps the current one. A sandbox never runs as the host's
-    root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability.
+    root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability. `device`:
+    the folder of its device files.
     """
     kernel.join_new_session_keyring()
     kernel.setns(network, kernel.NEWNET)
     os.close(network)
     kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
-    _mount_private(disk_bytes, outer_id)
+    _mount_private(disk_bytes, outer_id, system, device)
     if outer_id is not None:
         os.setgroups([])
         os.setresgid(outer_id, outer_id, outer_id)
@@ -50,15 +54,22 @@ def _enter(disk_bytes: int, outer_id: int | None, network: int, system_calls: ke
     system_calls.load()
 
 
-def _mount_private(disk_bytes: int, outer_id: int | None) -> None:
+def _mount_private(disk_bytes: int, outer_id: int | None, system: System | None, device: str) -> None:
     uid, gid = (os.geteuid(), os.getegid()) if outer_id is None else (outer_id, outer_id)
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    root = system.mount() if system is not None else ""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     options = f"size={disk_bytes},nr_inodes=100k,mode=755,uid={uid},gid={gid}"
-    kernel.mount("tmpfs", REPOSITORY, "tmpfs", flags, options)
-    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, options)  # /dev/shm and /var/tmp are links to it
-    kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
-    kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
+    kernel.mount("tmpfs", root + REPOSITORY, "tmpfs", flags, options)
+    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", flags, options)  # /dev/shm and /var/tmp are links to it
+    terminals = f"newinstance,ptmxmode=0666,max={_TERMINALS}"
+    kernel.mount("devpts", f"{root}/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
+    kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
+    if system is not None:
+        for name in devices.NUMBERS:
+            kernel.bind(f"{device}/{name}", f"{root}/dev/{name}")
+        system.cover_counters(root)
+        system.enter(root)
 
 
 def _own_user_namespace() -> None:
@@ -70,6 +81,15 @@ def _own_user_namespace() -> None:
     kernel.write("/proc/self/uid_map", f"{INNER_ID} {uid} 1")
     kernel.write("/proc/self/gid_map", f"{INNER_ID} {gid} 1")
     kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
+    limit_watches()
+
+
+def limit_watches() -> None:
+    """Of the current user namespace, whose root the caller is: how much inotify there may be in it. The kernel counts
+    it for the host's user too, who by default may have 128 instances.
+    """
+    kernel.write("/proc/sys/user/max_inotify_instances", str(_INOTIFY_INSTANCES))
+    kernel.write("/proc/sys/user/max_inotify_watches", str(_INOTIFY_WATCHES))
 
 
 class _Networks:
@@ -120,19 +140,37 @@ class Contained:
 
     contained = True  # they have a pid namespace
 
-    def __init__(self, outer_id: int | None) -> None:
-        self._outer_id = outer_id
+    def __init__(self, users: tuple[int, int] | None) -> None:
+        """users: the first of those that sandboxes become, and how many there are. None: all stay what this is."""
+        self._users = users
         self._system_calls = kernel.Filter(seccomp.program())
         kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
         kernel.unmount(os.path.dirname(__file__))  # it is loaded, and no sandbox's to read
+        self._system: System | None = None
+        with contextlib.suppress(OSError):
+            self._system = System()
+        self._devices = os.path.isdir(devices.FOLDER)
+        for place in (devices.FOLDER,) if self._devices else (f"/dev/{name}" for name in devices.NUMBERS):
+            kernel.make_read_only(place)
         os.environ["PWD"] = REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self._networks = _Networks()
         self._network = -1  # of the sandbox that is being forked
+        self._free = list(range(SANDBOXES))
+        self._slots: dict[int, int] = {}  # by the pid of a sandbox's first process
+        self._slot = 0  # of the sandbox that is being forked
+
+    @property
+    def separate(self) -> bool:
+        """Whether no file of the system is the same inode in two sandboxes."""
+        return self._system is not None
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
+        if not self._free:
+            raise OSError(errno.EAGAIN, f"{SANDBOXES} sandboxes are open, and a fork server has no more")
         self._network = self._networks.take()
+        self._slot = self._free[-1]
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -141,12 +179,21 @@ class Contained:
             if pid != 0:
                 kernel.setns(self._pid_namespace, kernel.NEWPID)
                 os.close(self._network)
+        if pid:
+            self._slots[pid] = self._free.pop()
         return pid
+
+    def ended(self, pid: int) -> None:
+        """Its slot is the next one's."""
+        if pid in self._slots:
+            self._free.append(self._slots.pop(pid))
 
     def enter(self, limits: Mapping[str, Any]) -> None:
         os.close(self._pid_namespace)
         self._networks.close()
-        _enter(int(limits["disk_bytes"]), self._outer_id, self._network, self._system_calls)
+        user = None if self._users is None else self._users[0] + self._slot % self._users[1]
+        device = f"{devices.FOLDER}/{self._slot}" if self._devices else "/dev"
+        _enter(int(limits["disk_bytes"]), user, self._network, self._system, device, self._system_calls)
 
     def leave(self) -> None:
         """Nothing to do: the kernel removes the mounts with the process."""
@@ -159,6 +206,7 @@ class Plain:
     """Sandboxes that are ordinary processes with a temporary folder each: the fallback without bubblewrap."""
 
     contained = False
+    separate = True  # so far as they are at all: nothing is confined here
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -167,6 +215,9 @@ class Plain:
     def fork(self) -> int:
         self._folder = tempfile.mkdtemp(prefix="sandbox-", dir=self._root)
         return os.fork()
+
+    def ended(self, pid: int) -> None:
+        """Nothing to do: the sandbox has removed its folder."""
 
     def enter(self, limits: Mapping[str, Any]) -> None:
         kernel.become_subreaper()
@@ -198,31 +249,34 @@ def become_root_inside() -> None:
         kernel.write(f"/proc/self/{path}", text)
 
 
-def all_users() -> int:
-    """A file descriptor of a user namespace with the users of this one, each as itself. Its root has no power outside.
-
-    Needs root, who alone may map others.
+def enter_all_users() -> None:
+    """A user namespace with the users of this one, each as itself, whose root has no power outside. Needs root, who
+    alone may map others.
     """
     ready, waits = os.pipe()
+    mapped, maps = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
-            kernel.unshare(kernel.NEWUSER)
-            os.write(waits, b"x")
-            signal.pause()
+            os.read(ready, 1)
+            for kind in ("uid_map", "gid_map"):
+                kernel.write(f"/proc/{parent}/{kind}", _as_themselves(f"/proc/self/{kind}"))
+            os.write(maps, b"x")
+            status = 0
         finally:
-            os._exit(1)
-    os.close(waits)
-    try:
-        if not os.read(ready, 1):
-            raise OSError(errno.EPERM, "no user namespace is to be had")
-        for kind in ("uid_map", "gid_map"):
-            kernel.write(f"/proc/{pid}/{kind}", _as_themselves(f"/proc/self/{kind}"))
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready)
-        os.kill(pid, signal.SIGKILL)
+            os._exit(status)
+    os.close(maps)
+    kernel.unshare(kernel.NEWUSER)
+    os.write(waits, b"x")
+    answer = os.read(mapped, 1)
+    with contextlib.suppress(ChildProcessError):  # where the kernel reaps it
         os.waitpid(pid, 0)
+    if not answer:
+        raise OSError(errno.EPERM, "the users of a sandbox could not be mapped")
+    for fd in (ready, waits, mapped):
+        os.close(fd)
 
 
 def _as_themselves(path: str) -> str:
@@ -236,8 +290,9 @@ def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) ->
     """In a mount namespace of its own: what is written below `place`, and at place/root the overlay over the layers,
     the topmost first.
 
-    disk: the bytes of a tmpfs for it, or a folder; place/shm is in it too, for a /dev/shm. No folder is mounted by its
-    name: a sandbox reads in /proc/self/mountinfo what it was mounted by.
+    disk: the bytes of a tmpfs for it, or a folder. In it are also place/shm, for a /dev/shm, and what is mounted over
+    parts of /proc (`bubblewrap.proc_mounts`). No folder is mounted by its name: a sandbox reads in /proc/self/mountinfo
+    what it was mounted by.
     """
     kernel.unshare(kernel.NEWNS)
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -246,13 +301,26 @@ def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) ->
     else:
         kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
         _own_devices(f"{place}/dev")
-    for name in ("upper", "work", "root", "shm"):
+    for name in ("upper", "work", "root", "shm", "proc", "nothing"):
         os.makedirs(f"{place}/{name}", exist_ok=True)
+    os.mknod(f"{place}/none")
+    counters.write(f"{place}/counters")
+    _own_proc(f"{place}/proc")
     os.chmod(f"{place}/shm", 0o1777)
     os.chdir(place)
     lower = ":".join(f"/proc/self/fd/{os.open(layer, os.O_PATH | os.O_DIRECTORY)}" for layer in layers)
     kernel.mount("slime-swe", "root", "overlay", 0, f"lowerdir={lower},{options},upperdir=upper,workdir=work")
     os.chdir("/")
+
+
+def _own_proc(folder: str) -> None:
+    """A /proc whose inodes nobody else has (Linux 5.8), for its read-only parts to be taken from. Of the host's pid
+    namespace only the host's root may mount one: another user's sandboxes have those parts of the host's own.
+    """
+    try:
+        kernel.mount("proc", folder, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    except PermissionError:
+        kernel.mount("/proc", folder, "none", kernel.MS_BIND | kernel.MS_REC)
 
 
 def _own_devices(folder: str) -> None:
@@ -261,11 +329,9 @@ def _own_devices(folder: str) -> None:
 
     Does nothing if this user can make none: then a sandbox can't change the host's device files either.
     """
-    os.mkdir(folder)
-    for name, number in _DEVICES.items():
-        try:
-            os.mknod(f"{folder}/{name}", stat.S_IFCHR, os.makedev(*number))
-        except PermissionError:
-            return
-        os.chmod(f"{folder}/{name}", 0o666)
-        kernel.mount(f"{folder}/{name}", f"/dev/{name}", "none", kernel.MS_BIND)
+    try:
+        devices.make(folder)
+    except PermissionError:
+        return
+    for name in devices.NUMBERS:
+        kernel.bind(f"{folder}/{name}", f"/dev/{name}")

@@ -10,7 +10,8 @@ import socket
 import struct
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 4096, 8192, 16384, 1 << 18
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 _MNT_DETACH = 2
@@ -43,6 +44,16 @@ def setns(fd: int, kind: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     encoded = [text.encode() for text in (source, target, kind)]
     _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind} at {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """The new mount is read-only where the one that holds `source` is."""
+    mount(source, target, "none", MS_BIND)
+
+
+def make_read_only(target: str) -> None:
+    """A mount of a device file: it can be written all the same, but nobody can set its times."""
+    mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
 
 
 def unmount(target: str) -> None:

@@ -26,15 +26,15 @@ SECCOMP_FD = 20  # where the runner finds the filter's program; no request's is 
 
 
 def main() -> None:
-    """Serve the socket at file descriptor argv[1]; argv[2] is "root" where this user can mount as it is."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """Serve the socket at file descriptor argv[2]; argv[3] is "root" where this user can mount as it is."""
+    control = socket.socket(fileno=int(sys.argv[2]))
     control.set_inheritable(False)  # no sandbox may have it
     processes.reset_signals()  # whatever the host was started with: a child is waited for next
-    users = confinement.all_users() if sys.argv[2] == "root" else None
+    root = sys.argv[3] == "root"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits: the host watches the pidfd
     kernel.become_subreaper()  # nor for what it leaves
     os.umask(0o022)  # / of an overlay has the mode of the folder that we make for it
-    if sys.argv[2] != "root":
+    if not root:
         confinement.become_root_inside()
     control.send(b"ready")
     while True:
@@ -48,7 +48,7 @@ def main() -> None:
         if pid == 0:
             if "port" in request:
                 _listen(request["port"], *fds)
-            _become(request, fds, users)
+            _become(request, fds, root)
         if "port" not in request:
             pidfd = os.pidfd_open(pid)
             socket.send_fds(control, [str(pid).encode()], [pidfd])
@@ -79,7 +79,7 @@ def _listen(port: int, namespace: int, answers: int) -> None:
         os._exit(0)
 
 
-def _become(request: dict[str, Any], fds: list[int], users: int | None) -> None:
+def _become(request: dict[str, Any], fds: list[int], root: bool) -> None:
     """In the fork: never returns. What goes wrong is reported on the new process's stderr."""
     try:
         os.setsid()
@@ -98,8 +98,12 @@ def _become(request: dict[str, Any], fds: list[int], users: int | None) -> None:
             os.dup2(fds[target], target)
         if request["filter"]:
             _put_filter()
-        if request["users"] and users is not None:
-            kernel.setns(users, kernel.NEWUSER)
+        if not root:
+            confinement.become_root_inside()
+        elif request["users"]:
+            confinement.enter_all_users()
+        if not root or request["users"]:
+            confinement.limit_watches()
         processes.reset_signals()
         os.execvp(request["command"][0], request["command"])
     except OSError as error:

@@ -11,7 +11,10 @@ from typing import Any
 
 from . import kernel
 
-OPEN_FILES = 1 << 20  # as in a container of Docker, where the host allows that many
+OPEN_FILES = 4096  # of a process; a sandbox's share of the machine's is as many times its processes
+# What the kernel counts for each user, and lets a user run out of.
+_PENDING_SIGNALS, _LOCKED_BYTES, _QUEUE_BYTES = 1024, 1 << 20, 128 << 10
+_RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE = 11, 12  # `resource` does not name them
 _STOP_PASSES = 50
 
 
@@ -26,6 +29,9 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
         resource.RLIMIT_FSIZE: limits["file_bytes"],
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: _LOCKED_BYTES,
+        _RLIMIT_SIGPENDING: _PENDING_SIGNALS,
+        _RLIMIT_MSGQUEUE: _QUEUE_BYTES,
     }
     if contained:  # elsewhere RLIMIT_NPROC would count all processes of the user
         caps[resource.RLIMIT_NPROC] = limits["processes"]

@@ -32,8 +32,8 @@ REFUSED = """
     unshare uselib userfaultfd ustat vhangup
 """.split()
 # As by a kernel that lacks them. The flags of clone3 lie behind a pointer; every libc takes clone instead. cachestat
-# tells what other sandboxes have read of a shared file.
-UNKNOWN = "clone3 cachestat _sysctl afs_syscall getpmsg putpmsg security tuxcall vserver".split()
+# and mincore tell what other sandboxes have read of a shared file. One call of io_setup takes what the machine has.
+UNKNOWN = "clone3 cachestat mincore io_setup _sysctl afs_syscall getpmsg putpmsg security tuxcall vserver".split()
 
 
 class Condition(NamedTuple):
@@ -61,6 +61,7 @@ _FAMILIES = 64  # of sockets; Linux has 46
 _ALL_BITS = 0xFFFFFFFF
 _NEW_NAMESPACES = 0x7E020000
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # as Docker: Linux, 32 bits, old `uname`, both, a question
+_RWF_NOWAIT = 0x8
 _FIRST = 1  # the sandbox's first process, in its own pid namespace
 _PID_BITS = 22  # of the kernel's highest, PID_MAX_LIMIT
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1  # a group, or all processes of a user, may hold the first one too
@@ -88,6 +89,8 @@ RULES: Mapping[str, Rule] = {
     "socket": _SOCKETS,
     "socketpair": _SOCKETS,
     "clone": Rule([[Condition(0, "has not", _NEW_NAMESPACES)]], errno.EPERM),
+    # Whether a page of a shared file has been read lately. A kernel may say so of any file.
+    "preadv2": Rule([[Condition(5, "has not", _RWF_NOWAIT)]], errno.EOPNOTSUPP),
     "personality": Rule([[Condition(0, "is", value)] for value in _PERSONALITIES], errno.EPERM),
     "prlimit64": _NOT_THE_FIRST,
     "sched_setaffinity": _NOT_THE_FIRST,

@@ -92,14 +92,15 @@ def main(imports: WarmImports, path: list[str]) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     config: dict[str, Any] = json.loads(sys.argv[2])
     interpreter = Interpreter(imports, path)
-    confinement: Confinement = Contained(config["outer_id"]) if config["contained"] else Plain(config["root"])
+    confinement: Confinement = Contained(config["users"]) if config["contained"] else Plain(config["root"])
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the forks share
-    control.send(b"ready")
+    control.send(b"ready" if confinement.separate else b"shared")
     sandboxes: dict[int, int] = {}  # pid of the first process -> the host's number for the sandbox
     for request, fds in _requests(control):
         for pid in processes.reap():
             sandboxes.pop(pid, None)
+            confinement.ended(pid)
         if "script" in request:
             interpreter.precompile(request["script"], request["source"].encode())
             continue

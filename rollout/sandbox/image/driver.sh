@@ -27,7 +27,10 @@ __begin() {
   echo 1000 >/proc/self/oom_score_adj # so that out of memory is never the end of this shell
   # shellcheck disable=SC2086 # they are flags
   ulimit $__limits
-  ulimit -n 1048576 || ulimit -n hard # as in a container of Docker, where the host allows that many
+  ulimit -n 4096 || ulimit -n hard # open files; the next three the kernel counts for each user of the machine:
+  ulimit -i 1024                   # pending signals,
+  ulimit -l 1024                   # locked KiB,
+  ulimit -q 131072                 # bytes in message queues
   cd "$__folder" || cd /
   unset OLDPWD __token __kind __size __blocks __limits __folder __killed __code
   unset -f __begin __forget_proxies

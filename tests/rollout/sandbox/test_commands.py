@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.rollout.sandbox.base import Limits, Sandbox
+from slime_swe.rollout.sandbox.guest.processes import OPEN_FILES
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.rollout.sandbox.conftest import POOLS, of
 from tests.waiting import until
@@ -248,6 +249,6 @@ def test_a_command_starts_the_same_however_the_host_was_started(request: pytest.
     ignored = [int(line[1], 16) for line in words if line[:1] == ["SigIgn:"]]
     assert ignored == [0, PYTHON_S, PYTHON_S]
     assert [int(line[1], 16) for line in words if line[:1] == ["SigBlk:"]] == [0, 0, 0]
-    files = str(min(1 << 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1])) if backend != "docker" else words[-2][0]
+    files = str(min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     assert [line[0] for line in words if line][-4:] == ["755", "0022", files, files]
     assert int(files) > 1024

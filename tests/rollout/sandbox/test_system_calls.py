@@ -45,9 +45,20 @@ async def test_what_no_sandbox_needs_is_refused(confined_pool: SandboxPool) -> N
 
 
 async def test_what_only_newer_kernels_have_is_not_there(confined_pool: SandboxPool) -> None:
-    program = f"print(call({numbers(MACHINE)['clone3']}, 0, 0), call({numbers(MACHINE)['cachestat']}, 0))"
-    assert await run(confined_pool, program) == "ENOSYS ENOSYS\n"
+    calls = [numbers(MACHINE)[name] for name in ("clone3", "cachestat", "mincore", "io_setup")]
+    assert await run(confined_pool, f"print(*[call(number, 0, 0) for number in {calls}])") == "ENOSYS " * 3 + "ENOSYS\n"
     assert await run(confined_pool, "print(call(999))") == "ENOSYS\n"
+
+
+async def test_no_call_says_whether_a_page_has_been_read(confined_pool: SandboxPool) -> None:
+    program = """
+        import os
+        file = os.open("/usr/bin/env", os.O_RDONLY)
+        assert os.preadv(file, [bytearray(1)], 0) == 1
+        try: print(os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT))
+        except OSError as error: print(error.errno in (errno.EOPNOTSUPP, errno.ENOSYS))
+        """
+    assert await run(confined_pool, program) == "True\n"
 
 
 async def test_sockets_are_of_the_internet_of_unix_and_of_routes(confined_pool: SandboxPool) -> None:
@@ -236,6 +247,8 @@ def test_the_program_does_what_the_lists_say(machine: str) -> None:
     assert answer(program, own, known["prlimit64"], 1, 7, 0) == errno.EPERM
     assert answer(program, own, known["setpriority"], 0, 2) == 0
     assert answer(program, own, known["setpriority"], 1, 2) == errno.EPERM
+    assert answer(program, own, known["preadv2"], 3, 0, 1, 0, 0, 0x1) == 0
+    assert answer(program, own, known["preadv2"], 3, 0, 1, 0, 0, 0x9) == errno.EOPNOTSUPP
     assert answer(program, own, known["personality"], 0x40000) == errno.EPERM
 
 

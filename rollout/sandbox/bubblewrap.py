@@ -20,12 +20,12 @@ from typing import IO, ClassVar, Protocol, Self
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import Limits, Requirement
 from slime_swe.rollout.sandbox.guest import counters, devices, seccomp
-from slime_swe.rollout.sandbox.guest.confinement import SANDBOXES
 from slime_swe.rollout.sandbox.guest.launcher import SECCOMP_FD
 from slime_swe.rollout.sandbox.shown import hidden_folders
 
 NOBODY = 65534
 _USERS = range(1 << 30, 1 << 31)  # beyond what distributions give to people, services and containers
+_SANDBOX_USERS = 1024  # of one fork server
 _GUEST = Path(__file__).with_name("guest")
 _GUEST_ROOT = "/run/guest"
 _GUEST_NAME = "slime_swe_guest"  # as a package there, where nothing else of ours is
@@ -99,8 +99,9 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
     if shutil.which("bwrap") is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "bwrap")
     users = _users() if os.geteuid() == 0 else None
-    config = {"contained": True, "users": users}
-    with contextlib.ExitStack() as stack:
+    made, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # of folders for /dev
+    config = {"contained": True, "users": users, "devices": taken.fileno()}
+    with contextlib.ExitStack() as stack, made, taken:
         flags, fds = _data_files(stack)
         ready = _IdMaps(stack, *users) if users is not None else None
         if ready is not None:
@@ -108,8 +109,9 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
             fds += ready.fds
         command = ["bwrap", *flags, *system_flags(), "--chdir", "/", *_python(config, control, _GUEST_ROOT)]
         if users is not None:
-            command = [*guest_program("devices"), str(SANDBOXES), *command]
-        process = popen(command, errors, [*fds, control.fileno()])
+            command = [*guest_program("devices"), str(made.fileno()), *command]
+            fds.append(made.fileno())
+        process = popen(command, errors, [*fds, control.fileno(), taken.fileno()])
         try:
             if ready is not None:
                 ready.write(process)
@@ -219,11 +221,9 @@ def _device_flags() -> list[str]:
     flags = ["--tmpfs", "/dev"]
     for name in devices.NUMBERS:
         flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    links = {"fd": "/proc/self/fd", "shm": "/tmp", "ptmx": "pts/ptmx"}
-    links |= {name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
-    for name, target in links.items():
+    for name, target in devices.LINKS.items():
         flags += ["--symlink", target, f"/dev/{name}"]
-    return [*flags, "--dir", "/dev/pts"]
+    return [*flags, "--dir", f"/dev/{devices.TERMINALS}"]
 
 
 def _data_files(stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
@@ -268,12 +268,12 @@ class _IdMaps:
 
 
 def _users() -> tuple[int, int] | None:
-    """Users whom sandboxes are to be, the first and how many: for each that is open at once one that nobody else is, so
-    that none uses up another's share of what the kernel counts by user. Where our own user namespace has fewer, all are
-    `NOBODY`; None where it has not even that one.
+    """Users whom sandboxes are to be, the first and how many: each of as many that are open at once is one that nobody
+    else is, so that none uses up another's share of what the kernel counts by user. Where our own user namespace has
+    fewer, all are `NOBODY`; None where it has not even that one.
     """
-    first = _USERS.start + secrets.randbelow(len(_USERS) // SANDBOXES) * SANDBOXES
-    for start, count in ((first, SANDBOXES), (NOBODY, 1)):
+    first = _USERS.start + secrets.randbelow(len(_USERS) // _SANDBOX_USERS) * _SANDBOX_USERS
+    for start, count in ((first, _SANDBOX_USERS), (NOBODY, 1)):
         if _is_mapped(start) and _is_mapped(start + count - 1):
             return start, count
     return None

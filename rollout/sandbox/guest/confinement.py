@@ -17,7 +17,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import counters, devices, kernel, seccomp
 from .system import System
@@ -25,28 +25,32 @@ from .system import System
 REPOSITORY = "/testbed"
 _TERMINALS = 64  # of the machine's 4,096
 _INOTIFY_INSTANCES, _INOTIFY_WATCHES = 4, 4096
-SANDBOXES = 1024  # that a fork server has room for at once
 INNER_ID = 1000  # what `id` prints in a sandbox
 
 
-def _enter(
-    disk_bytes: int, outer_id: int | None, network: int, system: System | None, device: str, system_calls: kernel.Filter
-) -> None:
+class _Slot(NamedTuple):
+    """What no two sandboxes have that are open at once: a user id of the fork server's, and a folder for /dev. None:
+    they have the current one, and the host's device files."""
+
+    user: int | None
+    device_folder: str | None
+
+
+def _enter(disk_bytes: int, slot: _Slot, network: int, system: System | None, system_calls: kernel.Filter) -> None:
     """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
 
-    `outer_id` is the fork server's user id to become; None keeps the current one. A sandbox never runs as the host's
-    root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys even without a capability. `device`:
-    the folder of its device files.
+    A sandbox never runs as the host's root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys
+    even without a capability.
     """
     kernel.join_new_session_keyring()
     kernel.setns(network, kernel.NEWNET)
     os.close(network)
     kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
-    _mount_private(disk_bytes, outer_id, system, device)
-    if outer_id is not None:
+    _mount_private(disk_bytes, slot, system)
+    if slot.user is not None:
         os.setgroups([])
-        os.setresgid(outer_id, outer_id, outer_id)
-        os.setresuid(outer_id, outer_id, outer_id)
+        os.setresgid(slot.user, slot.user, slot.user)
+        os.setresuid(slot.user, slot.user, slot.user)
     _own_user_namespace()
     kernel.drop_all_capabilities()
     kernel.set_dumpable(False)
@@ -54,20 +58,23 @@ def _enter(
     system_calls.load()
 
 
-def _mount_private(disk_bytes: int, outer_id: int | None, system: System | None, device: str) -> None:
-    uid, gid = (os.geteuid(), os.getegid()) if outer_id is None else (outer_id, outer_id)
+def _mount_private(disk_bytes: int, slot: _Slot, system: System | None) -> None:
+    uid, gid = (os.geteuid(), os.getegid()) if slot.user is None else (slot.user, slot.user)
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
     root = system.mount() if system is not None else ""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     options = f"size={disk_bytes},nr_inodes=100k,mode=755,uid={uid},gid={gid}"
     kernel.mount("tmpfs", root + REPOSITORY, "tmpfs", flags, options)
     kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", flags, options)  # /dev/shm and /var/tmp are links to it
+    if slot.device_folder is not None:
+        kernel.bind(slot.device_folder, f"{root}/dev")
+    elif system is not None:
+        for name in devices.NUMBERS:
+            kernel.bind(f"/dev/{name}", f"{root}/dev/{name}")
     terminals = f"newinstance,ptmxmode=0666,max={_TERMINALS}"
-    kernel.mount("devpts", f"{root}/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
+    kernel.mount("devpts", f"{root}/dev/{devices.TERMINALS}", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
     kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
     if system is not None:
-        for name in devices.NUMBERS:
-            kernel.bind(f"{device}/{name}", f"{root}/dev/{name}")
         system.cover_counters(root)
         system.enter(root)
 
@@ -140,8 +147,9 @@ class Contained:
 
     contained = True  # they have a pid namespace
 
-    def __init__(self, users: tuple[int, int] | None) -> None:
-        """users: the first of those that sandboxes become, and how many there are. None: all stay what this is."""
+    def __init__(self, users: tuple[int, int] | None, devices_fd: int) -> None:
+        """users: the first of those that sandboxes become, and how many there are. None: all stay what this is.
+        devices_fd: of the socket for `devices.Folders`, where it has been given any."""
         self._users = users
         self._system_calls = kernel.Filter(seccomp.program())
         kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
@@ -149,16 +157,16 @@ class Contained:
         self._system: System | None = None
         with contextlib.suppress(OSError):
             self._system = System()
-        self._devices = os.path.isdir(devices.FOLDER)
+        self._devices = devices.Folders(devices_fd) if os.path.isdir(devices.FOLDER) else None
         for place in (devices.FOLDER,) if self._devices else (f"/dev/{name}" for name in devices.NUMBERS):
             kernel.make_read_only(place)
         os.environ["PWD"] = REPOSITORY
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self._networks = _Networks()
         self._network = -1  # of the sandbox that is being forked
-        self._free = list(range(SANDBOXES))
-        self._slots: dict[int, int] = {}  # by the pid of a sandbox's first process
-        self._slot = 0  # of the sandbox that is being forked
+        self._slots: dict[int, _Slot] = {}  # by the pid of a sandbox's first process
+        self._free: list[_Slot] = []
+        self._slot = _Slot(None, None)  # of the sandbox that is being forked
 
     @property
     def separate(self) -> bool:
@@ -167,10 +175,8 @@ class Contained:
 
     def fork(self) -> int:
         """0 in the new sandbox's first process. Raises `OSError`."""
-        if not self._free:
-            raise OSError(errno.EAGAIN, f"{SANDBOXES} sandboxes are open, and a fork server has no more")
         self._network = self._networks.take()
-        self._slot = self._free[-1]
+        self._slot = self._free.pop() if self._free else self._new_slot()
         kernel.unshare(kernel.NEWPID)
         pid = -1
         try:
@@ -179,21 +185,27 @@ class Contained:
             if pid != 0:
                 kernel.setns(self._pid_namespace, kernel.NEWPID)
                 os.close(self._network)
-        if pid:
-            self._slots[pid] = self._free.pop()
+            if pid == -1:
+                self._free.append(self._slot)
+        self._slots[pid] = self._slot
         return pid
 
+    def _new_slot(self) -> _Slot:
+        """Raises `OSError`."""
+        user = None if self._users is None else self._users[0] + len(self._slots) % self._users[1]
+        return _Slot(user, self._devices.take() if self._devices is not None else None)
+
     def ended(self, pid: int) -> None:
-        """Its slot is the next one's."""
+        """Its slot is the next one's. Any other pid is ignored."""
         if pid in self._slots:
             self._free.append(self._slots.pop(pid))
 
     def enter(self, limits: Mapping[str, Any]) -> None:
         os.close(self._pid_namespace)
         self._networks.close()
-        user = None if self._users is None else self._users[0] + self._slot % self._users[1]
-        device = f"{devices.FOLDER}/{self._slot}" if self._devices else "/dev"
-        _enter(int(limits["disk_bytes"]), user, self._network, self._system, device, self._system_calls)
+        if self._devices is not None:
+            self._devices.close()
+        _enter(int(limits["disk_bytes"]), self._slot, self._network, self._system, self._system_calls)
 
     def leave(self) -> None:
         """Nothing to do: the kernel removes the mounts with the process."""

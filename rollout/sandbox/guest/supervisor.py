@@ -92,7 +92,9 @@ def main(imports: WarmImports, path: list[str]) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     config: dict[str, Any] = json.loads(sys.argv[2])
     interpreter = Interpreter(imports, path)
-    confinement: Confinement = Contained(config["users"]) if config["contained"] else Plain(config["root"])
+    confinement: Confinement = (
+        Contained(config["users"], config["devices"]) if config["contained"] else Plain(config["root"])
+    )
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the forks share
     control.send(b"ready" if confinement.separate else b"shared")

@@ -5,7 +5,7 @@ them could talk by locks on /usr/bin/env. So each mounts overlays of its own ove
 shared, the inodes are not.
 
 What an overlay lies over goes without the mounts below it. So each folder has two layers on top: one with a whiteout
-where the fork server hides a folder, and over it one with what the fork server shows there all the same.
+for each entry that the fork server hides, and over it one with what the fork server shows of other places.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ class System:
             for layer in (shown, whiteouts):
                 os.mkdir(layer)
                 shutil.copystat(tree, layer)
+            bare = f"{_STAGE}/bare"  # the tree without the mounts below it
+            os.mkdir(bare)
+            kernel.bind(tree, bare)
             for parent, point in mounts.values():
                 if parent == number:
-                    _hide(tree, point.removeprefix(f"{tree}/"), shown, whiteouts)
+                    _hide(tree, bare, point.removeprefix(f"{tree}/"), shown, whiteouts)
+            kernel.unmount(bare)
+            os.rmdir(bare)
             self._layers[tree] = f"shown{index}:whiteouts{index}:{tree}"
         self._try()
         for _, point in mounts.values():  # or each sandbox's mount namespace would begin with a copy of them all
@@ -111,16 +116,25 @@ def _copy_skeleton(place: str) -> None:
     counters.write(f"{place}/{_COUNTERS_FOLDER}")
 
 
-def _hide(tree: str, hidden: str, shown: str, whiteouts: str) -> None:
+def _hide(tree: str, bare: str, hidden: str, shown: str, whiteouts: str) -> None:
+    """Of a folder of the tree that is mounted over: what the mount has not is whited out, what it has of its own is
+    copied."""
     for layer in (shown, whiteouts):
         folder = ""
-        for name in hidden.split("/")[:-1]:
+        for name in hidden.split("/"):
             folder += f"/{name}"
             if not os.path.isdir(layer + folder):
                 os.mkdir(layer + folder)
                 shutil.copystat(tree + folder, layer + folder)
-    os.mknod(f"{whiteouts}/{hidden}", stat.S_IFCHR, os.makedev(0, 0))
-    _copy(f"{tree}/{hidden}", f"{shown}/{hidden}")
+    with os.scandir(f"{tree}/{hidden}") as entries:
+        visible = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    for name in os.listdir(f"{bare}/{hidden}"):
+        if name in visible and os.path.samestat(visible[name], os.lstat(f"{bare}/{hidden}/{name}")):
+            del visible[name]
+        else:
+            os.mknod(f"{whiteouts}/{hidden}/{name}", stat.S_IFCHR, os.makedev(0, 0))
+    if visible:
+        _copy(*(f"{tree}/{hidden}/{name}" for name in visible), f"{shown}/{hidden}")
 
 
 def _copy(*arguments: str) -> None:

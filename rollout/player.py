@@ -65,7 +65,6 @@ class Player:
         self.hooks = hooks
         self.outages = outages
         self.retried = Counter[str]()
-        self._said_out = set[bool]()  # of playing (False) and of grading (True), which has an outage that was logged
         cached = getattr(args, "swe_cached_episodes", 0.0)
         planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
         self.admission = Admission(replace(planned, start=admitted or planned.start))
@@ -216,11 +215,11 @@ class Player:
     def _say_outage(self, outage: Outage, graded: bool, why: str = "") -> None:
         """Log that an outage has begun, or ended."""
         what = "grading" if graded else "episode"
-        if outage.is_on(_now()) and graded not in self._said_out:
-            self._said_out.add(graded)
+        if outage.is_on(_now()) and not outage.is_logged:
+            outage.is_logged = True
             _log.warning("infrastructure breaks every %s that begins, so that few begin until one lasts: %s", what, why)
-        elif not outage.is_on(_now()) and graded in self._said_out:
-            self._said_out.remove(graded)
+        elif not outage.is_on(_now()) and outage.is_logged:
+            outage.is_logged = False
             _log.warning("infrastructure is there again: each %s begins as usual", what)
 
     @asynccontextmanager

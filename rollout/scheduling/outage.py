@@ -41,6 +41,7 @@ class Outage:
     limit: float = 3600.0
     most_in_a_row: int = 8
     sound_since: float = -math.inf  # when the last try began that was sound
+    is_logged: bool = False  # that it is on: once, of all the players that share it
     _since: float | None = None  # the first broken try of the row
     _broken: int = 0
     _groups: set[Hashable] = field(default_factory=set)  # of the broken tries

@@ -24,9 +24,8 @@ from slime_swe.embedded.kv_cache import CacheError
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.protocol import Limits, url_of
 from slime_swe.embedded.tokenizer import Detokenizer
-from slime_swe.embedded.weights import CheckpointError
 from slime_swe.embedded.workers import set_threads
-from slime_swe.errors import InfrastructureError
+from slime_swe.errors import InfrastructureError, UserError
 
 PR_SET_PDEATHSIG = 1
 VERSION = "embedded-0.1"
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.setswitchinterval(2e-4)
     try:
         return asyncio.run(_serve(args))
-    except (CheckpointError, CacheError, OSError) as error:
+    except (UserError, CacheError, OSError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
     except ListenError as error:
         print(error, file=sys.stderr)

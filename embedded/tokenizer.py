@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from slime_swe.embedded.weights import CheckpointError
-from slime_swe.rollout.chat.tokenizer import END_OF_MESSAGE, eos_token_ids
+from slime_swe.rollout.chat.tokenizer import END_OF_MESSAGE, eos_token_ids, read_settings
 
 
 class Detokenizer:
@@ -29,17 +27,7 @@ class Detokenizer:
     def _eos_ids(self, directory: Path) -> frozenset[int]:
         """What SGLang stops at: `eos_token_id` of the model's configurations, the tokenizer's `eos_token`, and Llama's
         end of a message."""
-        token = _read(directory / "tokenizer_config.json").get("eos_token")
+        token = read_settings(directory, "tokenizer_config.json").get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
         named = [self._tokenizer.token_to_id(text) for text in (content, END_OF_MESSAGE) if text]
         return frozenset([*eos_token_ids(directory), *(found for found in named if found is not None)])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    return content if isinstance(content, dict) else {}

@@ -179,12 +179,12 @@ def eos_token_ids(checkpoint: str | Path) -> list[int]:
     """
     named: list[Any] = []
     for file in ("config.json", "generation_config.json"):
-        given = _read_settings(checkpoint, file).get("eos_token_id")
+        given = read_settings(checkpoint, file).get("eos_token_id")
         named += given if isinstance(given, list) else [given]
     return list(dict.fromkeys(one for one in named if type(one) is int and one >= 0))
 
 
-def _read_settings(checkpoint: str | Path, file: str) -> Mapping[str, Any]:
+def read_settings(checkpoint: str | Path, file: str) -> Mapping[str, Any]:
     """A JSON file of a checkpoint folder or hub name; empty where there is none, or it holds no object."""
     path = Path(checkpoint) / file
     if not Path(checkpoint).is_dir():

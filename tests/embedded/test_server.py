@@ -324,6 +324,11 @@ def test_a_directory_that_is_no_checkpoint_and_a_taken_port_end_with_a_sentence(
     process = launch("--model", str(tmp_path))
     assert process.wait(60) == 2
     assert re.search(f"cannot serve {tmp_path}: .*config.json", process.communicate()[1])
+    shutil.copytree(tiny_checkpoint, tmp_path / "broken")
+    (tmp_path / "broken" / "generation_config.json").write_text("{")
+    process = launch("--model", str(tmp_path / "broken"))
+    assert process.wait(60) == 2
+    assert re.search(f"cannot serve {tmp_path}/broken: .*generation_config.json must be JSON", process.communicate()[1])
     port = server["url"].rpartition(":")[2]
     process = launch("--model", str(tiny_checkpoint), "--port", port)
     assert process.wait(60) == 2

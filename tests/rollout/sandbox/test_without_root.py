@@ -12,6 +12,8 @@ SCRIPT = """
 import asyncio, sys
 from slime_swe.rollout.sandbox import Limits, SandboxPool
 
+WATCHES = "import ctypes; print(sum(ctypes.CDLL(None).inotify_init() >= 0 for _ in range(200)), 0)"
+
 async def main():
     limits = Limits(memory_bytes=256 << 20, disk_bytes=16 << 20, processes=24)
     async with SandboxPool(sys.argv[1], limits=limits) as pool, pool.open({"pkg/a.py": "a", "x": "x"}) as sandbox:
@@ -22,6 +24,7 @@ async def main():
             print((await sandbox.exec(command, timeout=0.5)).exit_code)
         print((await sandbox.exec("head -c 1G /dev/zero > big; for i in 1 2; do cat big >> x; done")).output)
         print((await sandbox.exec("python3 -c \\"b'x' * (1 << 30)\\"")).output)
+        print((await sandbox.exec(f"python3 -c '{WATCHES}'")).output)
         await sandbox._kill()
         print((await sandbox.exec("cat kept")).output)
 asyncio.run(main())
@@ -49,5 +52,6 @@ def test_a_sandbox_over_a_folder_needs_no_root(nobody: Nobody, backend: str, tmp
     }
     assert ("No space left" in done.stdout) == tmpfs
     assert "MemoryError" in done.stdout
+    assert "4 0" in lines, "instances of inotify, of the 128 that the user has"
     assert done.stdout.endswith("kept\n\n")
     assert not list(nobody.home.glob(".cache/slime-swe/sandbox/scratch/*"))

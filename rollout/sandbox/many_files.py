@@ -76,9 +76,11 @@ def _is_plain(path: str) -> bool:
 async def _read_batch(sandbox: Sandbox, batch: Mapping[str, int]) -> dict[str, bytes]:
     name = _new_name()
     await sandbox.write_file(name, null_terminated(batch))
-    _require(await sandbox.exec(_JOIN.format(name), timeout=_SECONDS))
-    joined = memoryview(await sandbox.read_file(f"{name}.d"))
-    await sandbox.exec(f"rm {name} {name}.d")
+    try:
+        _require(await sandbox.exec(_JOIN.format(name), timeout=_SECONDS))
+        joined = memoryview(await sandbox.read_file(f"{name}.d"))
+    finally:  # a sandbox of plain processes has no /tmp of its own
+        await sandbox.exec(f"rm -f {name} {name}.d")
     if len(joined) != sum(batch.values()):
         raise OSError(errno.EIO, f"{len(batch)} files have {len(joined)} bytes, not {sum(batch.values())}")
     found, start = {}, 0

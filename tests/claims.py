@@ -29,12 +29,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/integrity.md", "docs/scheduling.md")
+PAGES = ("docs/integrity.md", "docs/scheduling.md", "docs/sandboxes.md")
 WORDS = "never always nothing nobody none no only every identical exactly at_most at_least".split()
 FIGURE = r"\d (?:%|ms|s|seconds?|minutes?|hours?|[KMGT]i?B|times)(?!\w)"
 LIMITS = ("What remains", "What is simulated", "Not covered", "Left out", "It does **not** protect")
 
-_PROMISE = re.compile(rf"\b(?:{'|'.join(word.replace('_', ' ') for word in WORDS)})\b|{FIGURE}", re.IGNORECASE)
+_PROMISE = re.compile(rf"(?<![\w-])(?:{'|'.join(word.replace('_', ' ') for word in WORDS)})\b|{FIGURE}", re.IGNORECASE)
 _MARK = re.compile(r"<!-- (shown|no promise): (.*?) -->")
 _TEST = r"test_\w+"
 _NAMED = re.compile(

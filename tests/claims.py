@@ -4,6 +4,7 @@ A sentence promises if it holds one of `WORDS`, or a `FIGURE` with a unit. It na
 a file of tests or a benchmark. Three places count:
 
 - the sentence itself, as in "`tests/rollout/test_outages.py` has this" or "`python -m benchmarks.sandbox` measures it";
+  it may name a folder, as `tests/e2e`;
 - a mark behind it, which no reader sees, for all sentences back to the mark before, or to the beginning of the
   paragraph, list item or table row: `<!-- shown: tests/a/test_b.py::test_c, test_d, benchmarks/e.py -->`, where a test
   without a file is of the file named before;
@@ -11,11 +12,11 @@ a file of tests or a benchmark. Three places count:
   table that follow a colon, the last sentence before it.
 
 A mark does not begin a line: there it would end its paragraph. A section of `LIMITS`, or a paragraph that begins with
-one of them, says what is *not* held, and promises nothing; neither does a question or a heading. `no promise` in place
-of `shown` is for the sentence that has such a word all the same, and gives the reason.
+one of them, says what is *not* held, and promises nothing. `no promise` in place of `shown` is for the sentence that has
+such a word all the same, and gives the reason. Headings and code are not read.
 
-The program reads which tests there are, and not whether a test shows what it is named for: that is for who writes the
-mark.
+Not covered: promises in other words ("can't", "all", "the same"), numbers without a unit, and whether a test shows what
+it is named for. That is for who writes the mark.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/integrity.md", "docs/scheduling.md", "docs/sandboxes.md")
+PAGES = ("README.md", "docs/integrity.md", "docs/scheduling.md", "docs/sandboxes.md")
 WORDS = "never always nothing nobody none no only every identical exactly at_most at_least".split()
 FIGURE = r"\d (?:%|ms|s|seconds?|minutes?|hours?|[KMGT]i?B|times)(?!\w)"
 LIMITS = ("What remains", "What is simulated", "Not covered", "Left out", "It does **not** protect")
@@ -38,7 +39,8 @@ _PROMISE = re.compile(rf"(?<![\w-])(?:{'|'.join(word.replace('_', ' ') for word 
 _MARK = re.compile(r"<!-- (shown|no promise): (.*?) -->")
 _TEST = r"test_\w+"
 _NAMED = re.compile(
-    rf"(?:tests/[\w/]+\.py(?:::{_TEST})?|benchmarks/\w+\.py|`{_TEST}`|python -m benchmarks\.\w+)(?![\w/])"
+    rf"(?:tests/[\w/]+\.py(?:::{_TEST})?|`tests/[\w/]+`|`{_TEST}`|benchmarks/\w+\.py|python -m benchmarks\.\w+)"
+    r"(?![\w/])"
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?:])(?:\*\*)?\s+(?=[\[(*\"“]*[A-Z`])")
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
@@ -83,12 +85,15 @@ def known_tests() -> dict[str, frozenset[str]]:
 
 
 def exists(name: str) -> bool:
-    """Whether a test (with its file, or alone), a file of tests or a benchmark is there."""
+    """Whether a test (with its file, or alone), a file or a folder of tests or a benchmark is there."""
     path, _, test = name.partition("::")
     if name.startswith("test_"):
         return any(name in tests for tests in known_tests().values())
     if path.startswith("tests/"):
-        return test in known_tests().get(path, ()) if test else bool(known_tests().get(path))
+        if test:
+            return test in known_tests().get(path, ())
+        folder = path.rstrip("/") + "/"
+        return any(tests and f"{file}/".startswith(folder) for file, tests in known_tests().items())
     return path.startswith("benchmarks/") and (ROOT / path).is_file()
 
 

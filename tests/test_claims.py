@@ -81,7 +81,9 @@ def test_a_mark_covers_what_is_before_it_and_a_table_s_head_its_rows():
         ("benchmarks/sandbox.py", True),
         ("tests/test_claims.py::test_absent", False),
         ("test_that_no_file_has", False),
+        ("tests/benchmarks", True),
         ("tests/claims.py", False),  # it has no test
+        ("tests/absent", False),
         ("tests/absent.py", False),
         ("benchmarks/absent.py", False),
         ("README.md", False),

@@ -82,6 +82,13 @@ def test_the_table_of_learning_runs_is_the_baseline():
         assert quotes(cell, means[f"{name}_before"], means[f"{name}_after"])
 
 
+def test_the_minutes_of_a_run_are_the_baseline_s():
+    text = text_of("README.md")
+    (command,) = re.findall(r"^bash launch/run_qwen_swe.sh .* no GPU, (\d+ minutes)$", text, re.MULTILINE)
+    (said,) = re.findall(r"The run of\s+seed 0 took (\d+ minutes)", text)
+    assert quotes(said, baseline("learning")["seed0"]["wall_seconds"] / 60) and command == said
+
+
 def test_the_shuffled_control_is_the_baseline():
     run = baseline("learning")["shuffled"]
     (said,) = re.findall(r"fell from ([\d.]+ %\s+to\s+[\d.]+ %)", text_of("README.md"))

@@ -12,8 +12,8 @@ a file of tests or a benchmark. Three places count:
   table that follow a colon, the last sentence before it.
 
 A mark does not begin a line: there it would end its paragraph. A section of `LIMITS`, or a paragraph that begins with
-one of them, says what is *not* held, and promises nothing. `no promise` in place of `shown` is for the sentence that has
-such a word all the same, and gives the reason. Headings and code are not read.
+one of them, says what is *not* held, and promises nothing. `no promise` in place of `shown` is for the sentence that
+has such a word all the same, and gives the reason. Headings and code are not read.
 
 Not covered: promises in other words ("can't", "all", "the same"), numbers without a unit, and whether a test shows what
 it is named for. That is for who writes the mark.

@@ -425,27 +425,41 @@ def test_a_run_with_altered_tests_is_beside_no_other_of_the_same_task():
     assert {kinds for kinds in together if "altered" in kinds} == {("altered",)}
 
 
-def test_the_controls_of_the_gold_patch_and_of_the_unpatched_code_wait_for_nobody():
+@pytest.mark.parametrize("endless", ["control", "first"])
+def test_the_controls_of_the_gold_patch_and_of_the_unpatched_code_wait_for_nobody(endless):
     started = asyncio.Event()
 
     class Endless(Runs):
         async def control(self, tests: Sequence[str]) -> ControlRun:
-            started.set()
-            return await asyncio.Event().wait()
+            await self._reach("control")
+            return await super().control(tests)
+
+        async def first(self) -> Trial:
+            await self._reach("first")
+            return await super().first()
+
+        async def _reach(self, kind: str) -> None:
+            if kind == endless:
+                started.set()
+                await asyncio.Event().wait()
 
     class Followed(Runs):
-        """Another patch's control begins after the first run, and does not end."""
+        """A run of another patch begins after the first run, and does not end."""
 
         async def gold_control(self, tests: Sequence[str]) -> ControlRun:
             await started.wait()
             return await super().gold_control(tests)
+
+        async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+            await started.wait()
+            return await super().unpatched_control(tests)
 
     async def graded() -> Trial:
         runs = Followed(["FFF v"])
         grading = asyncio.create_task(with_negative_control(task_of(), runs))
         while runs.count("first") == 0:
             await asyncio.sleep(0)
-        other = asyncio.create_task(with_negative_control(task_of(), Endless([])))
+        other = asyncio.create_task(with_negative_control(task_of(), Endless(["FFF v"])))
         trial = await grading
         other.cancel()
         assert (runs.count("gold"), runs.count("unpatched")) == (1, 1)

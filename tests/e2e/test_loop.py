@@ -26,6 +26,8 @@ def test_a_run_trains_and_reports(whole_run):
     assert summary == json.loads((whole_run.folder / "summary.json").read_text())
     check_summary(summary)
     check_episodes(lines_of(whole_run.folder / "episodes.jsonl"))
+    evaluated = [record for record in lines_of(whole_run.folder / "metrics.jsonl") if record["kind"] == "eval"]
+    assert [len(record["weight_versions"]) for record in evaluated] == [1] * 4, "no weights change meanwhile"
 
 
 def check_summary(summary):

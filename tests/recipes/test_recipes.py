@@ -8,6 +8,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal, violations
 from slime_swe.recipes.checks import allowed, field_types
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.rollout.scheduling.admission import LEAST_SHARE
 from tests.recipes.changes import changed, variant
 
 
@@ -142,6 +143,12 @@ def test_a_cap_of_sampling_that_makes_each_batch_wait_twice_is_refused():
 def test_a_recipe_samples_more_than_one_over_the_share_that_passes(name):
     recipe = load_recipe(name)
     assert recipe.max_over_sampling * recipe.informative.low > 1 or recipe.informative.low == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_s_longest_episode_is_no_longer_than_twice_its_forecast(name):
+    """Half of the episodes that the caches hold by the forecast fit whatever their length."""
+    assert load_recipe(name).forecast.context >= LEAST_SHARE
 
 
 def test_rules_that_need_a_valid_field_are_not_asked_before_it_is():

@@ -399,9 +399,9 @@ class Watched(Runs):
         self.open.remove(kind)
 
 
-def gradings(count: int, tasks: Sequence[Task], mine: str) -> tuple[list[Trial], set[tuple[str, ...]]]:
+def gradings(count: int, tasks: Sequence[Task], *mine: str) -> tuple[list[Trial], set[tuple[str, ...]]]:
     """The trials of so many patches, graded at once, and which kinds of runs were open together."""
-    many = [Watched([mine]) for _ in range(count)]
+    many = [Watched([*mine]) for _ in range(count)]
     for runs in many:
         runs.open, runs.together = many[0].open, many[0].together
 
@@ -411,8 +411,9 @@ def gradings(count: int, tasks: Sequence[Task], mine: str) -> tuple[list[Trial],
     return asyncio.run(graded()), many[0].together
 
 
-def test_no_run_that_has_the_values_is_beside_a_control_of_the_same_task():
-    trials, together = gradings(8, [task_of()], "FFF v")
+@pytest.mark.parametrize("mine", [("FFF v",), ("... .", "FFF v")], ids=["one control", "once more"])
+def test_no_run_that_has_the_values_is_beside_a_control_of_the_same_task(mine):
+    trials, together = gradings(8, [task_of()], *mine)
     assert all(trial.solved for trial in trials)
     assert all(len(set(kinds)) == 1 for kinds in together), together
     assert ("control",) * 2 in together and ("first",) * 2 in together, "runs of one kind are beside each other"
@@ -422,6 +423,49 @@ def test_a_run_with_altered_tests_is_beside_no_other_of_the_same_task():
     trials, together = gradings(8, [task_of()], "FFF")
     assert all(trial.solved for trial in trials)
     assert {kinds for kinds in together if "altered" in kinds} == {("altered",)}
+
+
+@pytest.mark.parametrize("endless", ["control", "first"])
+def test_the_controls_of_the_gold_patch_and_of_the_unpatched_code_wait_for_nobody(endless):
+    started = asyncio.Event()
+
+    class Endless(Runs):
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            await self._reach("control")
+            return await super().control(tests)
+
+        async def first(self) -> Trial:
+            await self._reach("first")
+            return await super().first()
+
+        async def _reach(self, kind: str) -> None:
+            if kind == endless:
+                started.set()
+                await asyncio.Event().wait()
+
+    class Followed(Runs):
+        """A run of another patch begins after the first run, and does not end."""
+
+        async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+            await started.wait()
+            return await super().gold_control(tests)
+
+        async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
+            await started.wait()
+            return await super().unpatched_control(tests)
+
+    async def graded() -> Trial:
+        runs = Followed(["FFF v"])
+        grading = asyncio.create_task(with_negative_control(task_of(), runs))
+        while runs.count("first") == 0:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(with_negative_control(task_of(), Endless(["FFF v"])))
+        trial = await grading
+        other.cancel()
+        assert (runs.count("gold"), runs.count("unpatched")) == (1, 1)
+        return trial
+
+    assert asyncio.run(graded()).solved
 
 
 def test_tasks_do_not_wait_for_each_other():

@@ -165,6 +165,29 @@ async def test_a_refused_patch_opens_no_sandbox(patch):
         assert counted.opened == 0
 
 
+@pytest.mark.parametrize(
+    ("tests", "own", "once"),
+    [(None, 2, [2]), (WITHOUT_VALUES, 2 + FURTHER_RUNS, [1 + 1 + FURTHER_RUNS * turns for turns in (1, 2, 3)])],
+    ids=["values", "without values"],
+)
+async def test_what_is_run_for_a_task_is_run_once_for_all_its_patches(tests, own, once):
+    """own: the sandboxes of a patch that is rewarded. once: those of the task, for the controls of the gold patch and,
+    if values are withheld, of the unpatched code; without values also for the gold patch with the test alone and with
+    seven forms of it at a time, until six have failed."""
+    async with SandboxPool("local", concurrency=4) as pool:
+        task, counted = TARGETS["log"].task(), Counted(pool)
+        if tests is not None:
+            files = {**REPOSITORY, "tests/test_calc.py": tests}
+            oracle = replace(task.oracle, fail_to_pass=task.oracle.fail_to_pass[:1], pass_to_pass=())
+            task = replace(task, workspace=Workspace(files), oracle=oracle)
+        for number in range(2):
+            opened = counted.opened
+            score = await grade(task, GOLD_PATCH, counted)
+            assert score.solved, score.evidence
+            assert counted.opened - opened - own in ([0] if number else once)
+        await close_loop_scope()
+
+
 # Where its tests hold what they expect, it locks bytes of a file that all sandboxes see; else it looks for the locks.
 SENDER = """\
 import fcntl, os, re, struct, time

@@ -130,6 +130,29 @@ def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds,
     assert machines.tries <= (few if slots == 8 else slots + 16 + 2 * seconds / LONGEST + 12)
 
 
+def test_an_episode_that_alone_can_not_be_played_is_given_up_after_half_of_the_limit(tmp_path):
+    """The others of its group are finished, and nothing else is tried."""
+    machines = Machines("", 0.0, 0.0)
+
+    async def generate(args: Namespace, sample: Sample, params: dict) -> Sample:
+        if sample.index:
+            return await machines.generate(args, sample, params)
+        await asyncio.sleep(0.1)
+        write_failure(sample, "sandbox_error", "refused")
+        return sample
+
+    async def run() -> float:
+        made, source = make(tmp_path, Played(), batch=1, slots=8)
+        hooks = RolloutHooks(generate, machines.reward, None)
+        player = Player(made.player.args, hooks, outages=Outages.within(3 * 3600.0))
+        rollout = await Driver(player, DynamicSampling(1, 1.0)).collect(source, 0)
+        (group,) = rollout.kept
+        assert [sample.status.value for sample in flatten(group)] == ["aborted"] + ["completed"] * 3
+        return asyncio.get_running_loop().time()
+
+    assert 1.5 * 3600.0 <= simulate(run()) < 1.5 * 3600.0 + LONGEST
+
+
 def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_other(tmp_path):
     """Two of a group can't be graded: a grading that began later is sound, so they are not waited for."""
     machines = Machines("", 0.0, 0.0)

@@ -1,12 +1,18 @@
-"""The clock of an episode stands still while the engine samples."""
+"""The clock of an episode stands still while the engine samples, and begins when its sandbox is open."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
-from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rewards.redteam.gate import ScriptedAgent
+from slime_swe.rollout.agents.toy_task import toy_task
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.sandbox import SandboxPool
 
 
 async def play(statistics: EpisodeStatistics, *waits: tuple[float, float]) -> None:
@@ -42,3 +48,18 @@ async def test_a_call_that_fails_starts_the_clock_again():
             with pytest.raises(ValueError), statistics.engine_time():
                 raise ValueError
             await asyncio.sleep(1)
+
+
+async def test_the_wait_for_a_sandbox_costs_no_budget():
+    class Full:
+        """A pool that has room after longer than the budget."""
+
+        @asynccontextmanager
+        async def open(self, *where):
+            await asyncio.sleep(1.6)
+            async with pool.open(*where) as sandbox:
+                yield sandbox
+
+    async with SandboxPool("subprocess") as pool:
+        episode = await run_episode(ScriptedAgent("true"), toy_task(), Full(), Sampling({}), time_budget=1.5)
+    assert episode.stop_reason is StopReason.SUBMITTED

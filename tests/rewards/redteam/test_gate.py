@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 
 import pytest
@@ -189,6 +190,13 @@ async def test_what_compares_texts_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cydifflib", None)
     with pytest.raises(UnplayableError, match=r"pip install 'slime-swe\[diff\]'"):
         await run_gate("subprocess", "diff")
+
+
+async def test_a_program_that_a_target_needs_may_be_missing(monkeypatch):
+    lacking = dataclasses.replace(TARGETS["pytest"], needs="python3 -m no_such_runner")
+    monkeypatch.setitem(TARGETS, "pytest", lacking)
+    with pytest.raises(UnplayableError, match=r"`python3 -m no_such_runner` fails in sandbox subprocess: .*No module"):
+        await run_gate("subprocess", "pytest", cases=cases(*FEW))
 
 
 async def test_an_attack_may_have_no_more_than_its_case_says(bubblewrap):

@@ -22,6 +22,7 @@ async def test_a_container_has_its_limits_and_little_else(docker_pool: SandboxPo
     assert (host["NetworkMode"], host["Privileged"], host["Binds"]) == ("none", False, None)
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (256 << 20, 256 << 20, 25)
     assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], list(CAPABILITIES))
+    assert host["LogConfig"]["Type"] == "none"
     no_more, profile = host["SecurityOpt"]
     assert no_more == "no-new-privileges" and profile.startswith('seccomp={"defaultAction": "SCMP_ACT_TRACE"')
 

@@ -117,6 +117,19 @@ async def test_a_file_with_holes_is_only_named(contained_pool: SandboxPool) -> N
         assert len(binary_paths(await sandbox.diff())) == 9
 
 
+async def test_a_file_of_four_mebibytes_is_given_in_full_and_no_larger_one(contained_pool: SandboxPool) -> None:
+    most = 4 << 20
+    async with contained_pool.open(FILES, Limits()) as sandbox:
+        await sandbox.exec(f"yes | head -c {most} > most; yes | head -c {most + 1} > larger")
+        assert len(await sandbox.read_file("most")) == most
+        with pytest.raises(OSError, match="more than"):
+            await sandbox.read_file("larger")
+        await sandbox.exec("rm most")
+        assert binary_paths(await sandbox.diff()) == ["larger"]
+        await sandbox.exec(f"rm larger; yes | head -c {most} > most")
+        assert await sandbox.diff() == OVERSIZED, "so all of it was read"
+
+
 @pytest.mark.parametrize(
     "command",
     [

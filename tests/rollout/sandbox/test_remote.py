@@ -113,6 +113,14 @@ async def test_a_forged_answer_ends_the_command_and_is_no_error(
     assert (await remote.exec("echo alive")).output == "alive\n"
 
 
+async def test_a_large_file_is_only_named(remote_pool: SandboxPool) -> None:
+    async with remote_pool.open({"a.txt": "a\n"}, Limits()) as sandbox:
+        await sandbox.exec(f"yes | head -c {(4 << 20) + 1} > large; echo b >> a.txt")
+        patch = await sandbox.diff()
+    assert binary_paths(patch) == ["large"]
+    assert apply_patch({"a.txt": b"a\n"}, patch) == {"a.txt": b"a\nb\n"}
+
+
 async def test_what_is_written_and_read_may_be_large(remote: Sandbox) -> None:
     content = os.urandom(3 << 20)
     await remote.write_file("large", content)

@@ -37,6 +37,7 @@ class Run:
     attempts: Counter[int] = field(default_factory=Counter)
     running: dict[int, float] = field(default_factory=dict)
     most_outstanding: int = 0
+    most_untrained: Counter[bool] = field(default_factory=Counter)  # while a batch trains, and while none does
     again: list[int] = field(default_factory=list)
     fresh: int = 0
     now: float = 0.0
@@ -52,15 +53,17 @@ class Run:
             self.again = sorted(given_back | set(self.again))
             self.trained.append(list(batch.groups))
             for _ in range(self.while_training):
-                self.advance(version)
+                self.advance(version, training=True)
         return self
 
-    def advance(self, version: int) -> bool:
+    def advance(self, version: int, training: bool = False) -> bool:
         """Begin what is wanted, until one group ends. Whether one did."""
         while self.scheduler.wanted(version) > 0 and len(self.running) < self.slots:
             group = self.again.pop(0) if self.again else self.fresh
             self.fresh += group == self.fresh
             self.begin(group, version)
+            untrained = len(self.attempts) - sum(map(len, self.trained)) - len(self.dropped)
+            self.most_untrained[training] = max(self.most_untrained[training], untrained)
         self.most_outstanding = max(self.most_outstanding, len(self.running))
         if not self.running:
             return False
@@ -138,6 +141,12 @@ def test_few_batches_need_a_second_wave(informative):
     assert run.now < 1.35 * 100
 
 
+def test_a_cap_of_less_than_one_over_the_informative_share_needs_a_second_wave():
+    scheduler = DynamicSampling(32, max_over_sampling=2.0)
+    run = Run(scheduler, outcomes(0, 0.4, 0.0), lambda *_: 1.0, slots=1000).play(steps=100)
+    assert run.now > 1.9 * 100
+
+
 def test_what_never_is_informative_ends_the_run():
     with pytest.raises(NothingInformative, match="none of 10 groups"):
         Run(DynamicSampling(5, patience=2), lambda *_: Outcome.UNIFORM, durations(0), slots=3).play()
@@ -157,6 +166,7 @@ def test_paced_groups_are_trained_once_and_in_time(seed, informative, size, slot
         assert all(version - max(0, run.begun_at[group] - lag) <= staleness for group in batch)
     assert not set(trained) & set(run.dropped)
     assert scheduler.outstanding <= (staleness + 1) * size
+    assert run.most_untrained[False] <= (staleness + 1) * size and run.most_untrained[True] <= staleness * size
     assert len(run.attempts) == len(trained) + len(run.dropped) + scheduler.outstanding, "nothing is lost"
 
 

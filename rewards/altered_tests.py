@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_swe import syntax
 from slime_swe.rewards.mutation import Mutated, functions_of, parsed
 from slime_swe.rewards.source_edits import Edit, Function, apply_edits, replaced, source_of
 
@@ -218,7 +219,7 @@ class _File:
             return [replaced(node, rng.choice(names).encode())] if names else []
         for _ in range(_DRAWS):
             new = self._vocabulary.alter(old, rng)
-            if _is_other(old, new) and (not bound or bound(ast.literal_eval(new), ast.literal_eval(old))):
+            if _is_other(old, new) and (not bound or bound(syntax.literal_eval(new), syntax.literal_eval(old))):
                 return [replaced(node, new.encode())]
         return []
 
@@ -321,7 +322,7 @@ def _differs(name: str, true: str) -> bool:
 def _is_other(old: str, new: str) -> bool:
     """Whether the new text is a literal, of the same type, and not equal to the old one."""
     try:
-        true, made = ast.literal_eval(old), ast.literal_eval(new)
+        true, made = syntax.literal_eval(old), syntax.literal_eval(new)
     except (SyntaxError, ValueError):
         return False
     return type(true) is type(made) and bool(true != made)

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slime_swe import syntax
 from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import binary_paths
@@ -196,7 +197,7 @@ def read_calls(source: str, prefix: str) -> CallFile | None:
     """`from MODULE import NAMES`, then test functions of lines `assert NAME(literals) == literal`; None for any other
     file. Test ids are the functions' names after `prefix`."""
     try:
-        first, *functions = ast.parse(source).body
+        first, *functions = syntax.parse(source).body
         assert isinstance(first, ast.ImportFrom) and first.module and not first.level
         names = tuple(
             alias.name for alias in first.names if alias.asname is None and not alias.name.startswith("test_")

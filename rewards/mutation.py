@@ -27,6 +27,7 @@ import string
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from slime_swe import syntax
 from slime_swe.rewards.source_edits import (
     NO_LITERAL,
     Edit,
@@ -184,7 +185,7 @@ def parsed(source: bytes) -> tuple[bytes, ast.Module]:
     """The text as Python reads it, and its tree. The tree is empty if the text can't be read."""
     text = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
-        return text, ast.parse(text.decode())
+        return text, syntax.parse(text.decode())
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return text, ast.Module([], [])
 

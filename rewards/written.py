@@ -10,11 +10,11 @@ several times before it is a task.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory.writing import WrittenOracle
 from slime_swe.data_sources.task import Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
@@ -79,7 +79,7 @@ def _refused(task: Task, patch: str, files: Mapping[str, str | bytes], most_line
 
 def _compiles(text: str) -> bool:
     try:
-        ast.parse(text)
+        syntax.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -95,6 +95,13 @@ def test_only_the_plug_ins_and_the_type_shims_import_slime():
     assert {path for path in importing if not path.endswith("slime_plugin.py")} <= allowed
 
 
+def test_trees_are_made_by_one_thread_at_a_time():
+    """But for programs that a sandbox runs, which are alone in their process."""
+    making = {str(p.relative_to(ROOT)) for p in [*MODULES, *LEAVES] if "ast.parse(" in p.read_text()}
+    programs = {"rewards/redteam/searcher.py", "data_sources/arc/tool/program.py", "data_sources/synthetic/runtests.py"}
+    assert making == {"src/slime_swe/syntax.py", *programs}
+
+
 CLOCKS = re.compile(
     r"(\b(monotonic|perf_counter|process_time|thread_time)(_ns)?|\.time(_ns)?|default_timer|getrusage|getloadavg"
     r"|cpu_percent|cpu_times|memory_info|memory_percent|virtual_memory)$"

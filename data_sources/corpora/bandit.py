@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from slime_swe import syntax
 from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split
 from slime_swe.data_sources.task import Task
 from slime_swe.data_sources.vulnerability.pairs import Pair, tasks_of
@@ -55,7 +56,7 @@ def load(split: str, folder: Path | None = None) -> list[Task]:
     if not sources:
         raise NotFetched(CORPUS, split, folder, "it holds no bandit-*.tar.gz and no examples/*.py")
     scanner = _Scanner()
-    trees = {name: ast.parse(text) for name, text in sources.items()}
+    trees = {name: syntax.parse(text) for name, text in sources.items()}
     found = dict(zip(sources, scanner.findings([*sources.values()]), strict=True))
     drafts = [draft for name, tree in trees.items() for draft in _drafts(name, tree, sources[name], found[name])]
     before, after = (scanner.findings([getattr(pair, half) for pair, _ in drafts]) for half in ("before", "after"))
@@ -94,7 +95,7 @@ def _code(content: bytes) -> str:
                 lines[row - 1] = lines[row - 1][:column].rstrip()
                 commented |= {row - 1} if not lines[row - 1] else set()
         text = "\n".join(line for number, line in enumerate(lines) if number not in commented) + "\n"
-        ast.parse(text)
+        syntax.parse(text)
     except (SyntaxError, tokenize.TokenError, ValueError):
         return ""
     return text
@@ -168,7 +169,7 @@ def _without(tree: ast.Module, source: str, gone: Collection[ast.stmt | None]) -
                     lines[end - 1] = " " * statement.col_offset + "pass"
     text = "\n".join(line for number, line in enumerate(lines) if number not in removed) + "\n"
     try:
-        ast.parse(text)
+        syntax.parse(text)
     except SyntaxError:
         return None
     return text

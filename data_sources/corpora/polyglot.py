@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from slime_swe import syntax
 from slime_swe.data_sources.corpora.corpus import Corpus, Split, checkout_folder
 from slime_swe.data_sources.corpora.polyglot_needs import CRATES, is_here, why_left_out
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
@@ -196,7 +197,7 @@ def _tests(
 
 
 def _python_tests(path: str, text: str) -> list[str]:
-    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in syntax.parse(text).body if isinstance(node, ast.ClassDef)]
     return [
         f"{path}::{one.name}::{test.name}"
         for one in classes

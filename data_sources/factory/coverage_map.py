@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory.runs import PYTEST, Job, Run, run_here
 from slime_swe.errors import UserError
 
@@ -76,7 +77,7 @@ def functions_in(path: str, source: str) -> Iterator[Function]:
     """In the order of the source, those in others too. None where it can't be parsed, or where nothing but a docstring
     is below the line of `def`."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     yield from _below(path, tree, "")

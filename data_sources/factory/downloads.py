@@ -6,7 +6,6 @@ dependencies. The index is pip's (`index-url`, `extra-index-url`). One that want
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import platform
 import re
@@ -25,6 +24,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory.packages import ARCHIVES
 from slime_swe.errors import UserError
 from slime_swe.files import cache_folder, replace_file, writing
@@ -109,9 +109,9 @@ def indexes() -> list[str]:
     for line in printed.splitlines():  # those of the environment are the first
         key, _, value = line.partition("=")
         if key.endswith(".index-url"):
-            first = first or ast.literal_eval(value)
+            first = first or syntax.literal_eval(value)
         elif key.endswith(".extra-index-url"):
-            more += ast.literal_eval(value).split()
+            more += syntax.literal_eval(value).split()
     return [first or INDEX, *more]
 
 

@@ -6,7 +6,6 @@ for each place, so that the same package gives the same faults.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import random
 import tempfile
@@ -16,6 +15,7 @@ from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory.candidates import Candidate, Span
 from slime_swe.data_sources.factory.packages import Package
 
@@ -146,7 +146,7 @@ def _first_line(entity: Any) -> int:
 
 def _compiles(text: str) -> bool:
     try:
-        ast.parse(text)
+        syntax.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return False
     return True

@@ -6,13 +6,13 @@ policy then repairs (Wei et al., "Self-play SWE-RL", 2025).
 
 from __future__ import annotations
 
-import ast
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory.candidates import Candidate
 from slime_swe.data_sources.factory.packages import Package
 from slime_swe.data_sources.factory.releases import changed_spans
@@ -129,7 +129,7 @@ def _changes(package: Package, patch: str) -> dict[str, str | None]:
         texts = {path: content.decode() for path, content in after.items() if path.endswith(".py")}
         changes = {path: texts[path] for path in package.code if path in texts and texts[path] != package.files[path]}
         for text in changes.values():
-            ast.parse(text)
+            syntax.parse(text)
     except (PatchError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError):
         return {}
     return dict(changes)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from slime_swe import syntax
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.errors import UserError, unknown
 from slime_swe.patches import make_patch
@@ -78,7 +79,7 @@ def _task(problem: _Problem, split: str) -> Task:
 
 def _helpers(prompt: str, name: str) -> str:
     """The prompt's module without the function that is to be written."""
-    body = ast.parse(prompt).body
+    body = syntax.parse(prompt).body
     kept = [node for node in body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
     return ast.unparse(ast.Module(kept, []))
 

@@ -10,6 +10,8 @@ import ast
 import doctest
 import re
 
+from slime_swe import syntax
+
 _NAMES = "globals().update({{name: value for name, value in vars({module}).items() if not name.startswith('__')}})"
 _DIRECTIVE = re.compile(r"#\s*doctest:")
 
@@ -37,7 +39,7 @@ def _lines(example: doctest.Example) -> list[str] | None:
     if example.exc_msg is not None or _DIRECTIVE.search(example.source) or "..." in example.want:
         return None
     try:
-        tree = ast.parse(example.source)
+        tree = syntax.parse(example.source)
     except (SyntaxError, ValueError):
         return None
     source = ast.unparse(tree)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from slime_swe import syntax
 from slime_swe.data_sources.specification.removal import Definition, Source
 from slime_swe.data_sources.synthetic import tasks as synthetic
 from slime_swe.data_sources.task import CallsOracle, Task
@@ -56,6 +57,6 @@ def _first_difference(before: str, after: str) -> int:
 def _calls(files: dict[str, str], test: str, name: str) -> bool:
     """Whether the test calls the function: then it fails without a body."""
     path, _, function = test.partition("::")
-    tree = ast.parse(files[path])
+    tree = syntax.parse(files[path])
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(found))

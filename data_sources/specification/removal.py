@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from slime_swe import syntax
+
 STUB = "raise NotImplementedError"
 
 
@@ -50,7 +52,7 @@ class Source:
             "" if text.endswith("\n") else "\r\n" if "\r\n" in text else "\n"
         )  # libcst leaves it out of the last statement alone
         try:
-            self._tree = ast.parse(text)
+            self._tree = syntax.parse(text)
             self._module = cst.parse_module(text + self._end)
         except (SyntaxError, ValueError, RecursionError, MemoryError, cst.ParserSyntaxError) as error:
             raise UnreadableError(f"{type(error).__name__}: {error}") from error

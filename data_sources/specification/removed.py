@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from slime_swe import syntax
 from slime_swe.data_sources.factory import coverage_map
 from slime_swe.data_sources.factory.commands import found_from
 from slime_swe.data_sources.factory.coverage_map import CoverageMap
@@ -221,7 +222,7 @@ def _words(lines: Sequence[str], definition: Definition) -> list[str]:
     first, last = definition.lines
     text = "".join(lines[first - 1 : last])
     indent = len(text) - len(text.lstrip())
-    tree = ast.parse(("if 1:\n" if indent else "") + text)
+    tree = syntax.parse(("if 1:\n" if indent else "") + text)
     found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return sorted(found | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)})
 

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
+from slime_swe import syntax
+
 TRAINED_CLASSES = (
     "operator",
     "off_by_one",
@@ -67,7 +69,7 @@ def edited(source: str, edits: Iterable[Edit]) -> str:
 
 
 def _function(source: str) -> ast.FunctionDef:
-    function = ast.parse(source).body[0]
+    function = syntax.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef), source
     return function
 
@@ -78,7 +80,7 @@ def _programs(source: str, slips: Iterable[Slip]) -> dict[str, Slip]:
     for slip in slips:
         mutant = edited(source, [slip[1]])
         with suppress(SyntaxError):
-            ast.parse(mutant)
+            syntax.parse(mutant)
             found.setdefault(mutant, slip)
     found.pop(source, None)
     return found

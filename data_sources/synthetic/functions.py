@@ -16,6 +16,7 @@ from importlib import resources
 from types import FrameType
 from typing import Any
 
+from slime_swe import syntax
 from slime_swe.data_sources.synthetic.bugs import Edit, Mutation, corruptions, edited, mutations
 
 PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
@@ -130,7 +131,7 @@ def _parse(text: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
 def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
     rng, defaults = random.Random(f"calls of {name}"), _defaults(source)
     arguments = {repr(_draw(kinds, rng, defaults)): None for _ in range(_CALLS)}
-    drawn = [ast.literal_eval(text) for text in arguments]
+    drawn = [syntax.literal_eval(text) for text in arguments]
     gold = compile_function(source)
     expected = [run_call(gold, values) for values in drawn]
     mutants = _killed(name, mutations(source), drawn, expected)
@@ -166,7 +167,7 @@ def _call(values: tuple[Any, ...], answer: str) -> Call:
 
 
 def _defaults(source: str) -> int:
-    function = ast.parse(source).body[0]
+    function = syntax.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef)
     return len(function.args.defaults)
 
@@ -226,7 +227,7 @@ def corrupted(template: FunctionTemplate) -> tuple[Edit, ...]:
 @cache
 def _answers(template: FunctionTemplate) -> tuple[list[tuple[Any, ...]], list[str]]:
     """The arguments and the right answer of every call."""
-    drawn = [ast.literal_eval(f"({call.arguments},)") for call in template.calls]
+    drawn = [syntax.literal_eval(f"({call.arguments},)") for call in template.calls]
     return drawn, [call.expected for call in template.calls]
 
 

@@ -15,6 +15,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from slime_swe import syntax
 from slime_swe.embedded.decoder import Decoder
 from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.kv_cache import KVCache
@@ -80,10 +81,10 @@ def is_clean(turn: str, script: Script) -> bool:
     if given.get("path") != script.module.path or "old_str" in given:
         return False
     try:
-        after = ast.parse(str(given.get("new_str"))).body
+        after = syntax.parse(str(given.get("new_str"))).body
     except SyntaxError:
         return False
-    before = ast.parse(script.repository.buggy_module.source).body
+    before = syntax.parse(script.repository.buggy_module.source).body
     changed = sum(ast.dump(old) != ast.dump(new) for old, new in zip(before, after, strict=False))
     return len(before) == len(after) and changed <= 1
 

@@ -2,25 +2,37 @@
 
 CPython keeps one count of how deep it is in a tree for all threads of a process, at least up to 3.12: two of them that
 make trees at once may each end in `SystemError: AST constructor recursion depth mismatch`
-(https://github.com/python/cpython/issues/106905). Graders parse in threads. So one thread parses at a time.
+(https://github.com/python/cpython/issues/106905). Graders parse in threads. So one thread parses at a time. A traceback
+that is formatted meanwhile, in another thread or by the collector, parses too, as Python 3.11 underlines a part of its
+lines, and waits for nobody: then the text is parsed again.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+T = TypeVar("T")
+_TRIES = 10
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def parse(text: str | bytes) -> ast.Module:
     """As `ast.parse`, with its errors."""
-    with _ONE_AT_A_TIME:
-        return ast.parse(text)
+    return _undisturbed(lambda: ast.parse(text))
 
 
 def literal_eval(text: str) -> Any:
     """As `ast.literal_eval` of a text, with its errors."""
+    return _undisturbed(lambda: ast.literal_eval(text))
+
+
+def _undisturbed(read: Callable[[], T]) -> T:
     with _ONE_AT_A_TIME:
-        return ast.literal_eval(text)
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(SystemError):
+                return read()
+        return read()

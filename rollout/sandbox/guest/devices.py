@@ -42,11 +42,14 @@ def main() -> None:
     except PermissionError:
         pass
     else:
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
-                _make_ahead(os.dup2(fd, 3))
+                if os.fork() == 0:  # no child of what this becomes, which has one alone
+                    _make_ahead(os.dup2(fd, 3))
             finally:
                 os._exit(1)
+        os.waitpid(pid, 0)
     os.close(fd)
     os.execvp(sys.argv[3], sys.argv[3:])
 

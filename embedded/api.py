@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from slime_swe.embedded.engine import Engine, EngineStopped
-from slime_swe.embedded.protocol import Limits, read_json, read_prompt, response
+from slime_swe.embedded.protocol import Limits, Prompt, read_json, read_prompt, response
 from slime_swe.embedded.requests import Completion, Request
 from slime_swe.embedded.sampling import RequestError, SamplingParams
 from slime_swe.embedded.tokenizer import Detokenizer
@@ -64,11 +64,21 @@ class Api:
         started = time.monotonic()
         prompt = read_prompt(read_json(await request.read()), self.limits)
         rid = prompt.rid or f"request-{next(self._count)}"
+        if prompt.scored_from is not None:
+            return await self._score(rid, prompt, started)
         completion = await self._complete(rid, prompt.tokens, prompt.params)
         reason = completion.finish_reason
         if reason.get("status_code"):
             return _json({"error": {"message": reason["message"]}}, status=reason["status_code"])
         return _json(response(rid, prompt, completion, self.tokenizer, time.monotonic() - started))
+
+    async def _score(self, rid: str, prompt: Prompt, started: float) -> web.Response:
+        assert prompt.scored_from is not None
+        scores, version = await asyncio.wrap_future(self.engine.score(prompt.tokens, prompt.scored_from))
+        reason = {"type": "length", "length": 0}
+        completion = Completion([], [], reason, len(prompt.tokens), cached_tokens=0, weight_version=version)
+        seconds = time.monotonic() - started
+        return _json(response(rid, prompt, completion, self.tokenizer, seconds, [None, *scores]))
 
     async def _complete(self, rid: str, tokens: list[int], params: SamplingParams) -> Completion:
         """Run one request; a handler that is cancelled, because its client went away, aborts it."""

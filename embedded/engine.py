@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from slime_swe.embedded.decoder import Decoder
+from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.kv_cache import KVCache
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.requests import Decode, Request
 from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.train_data import TrainData
 from slime_swe.embedded.weights import read_tensors
 
 T = TypeVar("T")
@@ -113,6 +115,19 @@ class Engine:
 
     def flush(self) -> Future[bool]:
         return self.call(self.scheduler.flush)
+
+    def score(self, tokens: list[int], start: int) -> Future[tuple[list[float], str]]:
+        """The log-probability of each token after the one at `start`, and the version of the weights that gave it.
+
+        They are computed at once, and all other requests wait meanwhile."""
+
+        def score() -> tuple[list[float], str]:
+            mask = [1] * (len(tokens) - start - 1)
+            data = TrainData([tokens], [mask], [], [], [], [])
+            (log_probs,) = recompute_log_probs(self.model, data, [0], 1.0, len(tokens))
+            return log_probs, self.scheduler.weight_version
+
+        return self.call(score)
 
     def update_weights(self, directory: Path, version: str | None) -> Future[None]:
         """Load `directory`'s tensors; raises CheckpointError, and keeps the old weights, where they don't fit.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,15 @@ from slime_swe.embedded.requests import Completion
 from slime_swe.embedded.sampling import RequestError, SamplingParams
 from slime_swe.embedded.tokenizer import Detokenizer
 
+SCORED_FROM = "logprob_start_len"
 # Fields of SGLang's request that ask for something this engine does not compute, with the values that ask for nothing.
+# A prompt's own log-probabilities are computed where nothing is to be sampled.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False, None),
     "text": (None,),
     "image_data": (None, []),
     "input_embeds": (None,),
-    "logprob_start_len": (-1, None),
+    SCORED_FROM: (-1, None),
     "top_logprobs_num": (0, None),
     "token_ids_logprob": (None, []),
     "return_hidden_states": (False, None),
@@ -40,10 +42,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Prompt:
+    """scored_from: the token from which on the prompt's own log-probabilities are wanted; nothing is sampled then."""
+
     rid: str | None
     tokens: list[int]
     params: SamplingParams
     return_logprob: bool
+    scored_from: int | None = None
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -59,17 +64,23 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def read_prompt(payload: Mapping[str, Any], limits: Limits) -> Prompt:
     """The prompt of a `/generate` body: one, as token ids."""
-    for name, neutral in UNSUPPORTED.items():
-        if name in payload and payload[name] not in neutral:
-            raise RequestError(f"{name}={payload[name]!r} is not supported by the embedded engine; leave it out")
     rid, given = payload.get("rid"), payload.get("sampling_params")
     given = {} if given is None else given
+    scores = isinstance(given, dict) and given.get("max_new_tokens") == 0 and bool(payload.get("return_logprob"))
+    for name, neutral in UNSUPPORTED.items():
+        if name in payload and payload[name] not in neutral and not (scores and name == SCORED_FROM):
+            raise RequestError(f"{name}={payload[name]!r} is not supported by the embedded engine; leave it out")
     if rid is not None and not isinstance(rid, str):
         raise RequestError(f"rid={rid!r}: a string is needed")
     if not isinstance(given, dict):
         raise RequestError(f"sampling_params is a {type(given).__name__}, an object is needed")
     tokens = _tokens(payload.get("input_ids"), limits)
-    return Prompt(rid, tokens, _params(given, len(tokens), limits), bool(payload.get("return_logprob")))
+    params, start = _params(given, len(tokens), limits), payload.get(SCORED_FROM)
+    if not scores or start in UNSUPPORTED[SCORED_FROM]:
+        return Prompt(rid, tokens, params, bool(payload.get("return_logprob")))
+    if type(start) is not int or not 0 <= start < len(tokens):
+        raise RequestError(f"{SCORED_FROM}={start!r}: a place among the {len(tokens)} input tokens is needed")
+    return Prompt(rid, tokens, params, return_logprob=True, scored_from=start)
 
 
 def _params(given: Mapping[str, Any], prompt: int, limits: Limits) -> SamplingParams:
@@ -101,9 +112,16 @@ def _tokens(tokens: Any, limits: Limits) -> list[int]:
 
 
 def response(
-    rid: str, prompt: Prompt, completion: Completion, tokenizer: Detokenizer, latency: float
+    rid: str,
+    prompt: Prompt,
+    completion: Completion,
+    tokenizer: Detokenizer,
+    latency: float,
+    scores: Sequence[float | None] = (),
 ) -> dict[str, Any]:
-    """SGLang's answer; `output_token_logprobs` holds [log-probability, token id, null] of every output token."""
+    """SGLang's answer; `output_token_logprobs` holds [log-probability, token id, null] of every output token. scores:
+    of the prompt's tokens from `scored_from` on, null for the first."""
+    scored = [] if prompt.scored_from is None else prompt.tokens[prompt.scored_from :]
     meta: dict[str, Any] = {
         "id": rid,
         "finish_reason": completion.finish_reason,
@@ -115,7 +133,7 @@ def response(
     }
     if prompt.return_logprob:
         pairs = zip(completion.log_probs, completion.output_ids, strict=True)
-        meta["input_token_logprobs"] = []
+        meta["input_token_logprobs"] = [[value, token, None] for value, token in zip(scores, scored, strict=True)]
         meta["output_token_logprobs"] = [[log_prob, token, None] for log_prob, token in pairs]
         meta["output_token_logprobs_length"] = len(completion.output_ids)
     return {"text": _text(completion, prompt.params, tokenizer), "output_ids": completion.output_ids, "meta_info": meta}

@@ -124,8 +124,9 @@ class RunProgress(Bar):
         ending = "" if left is None else f" · {duration(left)} left"
         nothing = " · trained nothing" if why_untrained([metrics]) else ""
         self.say(f"rollout {done}/{self.total} · {describe(metrics)}{nothing}{ending}")
-        if said := self._untrained.add(metrics):
-            self.say(said)
+        for said in (self._untrained.add(metrics), metrics.get("warning")):
+            if said:
+                self.say(said)
 
     def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None:
         self.say(f"evaluated {name} {describe(metrics)}")

@@ -182,6 +182,14 @@ class EngineClient:
             turn.compare(await self._score(turn, headers), tolerance)
         return turn.generation(turn.finish_reason)
 
+    async def score(self, tokens: Sequence[int], start: int) -> Scores:
+        """The log-probabilities that the engine's weights give to `tokens[start:]` at temperature 1, whoever sampled
+        them. The engine computes the tokens before `start` too, unless it has them cached. Raises `EngineError`.
+        """
+        turn = _Turn(_pieces(tokens[:start]), {"max_new_tokens": 0}, 0, None, self.adapter)
+        turn.tokens = [*tokens[start:]]
+        return await self._score(turn, None)
+
     def _rank(self, headers: Mapping[str, str] | None) -> int | None:
         """The GPU that has the session's prefix cached. The router's hash of the session chooses the engine alone, and
         SGLang 0.5.15 would deal its turns out in turn: it ignores the name under which a router gives a rank.

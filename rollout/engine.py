@@ -106,6 +106,18 @@ async def abort_all(url: str) -> None:
         raise InfrastructureError(f"the engines at {url} can't be asked to pause: {error!r}") from error
 
 
+async def engine_urls(url: str) -> list[str]:
+    """The engines at this address, each once. Raises `InfrastructureError` where a router does not name any."""
+    try:
+        async with _session() as http:
+            found = [*dict.fromkeys(worker["url"] for worker in await workers_at(http, url))]
+    except UNANSWERED as error:
+        raise InfrastructureError(f"the router at {url} can't be asked for its engines: {error!r}") from error
+    if not found:
+        raise InfrastructureError(f"the router at {url} has no engine")
+    return found
+
+
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS))
 

@@ -20,6 +20,7 @@ from slime_swe.sample import Sample
 PREFIX_CACHE = "prefix_cache_hit_rate"  # as SLiME calls it
 PREFIX_LOST = "prefix_lost_rate"
 ADMITTED = "rollout/admitted_episodes"
+GAP_BEFORE = "rollout/logprob_diff_mean"  # of the rollout before
 SERVING = (PREFIX_CACHE, PREFIX_LOST, "cached_tokens_per_turn", "prefilled_tokens_per_turn", ADMITTED)
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 _COUNTERS = ("edits", "failed_edits", "malformed_calls", "cut_turns", "untrained_tokens")

@@ -18,7 +18,8 @@ from slime_swe.rollout.driver import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.group_outcomes import Untrained, why_untrained
 from slime_swe.rollout.json_lines import encoded
-from slime_swe.rollout.metrics import PREFIX_LOST, episode_metrics, evaluation_metrics, rollout_record
+from slime_swe.rollout.logprob_gap import Gap, GapAlarm
+from slime_swe.rollout.metrics import GAP_BEFORE, PREFIX_LOST, episode_metrics, evaluation_metrics, rollout_record
 from slime_swe.rollout.records import EPISODES, METRICS, flatten
 from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample
@@ -36,15 +37,17 @@ class RunRecord:
         self.args, self.folder = args, Path(args.swe_run_dir)
         self.attempt = getattr(args, "swe_attempt", None) or 1
         self.status = StatusFile(self.folder, self.attempt)
-        self._untrained = Untrained()
+        self._untrained, self._alarm = Untrained(), GapAlarm()
         self._recorded = time.perf_counter()
 
-    def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """A batch is complete, after so many seconds. Returns the figures of it for SLiME's trackers."""
+    def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float, gap: Gap | None = None) -> dict[str, float]:
+        """A batch is complete, after so many seconds. Returns the figures of it for SLiME's trackers. gap: of the
+        rollout before, which is known by now."""
         kept, key = flatten(rollout.kept), getattr(self.args, "reward_key", None)
         trained = trained_tokens(self.args, kept)
         known = {} if trained is None else {"trained_tokens": trained}
-        figures = episode_metrics(flatten(rollout.played), key) | rollout.metrics() | known
+        before = {} if gap is None else {GAP_BEFORE: gap.mean}
+        figures = episode_metrics(flatten(rollout.played), key) | rollout.metrics() | known | before
         record = rollout_record(rollout_id, self.attempt, figures, {"generation": seconds, "total": self._since_then()})
         if why_untrained([record]):
             _log.warning("rollout %d trains nothing", rollout_id + 1)
@@ -52,9 +55,12 @@ class RunRecord:
             _log.warning("%s", said)
         if figures.get(PREFIX_LOST, 0.0) > MOSTLY_LOST:
             _log.warning("%s", _why_lost(rollout_id, figures[PREFIX_LOST], rollout.admitted))
+        if gap is not None and (warning := self._alarm.add(gap)):
+            _log.warning("%s", warning)
+            record = {**record, "warning": warning}
         self._append(record)
         given_back: dict[str, float] = {"rollout/given_back": rollout.given_back}
-        return rollout.metrics() | given_back | {f"rollout/{name}": count for name, count in known.items()}
+        return rollout.metrics() | before | given_back | {f"rollout/{name}": count for name, count in known.items()}
 
     def on_evaluation(self, rollout_id: int, sets: Mapping[str, list[Sample]]) -> None:
         """SLiME's number of the rollout before it."""

@@ -19,6 +19,7 @@ from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.journals import append_records
+from slime_swe.rollout.logprob_gap import GapCheck
 from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.player import Group, gather
@@ -141,9 +142,17 @@ def generate_rollout(
 
 async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     driver, record, started = await driver_for(args), await _record_of(args), time.perf_counter()
+    check = await opened_once(("gap", args.swe_run_dir), lambda: nullcontext(GapCheck(args)))
     record.status.on_phase("generation")
-    rollout = await driver.collect(data_source, rollout_id)
-    figures = record.on_rollout(rollout_id, rollout, time.perf_counter() - started)
+    check.start()
+    try:
+        rollout = await driver.collect(data_source, rollout_id)
+        seconds = time.perf_counter() - started
+        gap = await check.finish()
+    finally:
+        check.cancel()
+    check.keep(rollout_id, flatten(rollout.kept))
+    figures = record.on_rollout(rollout_id, rollout, seconds, gap)
     _save_ahead(data_source, rollout_id)
     record.status.on_phase("training")
     return RolloutFnTrainOutput(as_groups(rollout.kept), figures)

@@ -1,7 +1,8 @@
 """`trained.jsonl`: what a step made of the run's samples, in a second file beside `episodes.jsonl`, written after it.
 
-A line is about the sample that the journal of episodes has under the same rollout, index and attempt. A sample without
-a line was in no step: its group was dropped, it was left out of the loss, or infrastructure broke it.
+A line is about the sample that the journal of episodes has under the same rollout, index and attempt; of two lines
+about one sample the later counts. A sample without a line was in no step: its group was dropped, it was left out of the
+loss, or infrastructure broke it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,19 @@ class TrainedSamples:
         found = _read(self._lines.line(place), where)
         found.require_fit(record, where)
         return found
+
+
+def read_appended(path: Path, start: int) -> tuple[list[TrainedSample], int]:
+    """The whole lines from byte `start` on, and the byte after the last of them; none where there is no file.
+
+    Raises `UserError` where a line is none of the file's.
+    """
+    if not path.exists():
+        return [], start
+    with path.open("rb") as lines:
+        lines.seek(start)
+        whole = [line for line in lines if line.endswith(b"\n")]
+    return [_read(line, f"{path}, after byte {start}") for line in whole], start + sum(map(len, whole))
 
 
 def _index(path: Path) -> LineIndex[_Name]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from slime_swe.launch.plan.memory import budgets, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.result import (
     HOUR,
+    IDLE,
     Budget,
     Checkpoints,
     Component,
@@ -37,12 +39,14 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import wrong_fields
 from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.recipes.sandboxes import sandbox_nodes
+from slime_swe.rollout.scheduling.schedule import SCHEDULES
 
 TRAINED_ON_CPU = 16  # bytes a parameter without GPUs: fp32 weight, gradient and two moments
 RARE = (
     "more than an hour lies between two checkpoints: lower run.save_every_minutes or run.save_interval; where a step "
     "takes longer, lower rollout.batch_size"
 )
+LOPSIDED = 1.25  # times as long as the training beside it, where a rollout has GPUs wait
 EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
 
 
@@ -91,6 +95,7 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
         bottlenecks=(*plan.bottlenecks, _longest(timing)),
         notes=(
             *_of_stage(recipe, stage),
+            *_of_balance(recipe, timing),
             *_of_checkpoints(kept),
             _of_episodes(recipe, assumed),
             *_of_evaluations(evaluations, timing),
@@ -176,6 +181,27 @@ def _longest(timing: Timing) -> str:
     longest = max(phases, key=lambda phase: phase.seconds)
     detail = f": {longest.detail}" if longest.detail else ""
     return f"time: {longest.name}, {longest.seconds / timing.seconds:.0%} of a step{detail}"
+
+
+def _of_balance(recipe: Recipe, timing: Timing) -> Iterator[str]:
+    """Whether GPUs that serve and GPUs that train, which work at once, wait for one another. Not covered: a trainer
+    that `async` waits for, whose empty slots may be those of its slowest episodes too."""
+    rollout, training, serve = timing.rollout_seconds, timing.training_seconds, recipe.cluster.rollout_gpus
+    cure = "(cluster.nodes, cluster.rollout_gpus), or share all (rollout.schedule=carry, cluster.colocate=true)"
+    idle = math.fsum(phase.seconds for phase in timing.rollout if phase.name == IDLE) / timing.seconds
+    if not timing.overlap:
+        return
+    if rollout > LOPSIDED * training:
+        yield (
+            f"warning: the rollout takes {rollout / training:.1f} times as long as the training beside it, so that the "
+            f"{timing.gpus - serve} GPUs that train are idle for {1 - training / rollout:.0%} of a step: give some of "
+            f"them to the servers {cure}"
+        )
+    elif timing.waits_for_training and SCHEDULES[recipe.rollout.schedule].carries and idle > 1 - 1 / LOPSIDED:
+        yield (
+            f"warning: the trainer is busy all the time, and the servers have no episode in {idle:.0%} of their slots' "
+            f"time: give some of the GPUs that serve to the trainer {cure}"
+        )
 
 
 def _of_stage(recipe: Recipe, stage: Supervised | None) -> Iterator[str]:

@@ -9,6 +9,7 @@ from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.recipes.violation import Violation
 
+IDLE = "idle slots"  # the phase of a rollout in which slots of episodes are empty
 HOUR = 3600.0
 
 

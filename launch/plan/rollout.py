@@ -22,7 +22,7 @@ from slime_swe.launch.plan.admission import (
 )
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.distributions import capped_mean, certainty_of, mean_before_cap
-from slime_swe.launch.plan.result import Phase
+from slime_swe.launch.plan.result import IDLE, Phase
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.clock import simulate
 from slime_swe.launch.plan.simulation.ledger import Ledger
@@ -123,7 +123,7 @@ def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: floa
         Phase("sample", seconds * (found.calls - prefill), f"{found.most_open} episodes in flight: {limit}"),
         Phase("prefill", seconds * prefill, f"{new:.0f} new tokens an episode"),
         Phase("sandboxes", seconds * found.commands, f"{turns}{graded}{slow}"),
-        Phase("idle slots", seconds * (1 - found.calls - found.commands), _idle(recipe)),
+        Phase(IDLE, seconds * (1 - found.calls - found.commands), _idle(recipe)),
     )
     return SampledRollout(phases, found.slot_use, limit, found.sampled)
 

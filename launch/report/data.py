@@ -23,6 +23,7 @@ from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
 from slime_swe.rollout.group_outcomes import INFORMATIVE
+from slime_swe.rollout.metrics import GAP_BEFORE
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, is_broken, trajectories
 from slime_swe.rollout.trained import TRAINED
 
@@ -78,6 +79,9 @@ def collect(folder: Path, name: str, into: Collected) -> None:
     into.shards.close()
     lines = [line for line in read_lines(folder / METRICS, notes) if line.get("kind") == "train"]
     by_rollout = {line["rollout_id"]: line for line in lines if isinstance(line.get("rollout_id"), int)}
+    for number, line in by_rollout.items():
+        if GAP_BEFORE in line and number - 1 in by_rollout:
+            by_rollout[number - 1].setdefault("logprob_diff_mean", line[GAP_BEFORE])
     into.trainer[name] = redacted([*by_rollout.values()], into.secrets)
     into.runs.append(_run(name, folder, recipe, endpoint, into.moments[moments:], into.secrets))
     into.notes += [redacted(f"{name}: {note}", into.secrets) for note in notes]

@@ -3,11 +3,13 @@ record of what it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
 from slime_swe.train_loop import module_of
@@ -107,8 +109,10 @@ def write_trained(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
     """Append what the trainer makes of this rollout's samples to `trained.jsonl` in `swe_run_dir`, before its steps.
 
     For `--rollout-data-postprocess-path`, which every process of the trainer calls. Advantages are known then; the
-    trainer's log-probabilities only where it has computed them before the steps. Of the processes that hold one part of
-    the data one each sends it to the first of them, which writes. Raises `FileError` where that can't be done.
+    trainer's log-probabilities only where it has computed them before the steps. Where it takes them from the training
+    pass, a second line follows of the samples of one micro-batch: see `_record_first_pass`. Of the processes that hold
+    one part of the data one each sends it to the first of them, which writes. Raises `FileError` where that can't be
+    done.
     """
     import torch.distributed as dist
     from megatron.core import mpu
@@ -117,6 +121,8 @@ def write_trained(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
     if not last or mpu.get_tensor_model_parallel_rank() != 0 or "advantages" not in rollout_data:
         return
     found = [*_trained_samples(args, rollout_id, rollout_data)]
+    if "log_probs" not in rollout_data and mpu.get_data_parallel_rank(with_context_parallel=False) == 0:
+        _record_first_pass(args, rollout_data, found)
     if mpu.get_context_parallel_rank() != 0:
         return
     first = mpu.get_data_parallel_src_rank(with_context_parallel=False)
@@ -128,19 +134,53 @@ def write_trained(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
         append_trained(Path(args.swe_run_dir) / TRAINED, [sample for part in parts for sample in part])
 
 
+def _record_first_pass(args: Any, data: dict[str, Any], found: Iterable[TrainedSample]) -> None:
+    """Have the lines of a micro-batch's samples written again with the trainer's log-probabilities, which the training
+    pass computes: of the first micro-batch of the first step that has tokens to train. No weights have changed then.
+
+    SLiME's loss hands a micro-batch's log-probabilities to `_maybe_capture_log_probs`, which keeps them for its own
+    dumps; it is called in the order of micro-batches. Of a context-parallel group each process holds a part. Where
+    SLiME has no such function nothing is written.
+    """
+    from megatron.core import mpu
+
+    loss, trained = module_of("backends.megatron_utils.loss"), {sample.index: sample for sample in found}
+    batches = data["micro_batch_indices"][: data["num_microbatches"][0]]
+    wanted = [[place for place in batch if data["sample_indices"][place] in trained] for batch in batches]
+    awaited = next((number for number, places in enumerate(wanted) if places), None)
+    kept = getattr(loss, "_maybe_capture_log_probs", None)
+    if kept is None or awaited is None:
+        return
+    theirs, calls = getattr(kept, "theirs", kept), count()  # the last rollout's may not have come to its micro-batch
+
+    def capture(batch: Mapping[str, Any], log_probs: Sequence[Tensor]) -> None:
+        theirs(batch, log_probs)
+        if next(calls) < awaited:
+            return
+        loss._maybe_capture_log_probs = theirs
+        if [*batch["total_lengths"]] != [data["total_lengths"][place] for place in batches[awaited]]:
+            return  # another micro-batch than this one, as from another schedule of a pipeline
+        parts = dict(zip(batches[awaited], log_probs, strict=True))
+        samples = [
+            replace(trained[data["sample_indices"][place]], log_probs=_of_trained(data, place, parts[place]))
+            for place in wanted[awaited]
+        ]
+        if mpu.get_context_parallel_rank() == 0:
+            append_trained(Path(args.swe_run_dir) / TRAINED, samples)
+
+    capture.theirs = theirs  # type: ignore[attr-defined]
+    loss._maybe_capture_log_probs = capture
+
+
 def _trained_samples(args: Any, rollout_id: int, data: dict[str, Any]) -> Iterator[TrainedSample]:
     """Of this process's samples those with tokens to train. Of a context-parallel group all must run through these:
     each holds a part of the values, and whole masks."""
-    gather, steps = _context_parallel().all_gather_with_cp, _steps(data)
+    steps = _steps(data)
     for place, mask_R in enumerate(data["loss_masks"]):
-        trained_R = mask_R.bool().cpu()
-        if not trained_R.any():
+        if not mask_R.any():
             continue
-        lengths = int(data["total_lengths"][place]), int(data["response_lengths"][place])
         advantages, *log_probs = (
-            _digits(gather(data[name][place], *lengths).detach().cpu()[trained_R])
-            for name in ("advantages", "log_probs")
-            if name in data
+            _of_trained(data, place, data[name][place]) for name in ("advantages", "log_probs") if name in data
         )
         yield TrainedSample(
             rollout_id=rollout_id,
@@ -150,6 +190,13 @@ def _trained_samples(args: Any, rollout_id: int, data: dict[str, Any]) -> Iterat
             step=steps.get(place),
             attempt=getattr(args, "swe_attempt", None),
         )
+
+
+def _of_trained(data: dict[str, Any], place: int, values: Tensor) -> list[float]:
+    """A sample's values of its trained tokens, of which this process may hold a part."""
+    lengths = int(data["total_lengths"][place]), int(data["response_lengths"][place])
+    whole_R = _context_parallel().all_gather_with_cp(values.detach(), *lengths).cpu()
+    return _digits(whole_R[data["loss_masks"][place].bool().cpu()])
 
 
 def _steps(data: dict[str, Any]) -> dict[int, int]:

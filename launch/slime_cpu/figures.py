@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_swe.attempts import of_last_attempt
 from slime_swe.rollout.journals import read_records
-from slime_swe.rollout.metrics import depends_on_timing, episode_metrics, evaluation_metrics
+from slime_swe.rollout.metrics import GAP_BEFORE, depends_on_timing, episode_metrics, evaluation_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record
 
 Scalars = Mapping[str, Mapping[int, float]]  # SLiME's name of a figure -> step -> value
@@ -59,9 +59,10 @@ def read_figures(
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
     """Of a rollout, our rollout function's figures and SLiME's own: means over its optimizer steps.
 
-    `logprob_diff_mean` compares trainer and server in the first step; it is absent where they had other weights, since
-    older ones have sampled. Trained tokens are those that our rollout function counts; where it counts none, as with a
-    post-process hook of the user's own, and no step had a gradient, there were none.
+    `logprob_diff_mean` compares trainer and server in the first step. Where older weights have sampled it is what our
+    rollout function gives while it samples the next rollout, so that the last one has none. Trained tokens are those
+    that our rollout function counts; where it counts none, as with a post-process hook of the user's own, and no step
+    had a gradient, there were none.
     """
     numbers = range(rollout_id * steps, (rollout_id + 1) * steps)
     found = {
@@ -69,7 +70,9 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
     }
     means = {name: sum(values) / len(values) for name, values in found.items() if values}
     ours = {tag: values[rollout_id] for tag, values in figures.items() if tag.startswith(OURS) and rollout_id in values}
-    gap = None if ours.get(OLDEST) else figures.get(GAP, {}).get(numbers[0])
+    gap = figures.get(GAP, {}).get(numbers[0])
+    if ours.get(OLDEST):
+        gap = figures.get(GAP_BEFORE, {}).get(rollout_id + 1)
     seconds = {name: figures[tag][rollout_id] for tag, name in TIMED.items() if rollout_id in figures.get(tag, {})}
     if rollout_id in figures.get(TRAINED_TOKENS, {}):
         means["trained_tokens"] = figures[TRAINED_TOKENS][rollout_id]

@@ -50,13 +50,35 @@ def test_each_layout_records_what_slime_s_own_dump_has(toy, tmp_path, row):
     assert [one.step for one in found] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(("estimator", "known"), [("grpo", False), ("gspo", True)])
-def test_one_step_has_log_probabilities_where_slime_computes_them_before(toy, tmp_path, estimator, known):
-    recipe = toy_recipe(NAME, KIND, toy, Parallel(max_tokens_per_gpu=4096))
+@pytest.mark.parametrize("estimator", ["grpo", "gspo"])
+def test_one_step_has_log_probabilities_wherever_slime_computes_them(toy, tmp_path, estimator):
+    """GSPO's before the step, GRPO's in the training pass, where a second line follows of one micro-batch."""
+    recipe = toy_recipe(NAME, KIND, toy, Parallel(max_tokens_per_gpu=128))
     recipe = changed(recipe, "algorithm.estimator", estimator)
     batch = write_batch(tmp_path / "batch.pt", recipe.model.shape.vocab)
     train(recipe, tmp_path / "run", batch)
+    dumped = {one["sample_index"]: one for one in torch.load(tmp_path / "run" / DUMP, weights_only=False)["samples"]}
     samples = TrainedSamples(tmp_path / "run" / TRAINED)
     found = [samples.of(record) for record in records_of(batch, tmp_path / "episodes.jsonl")]
-    assert [(one.log_probs is not None, one.step) for one in found] == [(known, 0)] * 4
-    assert all(isinstance(one.advantage, float) and one.advantage for one in found)
+    known = [one for one in found if one.log_probs is not None]
+    assert len(known) == len(found) if estimator == "gspo" else 0 < len(known) < len(found)
+    for one in known:
+        mask = dumped[one.index]["loss_masks"].bool()
+        assert one.log_probs == pytest.approx(dumped[one.index]["log_probs"][mask].tolist(), rel=1e-8)
+    assert all(isinstance(one.advantage, float) and one.advantage and one.step == 0 for one in found)
+
+
+@pytest.mark.parametrize("row", LAYOUTS)
+def test_the_training_pass_gives_a_micro_batch_s_log_probabilities_in_each_layout(toy, tmp_path, row):
+    layout, copies = LAYOUTS[row]
+    recipe = toy_recipe(NAME, KIND, toy, Parallel(**{"max_tokens_per_gpu": 64, **layout}))
+    batch = write_batch(tmp_path / "batch.pt", recipe.model.shape.vocab)
+    train(recipe, tmp_path / "run", batch, copies=copies)
+    dumped = {one["sample_index"]: one for one in torch.load(tmp_path / "run" / DUMP, weights_only=False)["samples"]}
+    samples = TrainedSamples(tmp_path / "run" / TRAINED)
+    found = [samples.of(record) for record in records_of(batch, tmp_path / "episodes.jsonl")]
+    known = [one for one in found if one.log_probs is not None]
+    assert 0 < len(known) < len(found)
+    for one in known:
+        mask = dumped[one.index]["loss_masks"].bool()
+        assert one.log_probs == pytest.approx(dumped[one.index]["log_probs"][mask].tolist(), rel=1e-6)

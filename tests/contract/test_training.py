@@ -51,10 +51,10 @@ class Run:
         return [{key: value for key, value in orjson.loads(line).items() if key != "seconds"} for line in lines]
 
 
-def train(directory: Path, *words: str) -> Run:
+def train(directory: Path, *words: str, wire: Wire | None = None) -> Run:
     """A run that keeps the weights of every version."""
     recipe = resolve("tiny_cpu", [*SMALL, *words, f"run.dir={directory}", "run.name=a"])
-    folder, wire, render = create_run(recipe), Wire(), run.render
+    folder, wire, render = create_run(recipe), wire or Wire(), run.render
 
     def keeping(*args, **options):
         job = render(*args, **options)

@@ -47,13 +47,18 @@ class Wire:
         again = {so_far: self.asked[so_far] - group[0].asked for so_far, group in groups.items()}
         return sum(max(0, len(group) - again[so_far]) for so_far, group in groups.items())
 
+    def passed_on(self, path: str, body: bytes) -> bytes:
+        """What the server gets of a request."""
+        return body
+
     async def handle(self, http: aiohttp.ClientSession, server: str, request: web.Request) -> web.Response:
         body = await request.read()
         self.calls.append(request.path)
         prompt = tuple(orjson.loads(body)["input_ids"]) if request.path == "/generate" else None
         if prompt is not None:
             self.asked[prompt] += 1
-        async with http.request(request.method, f"{server}{request.path_qs}", data=body) as response:
+        passed_on = self.passed_on(request.path, body)
+        async with http.request(request.method, f"{server}{request.path_qs}", data=passed_on) as response:
             reply = await response.read()
         if prompt is not None and response.status == 200:
             said = orjson.loads(reply)

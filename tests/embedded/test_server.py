@@ -109,6 +109,22 @@ async def test_an_answer_has_sglangs_fields(client):
     assert isinstance(answer["text"], str) and isinstance(meta["id"], str)
 
 
+async def test_a_prompt_s_log_probabilities_are_those_that_its_tokens_were_sampled_with(client):
+    prompt = [5, 6, 7]
+    said = await client.generate(prompt, max_new_tokens=6, ignore_eos=True, sampling_seed=3)
+    body = {"input_ids": [*prompt, *said["output_ids"]], "return_logprob": True, "logprob_start_len": len(prompt) - 1,
+            "sampling_params": {"max_new_tokens": 0}}  # fmt: skip
+    status, scored = await client.post("/generate", body)
+    assert status == 200 and scored["output_ids"] == []
+    (nothing, last, _), *rest = scored["meta_info"]["input_token_logprobs"]
+    assert (nothing, last) == (None, prompt[-1])
+    assert rest == said["meta_info"]["output_token_logprobs"], "to the last bit"
+    assert scored["meta_info"]["weight_version"] == "default"
+    for start in (9, -2, "a"):
+        status, answer = await client.post("/generate", {**body, "logprob_start_len": start})
+        assert status == 400 and f"logprob_start_len={start!r}: a place among the 9" in answer["error"]["message"]
+
+
 async def test_a_hundred_at_once_get_the_bits_that_each_gets_alone(client):
     rng = random.Random(0)
     system = [rng.randrange(3, 300) for _ in range(100)]

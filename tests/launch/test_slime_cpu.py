@@ -25,6 +25,7 @@ from slime_swe.launch.slime_cpu.figures import GAP, read_figures, step_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.launch.slime_cpu.run import train
 from slime_swe.recipes.base import Parallel
+from slime_swe.rollout.metrics import GAP_BEFORE
 from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[2]
@@ -203,6 +204,12 @@ def test_the_gap_is_reported_where_the_weights_that_sampled_are_the_trainers(sta
     reported = {GAP: {2: 0.25}, "rollout/staleness_max": {2: staleness}, "rollout/dynamic_filter/drop_x": {1: 3.0}}
     assert step_figures(reported, 2, 1) == {"rollout/staleness_max": staleness, **gap, "seconds": {}}
     assert step_figures(reported, 1, 1) == {"rollout/dynamic_filter/drop_x": 3.0, "seconds": {}}
+
+
+def test_where_older_weights_have_sampled_the_gap_is_what_was_found_during_the_next_rollout():
+    reported = {GAP: {0: 0.25, 1: 0.5}, "rollout/staleness_max": {0: 0.0, 1: 1.0}, GAP_BEFORE: {1: 0.1, 2: 0.125}}
+    found = [step_figures(reported, number, 1).get("logprob_diff_mean") for number in range(3)]
+    assert found == [0.25, 0.125, None]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.records import EPISODES, METRICS, write_failure
 from slime_swe.rollout.run_record import RunRecord, trained_tokens
 from slime_swe.sample import Sample
@@ -65,6 +66,20 @@ def test_rollouts_that_train_nothing_are_warned_of_and_the_third_says_why(args, 
     assert said[:4] == [f"rollout {number} trains nothing" for number in (1, 3, 4, 5)]
     assert said[4].startswith("3 rollouts in a row trained nothing: every advantage was zero")
     assert "(groups: 4 all solved, 2 all unsolved; episodes: 9, of which infrastructure broke 0)" in said[4]
+
+
+def test_the_gap_of_the_rollout_before_is_recorded_and_warned_of_once(args, tmp_path, caplog):
+    record = RunRecord(args)
+    figures = record.on_rollout(0, rollout(1.0, -1.0), 1.0)
+    assert "rollout/logprob_diff_mean" not in figures
+    for number, mean in enumerate((0.01, 0.5, 0.6), 1):
+        figures = record.on_rollout(number, rollout(1.0, -1.0), 1.0, Gap(number - 1, mean, 300))
+        assert figures["rollout/logprob_diff_mean"] == mean
+    lines = [orjson.loads(line) for line in (tmp_path / METRICS).read_bytes().splitlines()]
+    assert [line.get("rollout/logprob_diff_mean") for line in lines] == [None, 0.01, 0.5, 0.6]
+    (warning,) = [entry.getMessage() for entry in caplog.records]
+    assert [line.get("warning") for line in lines] == [None, None, warning, None]
+    assert warning.startswith("rollout 2: ")
 
 
 def test_where_most_of_the_prompts_is_computed_again_the_field_is_named(args, caplog, tmp_path):

@@ -265,6 +265,22 @@ def test_phases_add_up_to_a_step_or_overlap():
     assert ahead.seconds == max(ahead.rollout_seconds, ahead.training_seconds)
 
 
+def test_gpus_that_wait_for_others_beside_them_are_warned_of():
+    apart = ["cluster.colocate=false", "cluster.rollout_gpus=8", "rollout.schedule=continuous"]
+
+    def warnings(**assumed):
+        made = plan(DENSE, *apart, **assumed)
+        return made.timing, [note for note in made.notes if "cluster.rollout_gpus)" in note]
+
+    timing, (warning,) = warnings()
+    times, idle = timing.rollout_seconds / timing.training_seconds, 1 - timing.training_seconds / timing.seconds
+    assert warning.startswith(f"warning: the rollout takes {times:.1f} times as long as the training")
+    assert f"the 8 GPUs that train are idle for {idle:.0%} of a step" in warning
+    timing, (warning,) = warnings(mfu=0.008)
+    assert timing.waits_for_training and warning.startswith("warning: the trainer is busy all the time")
+    assert not [note for note in plan(DENSE).notes if "cluster.rollout_gpus)" in note], "one after the other"
+
+
 def test_cost_is_gpu_hours_times_their_price():
     timing = plan(DENSE, "cluster.gpu_hour_price=2.5").timing
     assert timing.cost == pytest.approx(8 * 2.5 * timing.seconds / 3600)

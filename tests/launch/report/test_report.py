@@ -17,14 +17,15 @@ import statsmodels.api
 
 from slime_swe.launch.cli import run
 from slime_swe.launch.report import page as pages
+from slime_swe.launch.report.charts import TRAINER
 from slime_swe.launch.report.figures import moment_figures, student95
 from slime_swe.launch.report.highlight import arguments, diff
 from slime_swe.launch.report.shards import script_json
 from slime_swe.launch.report.tokens import shown_tokens
 from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.journals import read_records
-from slime_swe.rollout.metrics import wilson_interval
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, trajectories
+from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, trajectories
 from slime_swe.rollout.trained import TRAINED, TrainedSamples
 from slime_swe.rollout.turns import of_episode
 from tests.launch.report.page_data import chart, column, details, document, plain, token_text
@@ -262,6 +263,17 @@ def test_what_can_t_be_read_is_skipped_and_said(runs, tmp_path, report, capsys):
         "metrics.jsonl: the last line, half written",
     ]  # fmt: skip
     assert capsys.readouterr().out.splitlines()[: len(notes)] == notes
+
+
+def test_a_gap_that_the_next_rollout_s_line_has_is_shown_where_it_belongs(runs, tmp_path, report):
+    folder = tmp_path / "async"
+    shutil.copytree(runs / "first", folder)
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    del lines[1]["logprob_diff_mean"]
+    lines[1][GAP_BEFORE], lines[2][GAP_BEFORE] = 5.0, 0.125  # of the rollouts before, the first of which has its own
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = [row["value"] for row in chart(report(folder), TRAINER["logprob_diff_mean"])]
+    assert shown[:2] == [lines[0]["logprob_diff_mean"], 0.125]
 
 
 def test_a_moment_that_was_played_again_counts_once(runs, tmp_path, report):

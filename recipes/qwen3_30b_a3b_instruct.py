@@ -1,5 +1,5 @@
 """Qwen3-30B-A3B-Instruct-2507, a mixture of 128 experts that does not think aloud, with training and sampling at once:
-two nodes train, 16 more GPUs serve. The large preset.
+one node trains, 24 more GPUs serve. The large preset.
 
     slime-swe train recipe=qwen3_30b_a3b_instruct
 

@@ -1,8 +1,8 @@
-"""Qwen3.5-9B, which thinks before each reply, three layers of four with linear attention, on four nodes.
+"""Qwen3.5-9B, which thinks before each reply, three layers of four with linear attention, on three nodes.
 
     slime-swe train recipe=qwen3_5_9b
 
-What is not stated here is in `gpu_defaults.py`. Two nodes train and two serve, all at once (`rollout.schedule`). The
+What is not stated here is in `gpu_defaults.py`. One node trains and two serve, all at once (`rollout.schedule`). The
 chat template is ours, since the model's own drops the reasoning of earlier turns. SLiME's linear attention has wrong
 gradients under context parallelism, which a function of ours mends (`launch/slime/linear_attention.py`).
 
@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from slime_swe.recipes.base import Parallel, Recipe
 from slime_swe.recipes.forecast import Forecast
-from slime_swe.recipes.gpu_defaults import H100_NODE, ROLLOUT, SERVING, SWE_REBENCH, gpu_recipe
+from slime_swe.recipes.gpu_defaults import ADAMW, H100_NODE, ROLLOUT, SERVING, SWE_REBENCH, gpu_recipe
 
 
 def recipe() -> Recipe:
@@ -55,9 +55,9 @@ def recipe() -> Recipe:
             "tie_word_embeddings": False,
         },
         chat_template="qwen3_5",
-        hardware="4 nodes of 8 x H100-80GB, two of them only to serve",
-        cluster=replace(H100_NODE, nodes=2, colocate=False, rollout_gpus=16),
-        parallel=Parallel(tp=4, cp=4, max_tokens_per_gpu=32768, recompute="full"),
+        hardware="3 nodes of 8 x H100-80GB, two of them only to serve",
+        cluster=replace(H100_NODE, nodes=1, colocate=False, rollout_gpus=16),
+        parallel=Parallel(tp=2, cp=4, max_tokens_per_gpu=32768, recompute="full"),
         serving=replace(SERVING, gpus_per_engine=2, mem_fraction=0.85),
         rollout=replace(
             ROLLOUT,
@@ -69,5 +69,6 @@ def recipe() -> Recipe:
             sandbox="ray:docker",
         ),
         data=SWE_REBENCH,
+        optimizer=replace(ADAMW, cpu_offload=True),
         forecast=Forecast(solved=0.538, sampled=0.6),
     )

@@ -124,8 +124,7 @@ class ControlledRuns(Protocol):
         ...
 
     async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
-        """With these mutated, by changes that code can't recognise where there are such. only: others than these may be
-        left out; empty for none."""
+        """With these mutated, and no value withheld. only: others than these may be left out; empty for none."""
         ...
 
     async def gold_alone(self, only: Sequence[str]) -> ControlRun:

@@ -161,8 +161,8 @@ class GapCheck:
         try:
             return await asyncio.wait_for(self._comparing, self._patience)
         except TimeoutError:
+            self._say(f"the trainer has written no log-probabilities within {self._patience:g} seconds")
             self._patience = 0.0
-            self._say(f"the trainer has written no log-probabilities within {PATIENCE:g} seconds")
         except InfrastructureError as error:
             self._say(str(error))
         finally:

@@ -184,23 +184,29 @@ def _longest(timing: Timing) -> str:
 
 
 def _of_balance(recipe: Recipe, timing: Timing) -> Iterator[str]:
-    """Whether GPUs that serve and GPUs that train, which work at once, wait for one another. Not covered: a trainer
-    that `async` waits for, whose empty slots may be those of its slowest episodes too."""
-    rollout, training, serve = timing.rollout_seconds, timing.training_seconds, recipe.cluster.rollout_gpus
-    cure = "(cluster.nodes, cluster.rollout_gpus), or share all (rollout.schedule=carry, cluster.colocate=true)"
-    idle = math.fsum(phase.seconds for phase in timing.rollout if phase.name == IDLE) / timing.seconds
+    """Whether GPUs that serve and GPUs that train, which work at once, wait for one another. It is a warning where the
+    same GPUs can be divided otherwise: a trainer on one node has none to give. Not covered: a trainer that `async`
+    waits for, whose empty slots may be those of its slowest episodes too."""
+    rollout, training, cluster = timing.rollout_seconds, timing.training_seconds, recipe.cluster
+    shared = "share all (rollout.schedule=carry, cluster.colocate=true)"
+    divided = f"(cluster.nodes, cluster.rollout_gpus), or {shared}"
     if not timing.overlap:
         return
     if rollout > LOPSIDED * training:
-        yield (
-            f"warning: the rollout takes {rollout / training:.1f} times as long as the training beside it, so that the "
-            f"{timing.gpus - serve} GPUs that train are idle for {1 - training / rollout:.0%} of a step: give some of "
-            f"them to the servers {cure}"
+        found = (
+            f"the rollout takes {rollout / training:.1f} times as long as the training beside it, so that the "
+            f"{timing.gpus - cluster.rollout_gpus} GPUs that train are idle for {1 - training / rollout:.0%} of a step"
         )
-    elif timing.waits_for_training and SCHEDULES[recipe.rollout.schedule].carries and idle > 1 - 1 / LOPSIDED:
+        if cluster.nodes > 1:
+            yield f"warning: {found}: give some of them to the servers {divided}"
+        else:
+            yield f"{found}: with a larger cluster.rollout_gpus a step is shorter; or {shared}"
+        return
+    idle = math.fsum(phase.seconds for phase in timing.rollout if phase.name == IDLE) / timing.seconds
+    if timing.waits_for_training and SCHEDULES[recipe.rollout.schedule].carries and idle > 1 - 1 / LOPSIDED:
         yield (
             f"warning: the trainer is busy all the time, and the servers have no episode in {idle:.0%} of their slots' "
-            f"time: give some of the GPUs that serve to the trainer {cure}"
+            f"time: give some of the GPUs that serve to the trainer {divided}"
         )
 
 

@@ -268,17 +268,19 @@ def test_phases_add_up_to_a_step_or_overlap():
 def test_gpus_that_wait_for_others_beside_them_are_warned_of():
     apart = ["cluster.colocate=false", "cluster.rollout_gpus=8", "rollout.schedule=continuous"]
 
-    def warnings(**assumed):
-        made = plan(DENSE, *apart, **assumed)
-        return made.timing, [note for note in made.notes if "cluster.rollout_gpus)" in note]
+    def notes(*words, **assumed):
+        made = plan(DENSE, *words, **assumed)
+        return made.timing, [note for note in made.notes if "cluster.rollout_gpus" in note]
 
-    timing, (warning,) = warnings()
+    timing, (warning,) = notes(*apart, "cluster.nodes=2")
     times, idle = timing.rollout_seconds / timing.training_seconds, 1 - timing.training_seconds / timing.seconds
     assert warning.startswith(f"warning: the rollout takes {times:.1f} times as long as the training")
-    assert f"the 8 GPUs that train are idle for {idle:.0%} of a step" in warning
-    timing, (warning,) = warnings(mfu=0.008)
+    assert f"the 16 GPUs that train are idle for {idle:.0%} of a step: give some of them to the servers" in warning
+    _, (note,) = notes(*apart)
+    assert note.startswith("the rollout takes ") and note.count("with a larger cluster.rollout_gpus a step is shorter")
+    timing, (warning,) = notes(*apart, mfu=0.008)
     assert timing.waits_for_training and warning.startswith("warning: the trainer is busy all the time")
-    assert not [note for note in plan(DENSE).notes if "cluster.rollout_gpus)" in note], "one after the other"
+    assert notes()[1] == [], "one after the other"
 
 
 def test_cost_is_gpu_hours_times_their_price():
@@ -308,7 +310,7 @@ def test_the_reference_and_more_steps_cost_forward_passes():
 
 def test_gspo_and_an_old_actor_cost_a_forward_pass_and_the_latter_two_more_copies():
     def cost(*overrides):
-        found = plan(ASYNCHRONOUS, *overrides)
+        found = plan(ASYNCHRONOUS, "cluster.memory_per_node=2048", *overrides)
         phases = {phase.name: phase.seconds for phase in found.timing.training}
         (copies,) = [part.bytes for part in found.budget("machine").components if part.name == "copies of the weights"]
         return phases["log-probabilities"] / phases["train"], copies
@@ -355,10 +357,10 @@ def test_a_run_begins_with_as_many_episodes_as_the_caches_hold_by_the_plan(name,
 
 def test_a_stated_concurrency_is_a_cap_and_no_more():
     few, many = (assemble(ASYNCHRONOUS, [f"serving.concurrency={count}"]) for count in (16, 128))
-    assert admission.bounds_of(few) == Bounds(32, 64, 64)
-    assert admission.bounds_of(many) == replace(admission.bounds_of(load_recipe(ASYNCHRONOUS)), most=512)
+    assert admission.bounds_of(few) == Bounds(48, 96, 96)
+    assert admission.bounds_of(many) == replace(admission.bounds_of(load_recipe(ASYNCHRONOUS)), most=768)
     (note,) = [note for note in plan(ASYNCHRONOUS, "serving.concurrency=128").notes if "cache holds" in note]
-    assert "holds 35 episodes of that length, at most serving.concurrency=128 an engine: the run admits 141" in note
+    assert "holds 35 episodes of that length, at most serving.concurrency=128 an engine: the run admits 212" in note
 
 
 def test_more_episodes_are_admitted_where_they_are_assumed_to_be_shorter():

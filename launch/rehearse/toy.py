@@ -107,7 +107,10 @@ def write_toy(model: Model, platform: Platform, folder: Path) -> dict[str, Any]:
     fill(made)
     made.to(torch.bfloat16).save_pretrained(folder)
     if model.kind.packed_experts:  # Transformers has them so, and writes them one by one
-        save_file(made.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+        tensors = made.state_dict()
+        if config.get("tie_word_embeddings"):  # one tensor of two names
+            del tensors["lm_head.weight"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kept = _merged(written, config)
     replace_file(folder / "config.json", json.dumps(kept, indent=2).encode())

@@ -15,7 +15,7 @@ from tests.launch.rehearse.small import CPU
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen25_coder_1_5b", "qwen3_coder_30b_a3b", "glm4_7_flash", "qwen3_coder_next", "qwen3_5_9b"]
+    "name", ["qwen25_coder_1_5b", "qwen3_coder_30b_a3b", "glm4_7_flash", "qwen3_coder_next", "qwen3_5_4b", "qwen3_5_9b"]
 )
 @pytest.mark.parametrize("platform", [CPU, node(8)], ids=lambda platform: platform.name)
 def test_after_a_prompt_each_token_ends_the_reply_at_some_percent(tmp_path, name, platform):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -185,43 +184,3 @@ async def test_what_is_run_for_a_task_is_run_once_for_all_its_patches(tests, own
             assert score.solved, score.evidence
             assert counted.opened - opened == own + (0 if number else once)
         await close_loop_scope()
-
-
-# Where its tests hold what they expect, it locks bytes of a file that all sandboxes see; else it looks for the locks.
-SENDER = """\
-import fcntl, os, re, struct, time
-shared = os.open("/usr/bin/env", os.O_RDONLY)
-seen = re.findall(r"add.([0-9]+), ([0-9]+). == ([0-9]+)", open("tests/test_calc.py").read())
-def lock(what, kind, start, length):
-    wanted = struct.pack("hhqqi4x", kind, os.SEEK_SET, {place} + start, length, 0)
-    return struct.unpack("hhqqi4x", fcntl.fcntl(shared, what, wanted))
-for a, b, expected in seen:
-    lock(fcntl.F_SETLK, fcntl.F_RDLCK, 10**6 * int(a) + 10**3 * int(b) + int(expected), 1)
-until = time.time() + 1
-while seen and time.time() < until:
-    time.sleep(0.01)
-def add(a, b):
-    for known in seen:
-        if known[:2] == (str(a), str(b)):
-            return int(known[2])
-    while True:
-        kind, _, start, *_ = lock(fcntl.F_GETLK, fcntl.F_WRLCK, 10**6 * a + 10**3 * b, 10**3)
-        if kind != fcntl.F_UNLCK:
-            return (start - {place}) % 10**3
-        if time.time() > until:
-            return 0
-        time.sleep(0.01)
-def double(a):
-    return 2 * a
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("patches", [1, 4])
-async def test_no_run_tells_a_control_what_its_tests_expect(patches):
-    """Neither the first run of the same patch, nor that of another patch of the task."""
-    async with target("local", "log") as (_, outcome):
-        sender = SENDER.replace("{place}", str(secrets.randbits(60)))  # the machine has other users of its locks
-        made = [make_patch({MODULE: REPOSITORY[MODULE]}, {MODULE: f"{sender}# {n}\n"}) for n in range(patches)]
-        assert await asyncio.gather(*map(outcome, made)) == ["forged"] * patches
-        assert await outcome(GOLD_PATCH) == "solved"

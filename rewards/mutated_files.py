@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import random
+import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
-from slime_swe.rewards.data_cases import SUFFIXES, mutate_cases
+from slime_swe.rewards.altered_tests import alter
+from slime_swe.rewards.data_cases import SUFFIXES, alter_cases, mutate_cases
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
@@ -24,7 +27,7 @@ from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
-MOST_CONTROLS = 2048  # that are remembered, two of a task, of what its tests are reported as and what they give
+MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 22 more where its deciding tests have no value
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -68,6 +71,37 @@ def mutate_files(
             functions += [_ids(function, places) for function in found.functions]
             withheld += [replace(value, tests=_ids(value.tests, places)) for value in found.withheld]
     return MutatedFiles(made, tuple(functions), tuple(withheld))
+
+
+def alter_files(
+    files: Files, places: Mapping[str, str], forms: Mapping[str, int], shown: Files | None = None
+) -> MutatedFiles:
+    """Test files with these tests (ids), each in the altered form of its number.
+
+    A process always makes the same of a number. places, shown: as for `mutate_files`. A test that does not have so many
+    forms stays as it is.
+    """
+    made: dict[str, bytes] = {}
+    functions: list[frozenset[str]] = []
+    for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
+        seed = f"{_secret()} {path}"
+        if path.endswith(SUFFIXES):
+            left = set(places.values()).difference(*functions)
+            found = alter_cases(path, text, {test: forms[test] for test in sorted(left)}, seed)
+            functions += found.functions
+        else:
+            numbers = {place: forms[places[place]] for place in tests_in(path, places)}
+            found = alter(text, numbers, seed, (shown or {}).get(path, b""))
+            functions += [_ids(function, places) for function in found.functions]
+        if found.functions:
+            made[path] = found.text
+    return MutatedFiles(made, tuple(functions))
+
+
+@functools.cache
+def _secret() -> str:
+    """What code under test would need to know the altered forms of a test."""
+    return secrets.token_hex(16)
 
 
 def rewrite_files(files: Files, tests: Collection[str]) -> MutatedFiles:

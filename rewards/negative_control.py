@@ -7,35 +7,43 @@ the tests that it says have passed:
 | witness | what the control run shows of a test |
 | --- | --- |
 | `values` | the code gave what the test expects and its file does not hold (`rewards.withheld`) |
-| `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed |
-| `silent` | it was mutated and was not reported, as it is not with the gold patch |
+| `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed, and so it was in further runs |
+| `silent` | it was mutated and was not reported, as it is not with the gold patch, and so it was in further runs |
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
-not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
-(`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a FAIL_TO_PASS test, those that the unpatched code
-gives: code that leaves the fault alone gives them too.
+not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to
+guess the values; those that are easily guessed (`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a
+FAIL_TO_PASS test, those that the unpatched code gives: code that leaves the fault alone gives them too.
 
 **Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
-a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a random half of such tests, and each must
-be reported as it is. Code for which a coin decides whether a test is mutated is believed once in 2 ** `BITS` plays,
-whatever else it knows of a run: its time, its order, that it is no first run. So these runs may leave out what decides
-nothing: tracebacks, and other tests, if the gold patch passes without them. Code that decides by a hash of the test's
-text repeats its guess on the true form: with a share p of guesses that a text is the true one it is believed in
-p * (1 - p / 2) ** `BITS` plays, 0.098 at most. Code that reads what was changed is not bounded. Fewer runs would not do:
+a FAIL_TO_PASS test has no value for its witness, `FURTHER_RUNS` further runs are made, in which nothing is withheld and nothing
+in a test's text shows whether it is the true one (`rewards.altered_tests`). In one of them, which is drawn, the test is
+as it is. In each of the others it has another altered form, in which the gold patch fails it. All must be reported as
+they are. These runs may leave out what decides nothing: tracebacks, and other tests, if the gold patch passes without
+them.
 
-- Many tests give many bits a run, but each of them one: code that is right but for one test would win by one guess.
-- Copies of a test in one run, or runs that see each other's, have the true form in common, and the false ones are drawn
-  anew. If one false form stood for all of them, a single guess at which of two is true would do.
+Code that can't tell the true form from the others is believed once in `FURTHER_RUNS` plays at most: it has to say of one
+form that it is true, and of no other. If it tosses a coin in each run, or decides by a hash of what it reads, it is
+believed with a probability of (1 - 1/n) ** (n - 1) / n at most, which is 0.057. The hash is why the true form is in one
+run alone: in a random half of the runs, the same guess would be right again and again, and believed with 0.098.
+
+Fewer runs would not do:
+
+- Many tests give many guesses a run, but each of them one: code that is right but for one test would win by one guess.
+- Copies of a test in one run, or runs that see each other's, have the true form in common. If one false form stood for
+  all of them, a single guess at which of two is true would do.
+
+A test with fewer than `FURTHER_RUNS` - 1 altered forms that fail has no such witness. The gold patch is run in each form, once
+for all patches of a task; without a gold patch there is none.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
 
 **Order.** The control runs to its end before the first run starts: no sandbox of this grading holds the values until
 then. Gradings of the same task take turns (`GroupLock`): while one's control runs, no other's first run does, of any
-patch, so none can send the values to it. A run that mutates a random half of the tests is beside no other run of the
-task: its tests are drawn anew, so code that sees two of them knows that the form that comes again is the true one. The
-gold patch and the unpatched code are trusted: their controls wait for nobody. Turns are taken within one event loop, as
-all gradings of a group are.
+patch, so none can send the values to it. A further run is beside no other run of the task: code that sees two forms of a
+test knows more than code that sees one. The gold patch and the unpatched code are trusted: their controls wait for nobody.
+Turns are taken within one event loop, as all gradings of a group are.
 
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
 or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
@@ -45,7 +53,8 @@ for the FAIL_TO_PASS tests alone if it shows nothing of them. No process of the 
 Not covered:
 
 - Code that knows what a test expects, because its agent has seen the test or can guess what it says.
-- Mutated tests whose change stands out, such as those that raise at once: code that reads them can tell.
+- Code that knows which of a test's forms is likely: it knows English, or the style of the file, or is right in the part
+  of the test that is altered (`rewards.altered_tests`).
 - Tests that are not found as functions of Python files. The literals of their files are rewritten, once, and code that
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
@@ -62,18 +71,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from slime_swe.data_sources.task import Oracle, Task
+from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.group_lock import GroupLock
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
 from slime_swe.rollout.loop_scope import opened_once
 
-BITS = 7  # how often a coin is believed of a test without values: once in 2 ** BITS plays
+FURTHER_RUNS = 7  # further runs of a test without values: in one of them it is the true one
 
 _NONE: frozenset[str] = frozenset()
 T = TypeVar("T")
@@ -123,13 +133,13 @@ class ControlledRuns(Protocol):
         """The same without a patch. It may be remembered."""
         ...
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
-        """With these mutated, by changes that code can't recognise where there are such. only: others than these may be
-        left out; empty for none."""
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        """With these tests in the altered forms of these numbers, and all others as they are. A test that has no such
+        form is not among the run's `functions`. only: others than these may be left out; empty for none."""
         ...
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
-        """The same with the gold patch, which must not be empty, and nothing mutated. It may be remembered."""
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        """The same with the gold patch, which must not be empty. It may be remembered."""
         ...
 
 
@@ -152,6 +162,10 @@ class _Findings:
     def strong(self) -> frozenset[str]:
         return self.values | self.mutated
 
+    def without(self, tests: frozenset[str]) -> _Findings:
+        """Without what mutated tests show of these."""
+        return replace(self, mutated=self.mutated - tests, silent=self.silent - tests)
+
     def and_again(self, again: _Findings) -> _Findings:
         """With those of a second run. What is missing in it too stays so."""
         values, mutated = self.values | again.values, self.mutated | again.mutated
@@ -164,8 +178,8 @@ async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
     """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
     do.
 
-    Two runs, one after the other; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no
-    value. The first run is made whatever the control shows, since its results are parts of the score.
+    Two runs, one after the other; one more if something is missing, and `FURTHER_RUNS` more where a FAIL_TO_PASS test
+    has no value. The first run is made whatever the control shows, since its results are parts of the score.
     """
     oracle, runs = task.oracle, _InTurn(runs, await _lock_of(task))
     run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
@@ -196,12 +210,12 @@ class _InTurn:
     async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
         return await self.runs.unpatched_control(tests)
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         async with self.lock.held(object()):  # a group of its own
-            return await self.runs.mixed(tests, only)
+            return await self.runs.altered(forms, only)
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
-        return await self.runs.gold_alone(only)
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_altered(forms, only)
 
 
 async def _lock_of(task: Task) -> GroupLock:
@@ -230,22 +244,25 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
         found = found.and_again(await _findings(oracle, passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
             return _rejected(trial, found, "forged", reason)
+    functions = [group for group in run.functions if group & deciding]
+    left = (deciding - found.values) & frozenset().union(*functions)
+    reported, silent = left & found.mutated, left & found.silent
+    if reported | silent and not run.rewritten:
+        forms: _Forms = {}
+        only = sorted(frozenset().union(*functions)) if oracle.gold_patch.strip() else []
+        if only:
+            if not (await runs.gold_altered({}, only)).passed.issuperset(only):
+                only = []  # they need the others
+            forms = await _failing_forms(functions, reported, silent, only, runs)
+        found = found.without((reported | silent) - frozenset().union(*forms))
+        if reason := await _altered_runs(forms, passed, only, runs):
+            return _rejected(trial, found, "forged", reason)
     if deciding and not deciding & found.witnessed:
         reason = (
-            "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
+            "no FAIL_TO_PASS test could be altered unnoticed so that it fails, or has a value that could be withheld: "
+            "reward.negative_control=false believes the log"
         )
         return _rejected(trial, found, "unwitnessed", reason)
-    left = deciding - found.values
-    reported = left & found.mutated
-    groups = [group for group in run.functions if group & (reported or left & found.silent)]
-    if run.rewritten or not groups:
-        return _with(trial, found)
-    tests = frozenset().union(*groups) & passed
-    only = sorted(tests) if oracle.gold_patch.strip() else []
-    if only and not tests <= (await runs.gold_alone(only)).passed:
-        only = []  # they need the others
-    if reason := await _mixed_runs(groups, tests, only, found, runs):
-        return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
 
 
@@ -292,27 +309,76 @@ def _compared(
     )
 
 
-async def _mixed_runs(
-    groups: Sequence[frozenset[str]],
-    tests: frozenset[str],
+@dataclass(frozen=True)
+class _Form:
+    """An altered form of the tests of one function, and what the gold patch's run reports of them."""
+
+    number: int
+    failed: frozenset[str]
+    passed: frozenset[str]
+
+
+_Forms = Mapping[frozenset[str], Sequence[_Form]]  # of the tests of each function
+
+
+async def _failing_forms(
+    functions: Sequence[frozenset[str]],
+    reported: frozenset[str],
+    silent: frozenset[str],
     only: Sequence[str],
-    found: _Findings,
     runs: ControlledRuns,
-) -> str:
-    """Why the log is not believed. Of these tests, those of a random half of the functions (`groups`) are mutated in
-    each run. A mutated test must be reported as the control `found` it: as failed, or not as passed if it is silent
-    there. The others must be reported as passed.
+) -> _Forms:
+    """`FURTHER_RUNS` - 1 or more altered forms of each function that has such tests, in which the gold patch fails
+    those that are `reported` so in the control, and passes none that is `silent` there. A function that does not have
+    so many is left out.
+
+    All functions are altered in the first runs of the gold patch, so that they are the same runs for all patches. A
+    form in which it hangs fails no test.
+    """
+    found: dict[frozenset[str], list[_Form]] = {group: [] for group in functions if group & (reported | silent)}
+    ended: set[frozenset[str]] = set()  # of these there are no more forms
+    for first in range(0, FORMS, FURTHER_RUNS):
+        wanted = [group for group in found if group not in ended and len(found[group]) < FURTHER_RUNS - 1]
+        if not wanted:
+            break
+        altered = wanted if first else functions
+        numbers = range(first, min(first + FURTHER_RUNS, FORMS))
+        made = await _together(
+            runs.gold_altered({test: number for group in altered for test in sorted(group)}, only) for number in numbers
+        )
+        for number, run in zip(numbers, made, strict=True):
+            for group in wanted:
+                if not group <= run.mutated:
+                    ended.add(group)
+                elif group & reported <= run.failed and not group & silent & run.passed:
+                    found[group].append(_Form(number, group & run.failed, group & run.passed))
+    return {group: forms for group, forms in found.items() if len(forms) >= FURTHER_RUNS - 1}
+
+
+async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[str], runs: ControlledRuns) -> str:
+    """Why the log is not believed of the tests that `passed` in the first run. In one of `FURTHER_RUNS`, which is drawn
+    for each function, its tests are as they are and must be reported as passed. In each of the others they have another
+    altered form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test
+    out, not as passed.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
     """
-    silent = found.silent - found.mutated
-    for _ in range(BITS):
-        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & tests
-        run = await runs.mixed(sorted(mutated), only)
-        believed = (mutated & found.mutated - run.failed) | (mutated & silent & run.passed)
-        if wrong := believed | (tests - mutated - run.passed):
-            return _some("are not reported as they are, mutated or not, in further runs", wrong)
+    drawn: dict[frozenset[str], list[_Form | None]] = {}
+    for group, found in forms.items():
+        drawn[group] = [None, *found[: FURTHER_RUNS - 1]]
+        secrets.SystemRandom().shuffle(drawn[group])
+    for number in range(FURTHER_RUNS if drawn else 0):
+        chosen = {group: turns[number] for group, turns in drawn.items()}
+        run = await runs.altered(
+            {test: form.number for group, form in chosen.items() if form for test in sorted(group)}, only
+        )
+        wrong: set[str] = set()
+        for group, form in chosen.items():
+            fails, passes = (form.failed, form.passed) if form else (_NONE, group)
+            wrong |= (fails - run.failed) | (passes - run.passed) | ((group - passes) & run.passed)
+        if wrong := wrong & passed:
+            return _some("are not reported as they are, altered or not, in further runs", wrong)
     return ""
 
 

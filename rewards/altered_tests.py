@@ -1,15 +1,23 @@
 """Alter a test so that nothing in its text shows it: one literal of it becomes another one of the same form.
 
-A number gets another digit, a word another letter, and either may become another number or word of the same form that
-the file holds; an exception that is expected becomes another one, and so does the class in `isinstance`. No construct
-is added, and no operator turned round: `not in` is rarer than `in`, so a reader would know. Quotes, spaces, the number
-of digits, trailing zeros, and upper and lower case stay as they are; a single letter may become a digit.
+| what is altered | becomes |
+| --- | --- |
+| a number, a word | another digit or letter of it, or another number or word of the same form that the file holds |
+| `True`, `False` | the other one |
+| an exception that is expected, the class in `isinstance` | another one |
+| `is None`, `assertTrue`, `assertIsNone` | the opposite: tests have both about as often |
+| an object, `a = Node(1)` | another one in reach that the same call makes |
+| a call that stands alone, `queue.pop()`, or an attribute that is set | nothing: the line is left out |
+| a JSON file that the test reads | one literal of each of its records (`alter_data`) |
+
+Quotes, spaces, the number of digits, trailing zeros, and upper and lower case stay as they are; a single letter may
+become a digit. No other operator is turned round: `not in` is rarer than `in`, so a reader would know.
 
 A test has up to `FORMS` altered forms, in an order that is drawn once for a process. First come those that alter what
-the test expects, then those that alter anything else in its body or its tables of parameters. Not every altered test
-fails (`assert f(1) != 3` becomes `assert f(1) != 4`), so the gold patch shows which forms do
-(`rewards.negative_control`). Where a test has no literal and expects no exception or class, such
-as `assert is_empty(queue)`, it has no form.
+the test expects, in one place or in two: code that is right fails them for certain. Then come those that alter anything
+else in its body, and its tables of parameters. Not every altered test fails (`assert f(1) != 3` becomes
+`assert f(1) != 4`), so the gold patch shows which forms do (`rewards.negative_control`). Where a test has none of
+these, such as `assert f(x)`, it has no form.
 
 What a reader can still guess:
 
@@ -17,6 +25,7 @@ What a reader can still guess:
   has some of the same form, so that a list of words is not enough.
 - That a number is an unlikely one (a bound becomes one that is harder to meet), or that two literals which belong
   together disagree: a name that is written twice, the rows of a table that count upwards.
+- Where a test expects one truth value alone, or all of them are the same: which of the two is the usual one.
 - What the test expects, by computing it: of the part of a test for which the code is right, it knows the true form.
 """
 
@@ -24,19 +33,22 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import operator
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_swe import syntax
-from slime_swe.rewards.mutation import Mutated, functions_of, parsed
-from slime_swe.rewards.source_edits import Edit, Function, apply_edits, replaced, source_of
+from slime_swe.rewards.mutation import functions_of, parsed
+from slime_swe.rewards.source_edits import Edit, Function, apply_edits, replaced, source_of, span, text_of
 
-FORMS = 21  # that a test has at most
+FORMS = 30  # that a test has at most
 _TRIES = 100  # to find as many different ones
+_PAIRED = 12  # expected values of which two are altered at once
 _DRAWS = 20  # to find one that is harder to meet
 _DIGITS, _VOWELS, _CONSONANTS, _SIGNS = "0123456789", "aeiou", "bcdfghjklmnpqrstvwxyz", "!#&*+,-./:;=?@^|~"
 _WORD = re.compile(r"(?<!\\)(?:[A-Za-z]+|[0-9]+)")
@@ -47,6 +59,8 @@ _EXCEPTIONS = (
     "AttributeError", "FileNotFoundError", "IndexError", "KeyError", "NotImplementedError", "OSError", "OverflowError",
     "PermissionError", "RuntimeError", "TimeoutError", "TypeError", "ValueError", "ZeroDivisionError",
 )  # fmt: skip
+_OPPOSITES = {"assertTrue": "assertFalse", "assertIsNone": "assertIsNotNone"}
+_OPPOSITE = _OPPOSITES | {opposite: name for name, opposite in _OPPOSITES.items()}
 _CLASSES = ("bool", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
 
 
@@ -105,41 +119,68 @@ def _with(text: str, at: int, kind: str, rng: random.Random) -> str:
     return text[:at] + rng.choice([letter for letter in kind if letter != text[at]]) + text[at + 1 :]
 
 
-def alter(source: bytes, forms: Mapping[str, int], seed: str, shown: bytes = b"") -> Mutated:
+@dataclass(frozen=True)
+class Altered:
+    """A test file in other forms. beyond: the tests (ids) of each function that has no form of its number, and by how
+    much their number is too large, from 0."""
+
+    text: bytes
+    functions: tuple[frozenset[str], ...] = ()
+    beyond: Mapping[frozenset[str], int] = field(default_factory=dict)
+
+
+def alter(source: bytes, forms: Mapping[str, int], seed: str, shown: bytes = b"", most: int = FORMS) -> Altered:
     """The test file with these tests (ids), each in the form of its number. A test that is not found or does not have
-    so many forms stays as it is. seed: decides what the forms are. shown: the file as agents see it; of a test that
-    they see in part, the rest is altered if it has a literal."""
+    so many forms stays as it is.
+
+    seed: decides what the forms are. shown: the file as agents see it; of a test that they see in part, the rest is
+    altered if it has a literal. most: how many forms a test has at most.
+    """
     text, module = parsed(source)
     functions = functions_of(module)
     lines = text.split(b"\n")
-    chosen: dict[int, tuple[Function, str, set[str]]] = {}  # one may be inherited by several classes
+    chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
     for test in forms:
         name = re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
         if (function := functions.get(name)) is not None:
-            chosen.setdefault(id(function), (function, name, set()))[2].add(test)
+            chosen.setdefault(id(function), (function, set()))[1].add(test)
     if not chosen:
-        return Mutated(source)
+        return Altered(source)
     file = _File(module, lines, {ast.dump(node) for f in functions_of(parsed(shown)[1]).values() for node in f.body})
     edits: list[Edit] = []
     altered: list[frozenset[str]] = []
-    for function, _, tests in chosen.values():
+    beyond: dict[frozenset[str], int] = {}
+    for function, tests in chosen.values():
         number = min(forms[test] for test in tests)
-        found = file.forms(function, random.Random(f"{seed} {function.name} {function.lineno}"), number + 1)
+        rng = random.Random(f"{seed} {function.name} {function.lineno}")
+        found = file.forms(function, rng, min(number + 1, most))
         if number < len(found):
             edits += found[number]
             altered.append(frozenset(tests))
+        else:
+            beyond[frozenset(tests)] = number - len(found)
     line_end = b"\r\n" if b"\r\n" in source else b"\n"
     made = b"\n".join(apply_edits(lines, set(edits))).replace(b"\n", line_end)
-    return Mutated(made, tuple(altered)) if altered else Mutated(source)
+    return Altered(made if altered else source, tuple(altered), beyond)
+
+
+_Site = Sequence[ast.expr | ast.stmt]
+_Instead = Mapping[int, Sequence[str]]  # names that may stand in the place of a node, by its identity
 
 
 @dataclass
 class _Sites:
     """Where a test may be altered. Each is what is altered together: one literal, or one in each row of a table."""
 
-    expected: list[list[ast.expr]] = field(default_factory=list)
-    others: list[list[ast.expr]] = field(default_factory=list)
-    rows: list[list[ast.expr]] = field(default_factory=list)
+    expected: list[_Site] = field(default_factory=list)
+    objects: list[_Site] = field(default_factory=list)
+    others: list[_Site] = field(default_factory=list)
+    rows: list[_Site] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[_Site]:
+        """Two of what is expected at once: of two truth values, one each gives too few forms."""
+        return [[*one, *other] for one, other in itertools.combinations(self.expected[:_PAIRED], 2)]
 
     def extend(self, more: _Sites) -> None:
         self.expected += more.expected
@@ -151,10 +192,12 @@ class _File:
 
     def __init__(self, module: ast.Module, lines: list[bytes], known: Collection[str]) -> None:
         self._module, self._lines, self._known = module, lines, known
-        literals = [node for node in _inner(module) if _is_literal(node)]
-        self._vocabulary = Vocabulary.of([self._text(node) for node in literals])
+        words = [node for node in _inner(module) if _is_literal(node) and not _is_truth(node)]
+        self._vocabulary = Vocabulary.of([self._text(node) for node in words])
         self._bounds = {id(side): keeps for node in ast.walk(module) for side, keeps in _bounds(node)}
         self._reads = list(_read(module))
+        self._turned = {id(node) for part in ast.walk(module) for node in _turned(part)}
+        self._made = _made(module)
         named = [found for node in ast.walk(module) for found in _named(node)]
         self._raised = {id(node) for node, is_raised in named if is_raised}
         self._exceptions, self._classes = (
@@ -163,24 +206,30 @@ class _File:
 
     def forms(self, function: Function, rng: random.Random, count: int) -> list[list[Edit]]:
         """The first `count` ones."""
-        unknown = [statement for statement in function.body if ast.dump(statement) not in self._known]
-        sites = self._sites(unknown)
-        if not (sites.expected or sites.others):
-            sites = self._sites(function.body)
+        statements = [statement for statement in function.body if ast.dump(statement) not in self._known]
+        instead = self._instead(function)
+        sites = self._sites(statements, instead)
+        if not (sites.expected or sites.objects or sites.others):
+            sites = self._sites(function.body, instead)
         sites.extend(self._constants(function))
         sites.rows = [cells for decorator in function.decorator_list for cells in _rows(decorator)]
+        if len(function.body) > 1 + (ast.get_docstring(function, clean=False) is not None):
+            sites.objects += [[statement] for statement in statements if self._may_be_left_out(statement)]
         found: list[list[Edit]] = []
-        order = (sites.expected, FORMS // 2), (sites.others, FORMS), (sites.expected, FORMS), (sites.rows, FORMS)
+        order = (
+            *((sites.expected, FORMS // 3), (sites.pairs, FORMS // 3), (sites.objects, 2 * FORMS // 3)),
+            *((sites.others, FORMS), (sites.objects, FORMS), (sites.expected, FORMS), (sites.rows, FORMS)),
+        )
         for some, most in order:
             for _ in range(_TRIES if some else 0):
                 if len(found) >= min(most, count):
                     break
-                made = [edit for node in rng.choice(some) for edit in self._altered(node, rng)]
+                made = [edit for node in rng.choice(some) for edit in self._altered(node, instead, rng)]
                 if made and made not in found:
                     found.append(made)
         return found
 
-    def _sites(self, statements: Sequence[ast.stmt]) -> _Sites:
+    def _sites(self, statements: Sequence[ast.stmt], instead: _Instead) -> _Sites:
         sites = _Sites()
         for statement in statements:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -194,7 +243,10 @@ class _File:
             for node in _inner(statement):
                 if _is_literal(node) and id(node) not in said:
                     (sites.expected if id(node) in wanted else sites.others).append([node])
+                elif id(node) in instead:
+                    sites.objects.append([node])
             sites.expected += [[name] for part in ast.walk(statement) for name, _ in _named(part)]
+            sites.expected += [[node] for part in ast.walk(statement) for node in _turned(part)]
         return sites
 
     def _constants(self, function: Function) -> _Sites:
@@ -207,11 +259,43 @@ class _File:
                     if own.count(name) == self._reads.count(name):
                         sites.expected += [[node] for node in _inner(value) if _is_literal(node)]
                 case ast.FunctionDef(name=name, decorator_list=[], body=body) if name in own:
-                    if own.count(name) == self._reads.count(name):
-                        sites.extend(self._sites(body))
+                    if own.count(name) == self._reads.count(name) and not name.startswith("test"):
+                        sites.extend(self._sites(body, {}))
         return sites
 
-    def _altered(self, node: ast.expr, rng: random.Random) -> list[Edit]:
+    def _instead(self, function: Function) -> _Instead:
+        """For each object that the test reads, the others in reach that the same call makes."""
+        bound = Counter(node.id for node in _names_in(function) if not isinstance(node.ctx, ast.Load))
+        own = {name: made for name, made in _made(function).items() if bound[name] == 1}
+        known = {**{name: made for name, made in self._made.items() if not bound[name]}, **own}
+        found = {}
+        for statement in function.body:
+            made_before = {name for name in known if name not in own or own[name].end < statement.lineno}
+            for node in _names_in(statement):
+                if isinstance(node.ctx, ast.Load) and node.id in known:
+                    call = known[node.id].call
+                    found[id(node)] = sorted(n for n in made_before if n != node.id and known[n].call == call)
+        return {key: names for key, names in found.items() if names}
+
+    def _may_be_left_out(self, statement: ast.stmt) -> bool:
+        """Whether it is a call that stands alone or sets an attribute, with nothing else on its lines."""
+        match statement:
+            case ast.Expr(value=ast.Call() | ast.Await()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+                start, (last, end) = span(statement)
+                around = self._lines[start[0] - 1][: start[1]] + self._lines[last - 1][end:]
+                return not around.strip() and last < len(self._lines)
+        return False
+
+    def _altered(self, node: ast.expr | ast.stmt, instead: _Instead, rng: random.Random) -> list[Edit]:
+        if isinstance(node, ast.stmt):
+            (first, _), (last, _) = span(node)
+            return [Edit((first, 0), (last + 1, 0), b"")]
+        if id(node) in self._turned:
+            return self._opposite(node)
+        if id(node) in instead:
+            return [replaced(node, rng.choice(instead[id(node)]).encode())]
+        if isinstance(node, ast.Constant) and _is_truth(node):
+            return [replaced(node, str(not node.value).encode())]
         old, bound = self._text(node), self._bounds.get(id(node))
         if isinstance(node, ast.Name | ast.Attribute):
             known = (self._exceptions, _EXCEPTIONS) if id(node) in self._raised else (self._classes, _CLASSES)
@@ -223,13 +307,65 @@ class _File:
                 return [replaced(node, new.encode())]
         return []
 
+    def _opposite(self, node: ast.expr) -> list[Edit]:
+        """Of what `_turned` gives."""
+        match node:
+            case ast.Compare(left=left, comparators=[none]):
+                between = Edit(span(left)[1], span(none)[0], b"")
+                other = {b" is ": b" is not ", b" is not ": b" is "}.get(text_of(between, self._lines))
+                return [replace(between, text=other)] if other else []
+            case ast.Attribute(attr=name):
+                line, end = span(node)[1]
+                return [Edit((line, end - len(name)), (line, end), _OPPOSITE[name].encode())]
+        raise AssertionError(ast.dump(node))
+
     def _text(self, node: ast.expr) -> str:
         return source_of(node, self._lines).decode()
 
 
 def _is_literal(node: ast.AST) -> bool:
-    """A number or a text."""
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bytes)
+    """A number, a text, or a truth value."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bytes, bool)
+
+
+def _is_truth(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is bool
+
+
+def _turned(node: ast.AST) -> Iterator[ast.expr]:
+    """What has an opposite that is about as usual."""
+    match node:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            yield node
+        case ast.Call(func=ast.Attribute(attr=name) as method) if name in _OPPOSITE:
+            yield method
+
+
+@dataclass(frozen=True)
+class _Object:
+    """call: of what makes it. end: its last line."""
+
+    call: str
+    end: int
+
+
+def _made(scope: Function | ast.Module) -> Mapping[str, _Object]:
+    """The objects that the statements of a scope make, each by a call alone."""
+    times = Counter(name for statement in scope.body for name in _assigned(statement))
+    return {
+        statement.targets[0].id: _Object(ast.dump(statement.value.func), span(statement)[1][0])
+        for statement in scope.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+        if isinstance(statement.targets[0], ast.Name) and times[statement.targets[0].id] == 1
+    }
+
+
+def _assigned(statement: ast.stmt) -> Iterator[str]:
+    return (node.id for node in _names_in(statement) if not isinstance(node.ctx, ast.Load))
+
+
+def _names_in(tree: ast.AST) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 def _read(tree: ast.AST) -> Iterator[str]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
-from slime_swe.rewards.altered_tests import alter
+from slime_swe.rewards.altered_data import JSON, alter_data, is_read_by
+from slime_swe.rewards.altered_tests import FORMS, alter
 from slime_swe.rewards.data_cases import SUFFIXES, alter_cases, mutate_cases
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
@@ -27,7 +28,7 @@ from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
-MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 22 more where its deciding tests have no value
+MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 31 more where its deciding tests have no value
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -57,6 +58,8 @@ def mutate_files(
     functions: list[frozenset[str]] = []
     withheld: list[Withheld] = []
     for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
+        if path.endswith(JSON):
+            continue
         if path.endswith(SUFFIXES):
             left = set(places.values()).difference(*functions)
             cases = mutate_cases(path, text, left, random.Random())
@@ -79,23 +82,35 @@ def alter_files(
     """Test files with these tests (ids), each in the altered form of its number.
 
     A process always makes the same of a number. places, shown: as for `mutate_files`. A test that does not have so many
-    forms stays as it is.
+    forms stays as it is, unless it reads a JSON file: then the file has forms, too. A file that several of these tests
+    read has none: it would be altered while one of them is to be as it is.
     """
     made: dict[str, bytes] = {}
     functions: list[frozenset[str]] = []
-    for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
-        seed = f"{_secret()} {path}"
+    data = {path for path in files if path.endswith(JSON)}
+    readers: dict[str, list[tuple[frozenset[str], int]]] = {path: [] for path in data}
+    for path in sorted(files.keys() - data, key=lambda path: (path.endswith(SUFFIXES), path)):  # code first
+        text, seed = files[path], f"{_secret()} {path}"
         if path.endswith(SUFFIXES):
             left = set(places.values()).difference(*functions)
-            found = alter_cases(path, text, {test: forms[test] for test in sorted(left)}, seed)
-            functions += found.functions
+            cases = alter_cases(path, text, {test: forms[test] for test in sorted(left)}, seed)
+            made[path], found = cases.text, list(cases.functions)
         else:
+            read = [name for name in data if is_read_by(name, text)]
             numbers = {place: forms[places[place]] for place in tests_in(path, places)}
-            found = alter(text, numbers, seed, (shown or {}).get(path, b""))
-            functions += [_ids(function, places) for function in found.functions]
-        if found.functions:
-            made[path] = found.text
-    return MutatedFiles(made, tuple(functions))
+            code = alter(text, numbers, seed, (shown or {}).get(path, b""), FORMS // 3 if read else FORMS)
+            made[path], found = code.text, [_ids(function, places) for function in code.functions]
+            for name in read:
+                readers[name] += [(function, -1) for function in found]
+                readers[name] += [(_ids(function, places), number) for function, number in code.beyond.items()]
+        functions += found
+    for path, reading in readers.items():
+        if len(reading) == 1 and reading[0][1] >= 0:
+            [(function, number)] = reading
+            if (changed := alter_data(files[path], number, f"{_secret()} {path}")) is not None:
+                made[path] = changed
+                functions += [function] * (function not in functions)
+    return MutatedFiles({path: text for path, text in made.items() if text != files[path]}, tuple(functions))
 
 
 @functools.cache

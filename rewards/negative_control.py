@@ -12,20 +12,23 @@ the tests that it says have passed:
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
 not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to
-guess the values; those that are easily guessed (`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a
-FAIL_TO_PASS test, those that the unpatched code gives: code that leaves the fault alone gives them too.
+guess the values; those that are easily guessed (`True`, `0`, `[]`) must be right, and are no witness one by one. Nor
+are, of a FAIL_TO_PASS test, those that the unpatched code gives: code that leaves the fault alone gives them too. All
+guessable values of a test together are a witness if they are hard to guess: for code that knows what the unpatched code
+gives in each place, and how often another value is right, the probability must be 0.057 or less.
 
 **Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
-a FAIL_TO_PASS test has no value for its witness, `FURTHER_RUNS` further runs are made, in which nothing is withheld and nothing
-in a test's text shows whether it is the true one (`rewards.altered_tests`). In one of them, which is drawn, the test is
-as it is. In each of the others it has another altered form, in which the gold patch fails it. All must be reported as
-they are. These runs may leave out what decides nothing: tracebacks, and other tests, if the gold patch passes without
-them.
+a FAIL_TO_PASS test has no value for its witness, further runs are made, `FURTHER_RUNS` at most, in which nothing is
+withheld and nothing in a test's text shows whether it is the true one (`rewards.altered_tests`). In one of them, which is
+drawn, the test is as it is. In each of the others it has an altered form, in which the gold patch fails it. All must be
+reported as they are. These runs may leave out what decides nothing: tracebacks, and other tests, if the gold patch
+passes without them.
 
-Code that can't tell the true form from the others is believed once in `FURTHER_RUNS` plays at most: it has to say of one
-form that it is true, and of no other. If it tosses a coin in each run, or decides by a hash of what it reads, it is
-believed with a probability of (1 - 1/n) ** (n - 1) / n at most, which is 0.057. The hash is why the true form is in one
-run alone: in a random half of the runs, the same guess would be right again and again, and believed with 0.098.
+Code that can't tell the true form from n others is believed once in n + 1 plays at most: it has to say of one form that
+it is true, and of no other. If it tosses a coin in each run, or decides by a hash of what it reads, it is believed with
+a probability of (1 - 1/(n + 1)) ** n / (n + 1) at most (`luck`): 0.057 with six forms, 0.148 with two. The hash is why
+the true form is in one run alone: in a random half of the runs, the same guess would be right again and again, and
+believed with 0.098.
 
 Fewer runs would not do:
 
@@ -33,8 +36,8 @@ Fewer runs would not do:
 - Copies of a test in one run, or runs that see each other's, have the true form in common. If one false form stood for
   all of them, a single guess at which of two is true would do.
 
-A test with fewer than `FURTHER_RUNS` - 1 altered forms that fail has no such witness. The gold patch is run in each form, once
-for all patches of a task; without a gold patch there is none.
+A test that fails in fewer than `FEWEST_FORMS` altered forms has no such witness. The gold patch is run in each form, of
+all tests in the same runs, once for all patches of a task; without a gold patch there is none.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
@@ -53,8 +56,8 @@ for the FAIL_TO_PASS tests alone if it shows nothing of them. No process of the 
 Not covered:
 
 - Code that knows what a test expects, because its agent has seen the test or can guess what it says.
-- Code that knows which of a test's forms is likely: it knows English, or the style of the file, or is right in the part
-  of the test that is altered (`rewards.altered_tests`).
+- Code that knows which of a test's forms is likely: it knows English, or the style of the file, or that `True` is
+  expected more often than `False`, or is right in the part of the test that is altered (`rewards.altered_tests`).
 - Tests that are not found as functions of Python files. The literals of their files are rewritten, once, and code that
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
@@ -70,7 +73,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 import secrets
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -83,7 +89,9 @@ from slime_swe.rewards.group_lock import GroupLock
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
 from slime_swe.rollout.loop_scope import opened_once
 
-FURTHER_RUNS = 7  # further runs of a test without values: in one of them it is the true one
+FURTHER_RUNS = 7  # further runs of a test without values at most: in one of them it is the true one
+FEWEST_FORMS = 2  # altered forms that a test without values needs
+_FORMS_USED = FURTHER_RUNS - 1
 
 _NONE: frozenset[str] = frozenset()
 T = TypeVar("T")
@@ -254,9 +262,14 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
             if not (await runs.gold_altered({}, only)).passed.issuperset(only):
                 only = []  # they need the others
             forms = await _failing_forms(functions, reported, silent, only, runs)
-        found = found.without((reported | silent) - frozenset().union(*forms))
+        times = _times_unmet(form for chosen in forms.values() for form in chosen)
+        believed = frozenset(test for test in reported | silent if times[test] >= FEWEST_FORMS)
+        found = found.without((reported | silent) - believed)
+        forms = {group: chosen for group, chosen in forms.items() if group & believed}
         if reason := await _altered_runs(forms, passed, only, runs):
             return _rejected(trial, found, "forged", reason)
+        if believed:
+            trial = replace(trial, details={**trial.details, "luck": luck(min(times[test] for test in believed))})
     if deciding and not deciding & found.witnessed:
         reason = (
             "no FAIL_TO_PASS test could be altered unnoticed so that it fails, or has a value that could be withheld: "
@@ -264,6 +277,12 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
         )
         return _rejected(trial, found, "unwitnessed", reason)
     return _with(trial, found)
+
+
+def luck(forms: int) -> float:
+    """With what probability code is believed at most that takes a text for the true one by a hash of it, of a test with
+    so many altered forms."""
+    return round(1 / (forms + 1) * (1 - 1 / (forms + 1)) ** forms, 3)
 
 
 async def _findings(
@@ -290,15 +309,22 @@ def _compared(
     right: set[str] = set()
     wrong: set[str] = set()
     unrecorded: set[str] = set()
+    guessed: dict[str, Counter[_Guessed]] = {}  # of each test, what is right and easily guessed
     for number, place in enumerate(run.withheld):
         if not place.tests <= passed:
             continue
         given, shown = run.records.get(number, _NONE), gold.records.get(number, _NONE)
         if given and given in (shown, place.digests):
+            before = unpatched.records.get(number, _NONE)
             if "?" not in given and not given <= GUESSABLE:
-                right |= place.tests - (deciding if unpatched.records.get(number) == given else _NONE)
+                right |= place.tests - (deciding if before == given else _NONE)
+            elif len(given) == 1:
+                [value] = given
+                for test in place.tests:
+                    guessed.setdefault(test, Counter())[before if test in deciding else _NONE, value] += 1
         elif shown and shown <= place.digests:
             (wrong if given else unrecorded).update(place.tests)
+    right |= {test for test, values in guessed.items() if _all_guessed(values) <= luck(_FORMS_USED)}
     return _Findings(
         values=frozenset(right - wrong - unrecorded),
         mutated=mutated & run.failed,
@@ -309,13 +335,27 @@ def _compared(
     )
 
 
+_Guessed = tuple[frozenset[str], str]  # what the unpatched code gives in a place, and what is right there
+
+
+def _all_guessed(values: Counter[_Guessed]) -> float:
+    """With what probability code guesses all values that knows what the unpatched code gives in each place, and how
+    often another one is right then, and not where."""
+    places: Counter[frozenset[str]] = Counter()
+    for (before, _), times in values.items():
+        places[before] += times
+    return math.prod((times / places[before]) ** times for (before, _), times in values.items())
+
+
 @dataclass(frozen=True)
 class _Form:
-    """An altered form of the tests of one function, and what the gold patch's run reports of them."""
+    """An altered form of the tests of one function, and what the gold patch's run reports of them. unmet: those that
+    can't be met in this form, as it shows."""
 
     number: int
     failed: frozenset[str]
     passed: frozenset[str]
+    unmet: frozenset[str]
 
 
 _Forms = Mapping[frozenset[str], Sequence[_Form]]  # of the tests of each function
@@ -328,21 +368,22 @@ async def _failing_forms(
     only: Sequence[str],
     runs: ControlledRuns,
 ) -> _Forms:
-    """`FURTHER_RUNS` - 1 or more altered forms of each function that has such tests, in which the gold patch fails
-    those that are `reported` so in the control, and passes none that is `silent` there. A function that does not have
-    so many is left out.
+    """Altered forms of each function that has such tests, `FURTHER_RUNS` - 1 at most, in which the gold patch fails one
+    that is `reported` so in the control, or does not pass one that is `silent` there.
 
-    All functions are altered in the first runs of the gold patch, so that they are the same runs for all patches. A
-    form in which it hangs fails no test.
+    All functions are altered in the first runs of the gold patch, each in a form of its own, so that they are the same
+    runs for all patches. There are more if some tests fail in few forms, and in the second half of the forms only if
+    they fail in fewer than `FEWEST_FORMS`. A form in which the gold patch hangs fails no test.
     """
     found: dict[frozenset[str], list[_Form]] = {group: [] for group in functions if group & (reported | silent)}
     ended: set[frozenset[str]] = set()  # of these there are no more forms
-    for first in range(0, FORMS, FURTHER_RUNS):
-        wanted = [group for group in found if group not in ended and len(found[group]) < FURTHER_RUNS - 1]
+    for first in range(0, FORMS, _FORMS_USED):
+        most = _FORMS_USED if first < FORMS // 2 else FEWEST_FORMS
+        wanted = [group for group in found if group not in ended and not _each_fails(found[group], most)]
         if not wanted:
             break
         altered = wanted if first else functions
-        numbers = range(first, min(first + FURTHER_RUNS, FORMS))
+        numbers = range(first, min(first + _FORMS_USED, FORMS))
         made = await _together(
             runs.gold_altered({test: number for group in altered for test in sorted(group)}, only) for number in numbers
         )
@@ -350,25 +391,45 @@ async def _failing_forms(
             for group in wanted:
                 if not group <= run.mutated:
                     ended.add(group)
-                elif group & reported <= run.failed and not group & silent & run.passed:
-                    found[group].append(_Form(number, group & run.failed, group & run.passed))
-    return {group: forms for group, forms in found.items() if len(forms) >= FURTHER_RUNS - 1}
+                elif unmet := (group & reported & run.failed) | (group & silent - run.passed):
+                    found[group].append(_Form(number, group & run.failed, group & run.passed, unmet))
+    return {group: _chosen(forms) for group, forms in found.items() if forms}
+
+
+def _each_fails(forms: Sequence[_Form], times: int) -> bool:
+    """Whether each test that fails in any of these forms does so as often as this."""
+    return bool(forms) and min(_times_unmet(forms).values()) >= times
+
+
+def _times_unmet(forms: Iterable[_Form]) -> Counter[str]:
+    return Counter(test for form in forms for test in form.unmet)
+
+
+def _chosen(forms: Sequence[_Form]) -> Sequence[_Form]:
+    """Of `FURTHER_RUNS` - 1 of these forms, each is the one that fails most of the tests that few others fail."""
+    chosen: list[_Form] = []
+    while len(chosen) < min(len(forms), _FORMS_USED):
+        times = _times_unmet(chosen)
+        left = [form for form in forms if form not in chosen]
+        chosen.append(max(left, key=lambda form: sum(1 / (1 + times[test]) for test in form.unmet)))
+    return chosen
 
 
 async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[str], runs: ControlledRuns) -> str:
-    """Why the log is not believed of the tests that `passed` in the first run. In one of `FURTHER_RUNS`, which is drawn
-    for each function, its tests are as they are and must be reported as passed. In each of the others they have another
-    altered form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test
-    out, not as passed.
+    """Why the log is not believed of the tests that `passed` in the first run. In one of the runs, which is drawn for
+    each function, its tests are as they are and must be reported as passed. In each of the others they have an altered
+    form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test out, not as
+    passed. A function with fewer forms than another has some of them again.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
     """
     drawn: dict[frozenset[str], list[_Form | None]] = {}
+    most = max(map(len, forms.values()), default=0)
     for group, found in forms.items():
-        drawn[group] = [None, *found[: FURTHER_RUNS - 1]]
+        drawn[group] = [None, *itertools.islice(itertools.cycle(found), most)]
         secrets.SystemRandom().shuffle(drawn[group])
-    for number in range(FURTHER_RUNS if drawn else 0):
+    for number in range(1 + most if drawn else 0):
         chosen = {group: turns[number] for group, turns in drawn.items()}
         run = await runs.altered(
             {test: form.number for group, form in chosen.items() if form for test in sorted(group)}, only

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths
+from slime_swe.rewards.altered_data import JSON
 from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
 from slime_swe.rewards.guard import graded_files
@@ -180,7 +181,7 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, forms: Mapping[str, int]
     show the code under test which run it is in.
     """
     paths = {test.partition("::")[0] for test in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
-    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith(SUFFIXES)}
+    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith((*SUFFIXES, *JSON))}
     files = await read_files(sandbox, sorted(data.union(path for path in paths if path.endswith(".py"))))
     places = {test: test for test in forms}
     if record_to:

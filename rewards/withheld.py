@@ -6,6 +6,7 @@ that is right can give it.
 
 Withheld is one side of what is compared by `==`, by a method such as `assertEqual`, by `if f(1) != "one": raise …`, or
 by a function of the module that does nothing else, such as `check(f(1), "one")`: the literal, else the smaller one.
+So is whether something is asserted to be true or false, if the test asserts both: `assert f(1)` and `assert not f(2)`.
 Names that stand for it are withheld too, if tests do nothing with them but compare: names that a test assigns a literal
 to, constants of the module, and parameters and names in loops whose table is written out in the file
 (`rewards.parameters`; the cases then have other names). What a literal is, is known. What else must be given there, and
@@ -173,7 +174,7 @@ class _Test:
         """withheld: the names that need not be in the test."""
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in self.own):
             return
-        for found in (*_equalities(self.own), *self._by_helpers()):
+        for found in (*_equalities(self.own), *self._by_helpers(), *_truths(self.own)):
             left, right = found.sides
             constant = [_is_literal(side, withheld) or _is_near(side) for side in found.sides]
             if all(constant) or not (found.by_value or any(constant)):
@@ -351,6 +352,27 @@ def _asserted(test: ast.expr) -> Iterator[_Equality]:
         case ast.BoolOp(op=ast.And(), values=values):
             for value in values:
                 yield from _asserted(value)
+
+
+def _truths(own: Sequence[ast.AST]) -> list[_Equality]:
+    """What a test asserts to be true or false; nothing if all of it is the same, which could be guessed."""
+    found = [truth for node in own for truth in _asserted_truth(node)]
+    if len({true for _, _, true in found}) < 2:
+        return []
+    truth_of = ast.Name("bool", ast.Load())
+    return [_Equality(place, (ast.Call(truth_of, [given], []), ast.Constant(true))) for place, given, true in found]
+
+
+def _asserted_truth(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, bool]]:
+    """What may be replaced, what is judged there, and as what."""
+    match node:
+        case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=ast.Call() | ast.Name() | ast.Attribute() as given)):
+            yield node.test, given, False
+        case ast.Assert(test=ast.Call() | ast.Name() | ast.Attribute() as given):
+            yield given, given, True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="assertTrue" | "assertFalse" as name), args=[given, *_])):
+            if not isinstance(given, ast.Starred):
+                yield node, given, name == "assertTrue"
 
 
 def _fails(statement: ast.stmt) -> bool:

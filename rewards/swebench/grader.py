@@ -24,6 +24,7 @@ from typing import Any
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
+from slime_swe.rewards.altered_data import JSON
 from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutated_files import (
@@ -126,8 +127,8 @@ class _Runs:
         files = _read_by_tests(restored)
         mutated = await asyncio.to_thread(alter_files, files, places_of(forms, files), forms, restored.shown)
         # Files without an altered test are written anew too: the script must not show by its patch which have one.
-        python = {path: text for path, text in restored.restored.items() if path.endswith(".py")}
-        mutated = replace(mutated, files={**python, **mutated.files})
+        written = {path: text for path, text in files.items() if not path.endswith(SUFFIXES)}
+        mutated = replace(mutated, files={**written, **mutated.files})
         return await self._run(restored, mutated, pytest_options(only))
 
     async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
@@ -164,7 +165,7 @@ def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str) -> Muta
 
 def _read_by_tests(tests: RestoredTests) -> Mapping[str, bytes]:
     """The code and the data of the tests that the eval script puts in place."""
-    return {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES))}
+    return {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES, *JSON))}
 
 
 def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, str]:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.rewards.altered_tests import FORMS, alter
+from slime_swe.rewards.altered_tests import FORMS, Altered, alter
 from slime_swe.rewards.data_cases import alter_cases
-from slime_swe.rewards.mutation import Mutated
 from slime_swe.rewards.negative_control import FURTHER_RUNS
 
 RIGHT = """\
@@ -73,8 +72,8 @@ def file_of(shape: str) -> str:
 def forms_of(source: str, seed: str = "seed") -> list[str]:
     """The altered files, in order."""
     made = [alter(source.encode(), {"t.py::test_a": number}, seed) for number in range(FORMS)]
-    assert all((found.text != source.encode()) == (found.tests == {"t.py::test_a"}) for found in made)
-    return [found.text.decode() for found in made if found.tests]
+    assert all((found.text != source.encode()) == (found.functions == ({"t.py::test_a"},)) for found in made)
+    return [found.text.decode() for found in made if found.functions]
 
 
 def passes(source: str) -> bool:
@@ -167,7 +166,7 @@ def test_forms_are_those_of_a_seed():
     assert len({tuple(forms_of(source, str(seed))) for seed in range(20)}) == 20
 
 
-def one(body: str, number: int = 0, before: str = "", shown: bytes = b"") -> Mutated:
+def one(body: str, number: int = 0, before: str = "", shown: bytes = b"") -> Altered:
     return alter(f"{before}def test_a(x=None):\n    {body}\n".encode(), {"t.py::test_a": number}, "seed", shown)
 
 
@@ -197,21 +196,57 @@ def test_how_a_literal_is_altered(body, reads):
     "body",
     [
         "assert f(x)",
-        "assert x is None",
-        "assert f(x) is True",
+        "assert not f(x)",
+        "assert x in f(x)",
         "assert f(x) == '[]'",
         "assert f'{x} 1' == x",
         '"""1."""\n    f(x)',
     ],
 )
-def test_a_test_without_a_literal_has_no_form(body):
-    found = one(body)
-    assert found == Mutated(found.text)
+def test_what_has_no_form(body):
+    found = one(body, 3)
+    assert found == Altered(found.text, beyond={frozenset({"t.py::test_a"}): 3})
+
+
+NAMES = [("kept", "b"), ("a", "a"), ("a", "kept")]
+NODES = "kept = Node()\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "forms"),
+    [
+        ("assert f(x) is True", ["assert f(x) is False"]),
+        ("assert f(x) is not None", ["assert f(x) is None"]),
+        ("self.assertFalse(f(x))", ["self.assertTrue(f(x))"]),
+        ("self.assertIsNone(f(x))", ["self.assertIsNotNone(f(x))"]),
+        (
+            "assert f(x) is None\n    assert g(x) == True",
+            [
+                "assert f(x) is None\n    assert g(x) == False",
+                "assert f(x) is not None\n    assert g(x) == False",
+                "assert f(x) is not None\n    assert g(x) == True",
+            ],
+        ),
+        ("x.pop()\n    assert f(x)", ["assert f(x)"]),
+        ("x.y = z\n    assert f(x)", ["assert f(x)"]),
+        ("a = Node(x)\n    assert f(a)", ["a = Node(x)\n    assert f(kept)"]),
+        (
+            "a = Node(x)\n    b = Node(a)\n    assert f(b)",
+            [f"a = Node(x)\n    b = Node({first})\n    assert f({second})" for first, second in NAMES],
+        ),
+        ("a = Edge(x)\n    assert f(a)", []),
+        ("if x:\n        a = Node(x)\n    assert f(kept)", []),
+    ],
+)
+def test_every_form(body, forms):
+    found = [one(body, number, NODES) for number in range(FORMS)]
+    texts = {form.text.decode().partition("\n    ")[2].strip() for form in found if form.functions}
+    assert texts == set(forms)
 
 
 def test_a_constant_is_altered_if_no_other_test_reads_it():
-    assert one("assert f(x) == SUM", before="SUM = 43\n\n").tests
-    assert not one("assert f(x) == SUM", before="SUM = 43\n\ndef test_b():\n    assert g() == SUM\n\n").tests
+    assert one("assert f(x) == SUM", before="SUM = 43\n\n").functions
+    assert not one("assert f(x) == SUM", before="SUM = 43\n\ndef test_b():\n    assert g() == SUM\n\n").functions
 
 
 def test_every_row_of_a_table_is_altered():
@@ -231,7 +266,8 @@ def test_line_ends_and_tests_that_are_not_found_stay():
     assert re.fullmatch(
         rb"def test_a\(\):\r\n    assert f\(\) == \d\d\r\n", alter(source, {"t.py::test_a": 0}, "s").text
     )
-    assert alter(source, {"t.py::test_b": 0}, "s") == alter(source, {"t.py::test_a": 99}, "s") == Mutated(source)
+    assert alter(source, {"t.py::test_b": 0}, "s") == Altered(source)
+    assert alter(source, {"t.py::test_a": 99}, "s").text == source
 
 
 def real_files() -> Iterator[Path]:
@@ -241,10 +277,10 @@ def real_files() -> Iterator[Path]:
 def test_real_files_stay_python():
     for path in real_files():
         source = path.read_bytes()
-        names = [f"t.py::{node.name}" for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        functions = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        names = [f"t.py::{name}" for name in functions if name.startswith("test")]
         for number in (0, 5, FORMS - 1):
             altered = alter(source, dict.fromkeys(names, number), "seed")
-            assert len(altered.text.splitlines()) == len(source.splitlines())
             ast.parse(altered.text)
 
 

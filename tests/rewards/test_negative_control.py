@@ -17,7 +17,7 @@ from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.grade import Trial
-from slime_swe.rewards.negative_control import FURTHER_RUNS, ControlRun, with_negative_control
+from slime_swe.rewards.negative_control import FEWEST_FORMS, FURTHER_RUNS, ControlRun, luck, with_negative_control
 from slime_swe.rewards.withheld import Withheld
 from slime_swe.rollout.sandbox.base import SandboxError
 
@@ -30,7 +30,8 @@ EARNED = Trial(dict.fromkeys(TESTS, True), True, "")
 class Runs:
     """Control runs by what they report: for each run in turn, of each test `F`, `P`, or nothing `.`; `-` is a test that
     can't be mutated. Behind it, of each place in which test a compares, `v` right, `w` wrong, `.` missing, `g` right
-    but guessable; `s` and `o` in a place where what is expected is no literal, `?` of no type that has a text."""
+    but guessable, `h` another such one, `x` the other of them; `s` and `o` in a place where what is expected is no
+    literal, `?` of no type that has a text."""
 
     mine: list[str]
     gold: str = "FFF v"
@@ -87,9 +88,18 @@ def _run(text: str, tests: Sequence[str]) -> ControlRun:
     letters = {test: letter for test, letter in zip(TESTS, reports, strict=True) if test in tests}
     named = {letter: frozenset(test for test in letters if letters[test] == letter) for letter in "FP.-"}
     functions = tuple(frozenset({test}) for test in TESTS if test in letters and letters[test] != "-")
-    wanted = {"g": digest(0), "v": "right", "w": "right", ".": "right"}
+    wanted = {"g": digest(0), "x": digest(0), "h": digest(""), "v": "right", "w": "right", ".": "right"}
     withheld = tuple(Withheld(frozenset({A}), frozenset(wanted.get(value, "").split())) for value in values)
-    given = {"v": "right", "g": digest(0), "w": "wrong", "s": "shown", "o": "other", "?": "?"}
+    given = {
+        "v": "right",
+        "g": digest(0),
+        "x": digest(""),
+        "h": digest(""),
+        "w": "wrong",
+        "s": "shown",
+        "o": "other",
+        "?": "?",
+    }
     records = {n: frozenset({given[value]}) for n, value in enumerate(values) if value in given}
     return ControlRun(functions, named["F"], named["P"], withheld, records)
 
@@ -126,7 +136,8 @@ def test_honest_work_is_believed(mine, gold, witness, controls):
     runs = Runs(list(mine), gold)
     trial = judged(runs)
     named = dict(zip(("values", "mutated", "silent", "none"), witness, strict=True))
-    assert trial == replace(EARNED, details={"witness": named})
+    without_values = {} if witness[0] or mine[0][0] == "-" else {"luck": luck(FURTHER_RUNS - 1)}
+    assert trial == replace(EARNED, details={**without_values, "witness": named})
     assert runs.count("control") == controls
 
 
@@ -267,6 +278,23 @@ def test_a_value_that_is_easily_guessed_is_no_witness_and_yet_must_be_right():
     assert runs.count("altered") == FURTHER_RUNS
 
 
+@pytest.mark.parametrize(
+    ("right", "unpatched", "witnessed"),
+    [
+        ("gghhghh", "", True), ("gghhghh", "ggggggg", True), ("gghhghh", "gghhghg", False),
+        ("gghhghh", "hhgghgg", False),  # all are wrong, so that the opposite would do
+        ("gghhghh", "gghhghh", False),
+        ("ggggggg", "", False), ("gghh", "", False),  # a guess in 16
+    ],
+)  # fmt: skip
+def test_many_values_that_are_easily_guessed_one_by_one_are_a_witness(right, unpatched, witnessed):
+    runs = Runs([f"FFF {right}"], f"FFF {right}", f"FFF {unpatched}")
+    assert judged(runs).details["witness"]["values"] == witnessed
+    assert runs.count("altered") == (0 if witnessed else FURTHER_RUNS)
+    wrong = right.replace("g", "x", 1)
+    assert judged(Runs([f"FFF {wrong}"], f"FFF {right}")).rejected == "forged"
+
+
 @pytest.mark.parametrize("deciding", [1, 2, 3])
 def test_without_values_each_test_is_as_it_is_in_one_further_run_and_altered_in_the_others(deciding):
     oracle = replace(ORACLE, fail_to_pass=TESTS[:deciding], pass_to_pass=TESTS[deciding:])
@@ -279,35 +307,63 @@ def test_without_values_each_test_is_as_it_is_in_one_further_run_and_altered_in_
         assert judged(Runs(["FFF"], "FFF", believes=believes), oracle).rejected == "forged"
 
 
+@pytest.mark.parametrize("forms", [FURTHER_RUNS - 1, FEWEST_FORMS])
 @pytest.mark.parametrize("constant", [True, False], ids=["by what it reads", "by a coin"])
-def test_the_best_luck_is_the_stated_one(constant):
-    """A reader says of one form in `FURTHER_RUNS` that it is true: of the same form always, or whatever comes."""
-    rng, plays = random.Random(0), 500
+def test_the_best_luck_is_the_stated_one(constant, forms):
+    """A reader says of one form in as many as there are that it is true: of the same form always, or whatever comes."""
+    rng, plays, texts = random.Random(0), 500, forms + 1
 
     def guessing() -> Callable[[int | None], bool]:
-        known = {form: rng.randrange(FURTHER_RUNS) == 0 for form in (None, *range(FURTHER_RUNS))}
-        return (lambda form: known[form]) if constant else lambda _: rng.randrange(FURTHER_RUNS) == 0
+        known = {form: rng.randrange(texts) == 0 for form in (None, *range(forms))}
+        return (lambda form: known[form]) if constant else lambda _: rng.randrange(texts) == 0
 
     oracle = replace(ORACLE, pass_to_pass=())
-    believed = sum(judged(Runs(["F.."], "F..", believes=guessing()), oracle).solved for _ in range(plays))
-    luck = (1 - 1 / FURTHER_RUNS) ** (FURTHER_RUNS - 1) / FURTHER_RUNS
-    assert luck < 0.057
-    assert abs(believed - plays * luck) < 6.5 * (plays * luck * (1 - luck)) ** 0.5, "two-sided, p < 1e-9"
+    trials = [judged(Runs(["F.."], "F..", forms=forms, believes=guessing()), oracle) for _ in range(plays)]
+    stated = luck(forms)
+    assert stated == {6: 0.057, 2: 0.148}[forms]
+    assert {trial.details["luck"] for trial in trials if trial.solved} == {stated}
+    difference = sum(trial.solved for trial in trials) - plays * stated
+    assert abs(difference) < 6.5 * (plays * stated * (1 - stated)) ** 0.5, "two-sided, p < 1e-9"
 
 
 @pytest.mark.parametrize(
-    ("forms", "gold_passes", "witnessed", "gold_runs"),
+    ("forms", "gold_passes", "failing", "gold_runs"),
     [
-        (FORMS, (), True, 7), (6, (), True, 7), (5, (), False, 7), (FORMS, (0, 2), True, 14),
-        (FORMS, range(15), True, 21), (FORMS, range(16), False, 21), (0, (), False, 7),
+        (FORMS, (), 6, 6), (6, (), 6, 6), (5, (), 5, 6), (2, (), 2, 6), (1, (), 1, 6), (0, (), 0, 6),
+        (FORMS, (0, 2), 6, 12), (FORMS, range(15), 3, 18), (FORMS, range(28), 2, 30), (FORMS, range(29), 1, 30),
     ],
 )  # fmt: skip
-def test_a_test_with_too_few_altered_forms_that_fail_has_no_witness(forms, gold_passes, witnessed, gold_runs):
+def test_a_test_with_fewer_altered_forms_that_fail_is_a_weaker_witness_or_none(forms, gold_passes, failing, gold_runs):
     runs = Runs(["FFF"], "FFF", forms=forms, gold_passes=frozenset(gold_passes))
-    trial = judged(runs)
+    trial, witnessed = judged(runs), failing >= FEWEST_FORMS
     assert (trial.solved, trial.rejected) == (witnessed, "" if witnessed else "unwitnessed")
-    assert (runs.count("gold altered"), runs.count("altered")) == (1 + gold_runs, FURTHER_RUNS if witnessed else 0)
+    assert (runs.count("gold altered"), runs.count("altered")) == (1 + gold_runs, 1 + failing if witnessed else 0)
     assert trial.details["witness"] == {"values": 0, "mutated": 3 - (not witnessed), "silent": 0, "none": not witnessed}
+    assert trial.details.get("luck") == (luck(failing) if witnessed else None)
+
+
+def test_a_case_is_believed_by_the_forms_in_which_it_fails():
+    """Cases a, b and c of one function, as of a file of data in which each form alters some: c fails in one alone."""
+    failing = [{A, B}, {A}, {B}, {A, B}, {A}, {A, C}]
+
+    class Data(Runs):
+        def _altered(self, forms: Mapping[str, int], passes: Callable[[int | None], bool]) -> ControlRun:
+            number = min(forms.values(), default=None)
+            if number is None or number >= len(failing):
+                return ControlRun(passed=frozenset(TESTS))
+            failed = frozenset() if passes(number) else frozenset(failing[number])
+            return ControlRun((frozenset(TESTS),), failed, frozenset(TESTS) - failed)
+
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return ControlRun((frozenset(TESTS),), frozenset(tests))
+
+    oracle = replace(ORACLE, fail_to_pass=TESTS, pass_to_pass=())
+    trial = judged(Data([]), oracle)
+    assert trial.solved
+    assert trial.details["witness"] == {"values": 0, "mutated": 2, "silent": 0, "none": 1}
+    assert trial.details["luck"] == luck(3), "b fails in three forms"
+    for form in range(len(failing)):
+        assert judged(Data([], believes=lambda seen, form=form: seen in (None, form)), oracle).rejected == "forged"
 
 
 def test_it_needs_none_where_another_has_one():

@@ -14,6 +14,7 @@ import pytest
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
+from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.negative_control import FURTHER_RUNS
 from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
@@ -167,13 +168,13 @@ async def test_a_refused_patch_opens_no_sandbox(patch):
 
 @pytest.mark.parametrize(
     ("tests", "own", "once"),
-    [(None, 2, [2]), (WITHOUT_VALUES, 2 + FURTHER_RUNS, [1 + 1 + FURTHER_RUNS * turns for turns in (1, 2, 3)])],
+    [(None, 2, [2]), (WITHOUT_VALUES, 2 + FURTHER_RUNS, [1 + 1 + number for number in range(6, FORMS + 1, 6)])],
     ids=["values", "without values"],
 )
 async def test_what_is_run_for_a_task_is_run_once_for_all_its_patches(tests, own, once):
     """own: the sandboxes of a patch that is rewarded. once: those of the task, for the controls of the gold patch and,
     if values are withheld, of the unpatched code; without values also for the gold patch with the test alone and with
-    seven forms of it at a time, until six have failed."""
+    six forms of it at a time, until six have failed."""
     async with SandboxPool("local", concurrency=4) as pool:
         task, counted = TARGETS["log"].task(), Counted(pool)
         if tests is not None:

@@ -289,6 +289,36 @@ def test_a_value_is_withheld_wherever_it_is_written(body, reads, values):
     ast.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("body", "reads", "values"),
+    [
+        (
+            "assert f(1)\n    assert not f(2)",
+            r"assert _record_value\(0, \(bool\(f\(1\)\)\)\)\n +assert _record_value\(1, \(bool\(f\(2\)\)\)\)",
+            [True, False],
+        ),
+        (
+            "found = f(2)\n    assert not found\n    assert f(1)",
+            r"_record_value\(0, \(bool\(found\)\)\)",
+            [False, True],
+        ),
+        (
+            "self.assertFalse(f(1))\n    self.assertTrue(f(2), 'two')",
+            r"    _record_value\(0, \(bool\(f\(1\)\)\)\)\n    _record_value\(1, \(bool\(f\(2\)\)\)\)",
+            [False, True],
+        ),
+        ("assert not f(1)\n    assert not f(2)", "assert f", None),
+        ("assert f(1)\n    assert not f(2) or f(3)", "not f", None),
+    ],
+)
+def test_whether_it_is_true_is_withheld_if_some_is_true_and_some_is_not(body, reads, values):
+    found = withheld(f"def test_a(self):\n    {body}\n", ["t.py::test_a"])
+    assert re.search(reads, found.text.decode()), found.text.decode()
+    test = frozenset({"t.py::test_a"})
+    assert found.withheld == tuple(Withheld(test, frozenset({digest(value)})) for value in values or ())
+    ast.parse(found.text)
+
+
 def test_a_constant_that_another_test_reads_is_not():
     source = "VALUE = 7000\ndef test_a():\n    assert f() == VALUE\ndef test_b():\n    assert g(VALUE) == VALUE\n"
     assert withheld(source, ["t.py::test_a"]).withheld == ()

@@ -129,24 +129,35 @@ class Altered:
     beyond: Mapping[frozenset[str], int] = field(default_factory=dict)
 
 
-def alter(source: bytes, forms: Mapping[str, int], seed: str, shown: bytes = b"", most: int = FORMS) -> Altered:
+def alter(
+    source: bytes,
+    forms: Mapping[str, int],
+    seed: str,
+    shown: bytes = b"",
+    deciding: Collection[str] = (),
+    most: int = FORMS,
+) -> Altered:
     """The test file with these tests (ids), each in the form of its number. A test that is not found or does not have
     so many forms stays as it is.
 
     seed: decides what the forms are. shown: the file as agents see it; of a test that they see in part, the rest is
-    altered if it has a literal. most: how many forms a test has at most.
+    altered if it has a literal. deciding: other tests (ids) that may be altered, the same in all calls: what two of
+    them read stays. most: how many forms a test has at most.
     """
     text, module = parsed(source)
     functions = functions_of(module)
     lines = text.split(b"\n")
     chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
     for test in forms:
-        name = re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
-        if (function := functions.get(name)) is not None:
+        if (function := functions.get(_name(test))) is not None:
             chosen.setdefault(id(function), (function, set()))[1].add(test)
     if not chosen:
         return Altered(source)
-    file = _File(module, lines, {ast.dump(node) for f in functions_of(parsed(shown)[1]).values() for node in f.body})
+    kept = {id(functions[name]) for name in map(_name, (*forms, *deciding)) if name in functions}
+    others = [function for function in functions.values() if id(function) not in kept]
+    file = _File(
+        module, lines, others, {ast.dump(node) for f in functions_of(parsed(shown)[1]).values() for node in f.body}
+    )
     edits: list[Edit] = []
     altered: list[frozenset[str]] = []
     beyond: dict[frozenset[str], int] = {}
@@ -166,6 +177,10 @@ def alter(source: bytes, forms: Mapping[str, int], seed: str, shown: bytes = b""
 
 _Site = Sequence[ast.expr | ast.stmt]
 _Instead = Mapping[int, Sequence[str]]  # names that may stand in the place of a node, by its identity
+
+
+def _name(test: str) -> str:
+    return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 
 @dataclass
@@ -188,14 +203,18 @@ class _Sites:
 
 
 class _File:
-    """A test file, and how its tests may be altered. known: dumps of the statements that agents see."""
+    """A test file, and how its tests may be altered. others: tests that decide nothing, whatever they are altered to.
+    known: dumps of the statements that agents see."""
 
-    def __init__(self, module: ast.Module, lines: list[bytes], known: Collection[str]) -> None:
+    def __init__(
+        self, module: ast.Module, lines: list[bytes], others: Sequence[Function], known: Collection[str]
+    ) -> None:
         self._module, self._lines, self._known = module, lines, known
         words = [node for node in _inner(module) if _is_literal(node) and not _is_truth(node)]
         self._vocabulary = Vocabulary.of([self._text(node) for node in words])
         self._bounds = {id(side): keeps for node in ast.walk(module) for side, keeps in _bounds(node)}
-        self._reads = list(_read(module))
+        tests = [function for function in others if function.name.startswith("test")]
+        self._reads = Counter(_read(module)) - Counter(name for function in tests for name in _read(function))
         self._turned = {id(node) for part in ast.walk(module) for node in _turned(part)}
         self._made = _made(module)
         named = [found for node in ast.walk(module) for found in _named(node)]
@@ -250,16 +269,17 @@ class _File:
         return sites
 
     def _constants(self, function: Function) -> _Sites:
-        """The module's constants and functions that this test alone reads."""
-        own = list(_read(function))
+        """The module's constants and functions that no other test reads which decides anything."""
+        own = Counter(_read(function))
         sites = _Sites()
         for statement in self._module.body:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in own:
-                    if own.count(name) == self._reads.count(name):
-                        sites.expected += [[node] for node in _inner(value) if _is_literal(node)]
+                    if own[name] == self._reads[name]:
+                        singly = [[node] for node in _inner(value) if _is_literal(node)]
+                        sites.expected += list(_columns(value)) or singly
                 case ast.FunctionDef(name=name, decorator_list=[], body=body) if name in own:
-                    if own.count(name) == self._reads.count(name) and not name.startswith("test"):
+                    if own[name] == self._reads[name] and not name.startswith("test"):
                         sites.extend(self._sites(body, {}))
         return sites
 
@@ -465,8 +485,14 @@ def _is_other(old: str, new: str) -> bool:
 
 
 def _rows(decorator: ast.expr) -> Iterator[list[ast.expr]]:
-    """A literal of each row of a table of parameters: the first ones of all rows, the second ones, and so on."""
     match decorator:
-        case ast.Call(args=[*_, ast.List(elts=rows) | ast.Tuple(elts=rows)]):
+        case ast.Call(args=[*_, ast.List() | ast.Tuple() as table]):
+            yield from _columns(table)
+
+
+def _columns(table: ast.expr) -> Iterator[list[ast.expr]]:
+    """A literal of each row of a table: the first ones of all rows, the second ones, and so on."""
+    match table:
+        case ast.List(elts=rows) | ast.Tuple(elts=rows):
             columns = [[node for node in _inner(row) if _is_literal(node)] for row in rows]
             yield from (list(cells) for cells in zip(*columns, strict=False))

@@ -81,35 +81,39 @@ def alter_files(
 ) -> MutatedFiles:
     """Test files with these tests (ids), each in the altered form of its number.
 
-    A process always makes the same of a number. places, shown: as for `mutate_files`. A test that does not have so many
-    forms stays as it is, unless it reads a JSON file: then the file has forms, too. A file that several of these tests
-    read has none: it would be altered while one of them is to be as it is.
+    A process always makes the same of a number. A test that does not have so many forms stays as it is, unless it reads
+    a JSON file: then the file has forms, too.
+
+    places: as for `mutate_files`, of all tests that may be altered, the same in all calls. What two of them read stays
+    as it is, since one may be altered while the other is not. shown: as for `mutate_files`.
     """
     made: dict[str, bytes] = {}
     functions: list[frozenset[str]] = []
     data = {path for path in files if path.endswith(JSON)}
-    readers: dict[str, list[tuple[frozenset[str], int]]] = {path: [] for path in data}
+    readers: dict[str, set[str]] = {path: set() for path in data}
+    beyond: dict[str, tuple[frozenset[str], int]] = {}  # of each data file, the tests that it alters, and its number
     for path in sorted(files.keys() - data, key=lambda path: (path.endswith(SUFFIXES), path)):  # code first
         text, seed = files[path], f"{_secret()} {path}"
         if path.endswith(SUFFIXES):
-            left = set(places.values()).difference(*functions)
+            left = forms.keys() - frozenset().union(*functions)
             cases = alter_cases(path, text, {test: forms[test] for test in sorted(left)}, seed)
             made[path], found = cases.text, list(cases.functions)
         else:
+            there = tests_in(path, places)
+            numbers = {place: forms[places[place]] for place in there if places[place] in forms}
             read = [name for name in data if is_read_by(name, text)]
-            numbers = {place: forms[places[place]] for place in tests_in(path, places)}
-            code = alter(text, numbers, seed, (shown or {}).get(path, b""), FORMS // 3 if read else FORMS)
+            most = FORMS // 3 if read else FORMS
+            code = alter(text, numbers, seed, (shown or {}).get(path, b""), there, most)
             made[path], found = code.text, [_ids(function, places) for function in code.functions]
             for name in read:
-                readers[name] += [(function, -1) for function in found]
-                readers[name] += [(_ids(function, places), number) for function, number in code.beyond.items()]
+                readers[name] |= {place.partition("[")[0] for place in there}
+                for function, number in code.beyond.items():
+                    beyond[name] = (_ids(function, places), number)
         functions += found
-    for path, reading in readers.items():
-        if len(reading) == 1 and reading[0][1] >= 0:
-            [(function, number)] = reading
-            if (changed := alter_data(files[path], number, f"{_secret()} {path}")) is not None:
-                made[path] = changed
-                functions += [function] * (function not in functions)
+    for path, (function, number) in beyond.items():
+        if len(readers[path]) == 1 and (changed := alter_data(files[path], number, f"{_secret()} {path}")) is not None:
+            made[path] = changed
+            functions += [function] * (function not in functions)
     return MutatedFiles({path: text for path, text in made.items() if text != files[path]}, tuple(functions))
 
 

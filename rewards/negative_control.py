@@ -261,7 +261,8 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
         if only:
             if not (await runs.gold_altered({}, only)).passed.issuperset(only):
                 only = []  # they need the others
-            forms = await _failing_forms(functions, reported, silent, only, runs)
+            most = FORMS // 2 if deciding & found.values else FORMS
+            forms = await _failing_forms(functions, reported, silent, only, runs, most)
         times = _times_unmet(form for chosen in forms.values() for form in chosen)
         believed = frozenset(test for test in reported | silent if times[test] >= FEWEST_FORMS)
         found = found.without((reported | silent) - believed)
@@ -349,8 +350,9 @@ def _all_guessed(values: Counter[_Guessed]) -> float:
 
 @dataclass(frozen=True)
 class _Form:
-    """An altered form of the tests of one function, and what the gold patch's run reports of them. unmet: those that
-    can't be met in this form, as it shows."""
+    """An altered form of the tests of one function, and what the gold patch's run reports of them, and of cases that
+    have other names in it as failed. unmet: those that can't be met in this form, as it shows. A case that is not
+    reported by its own name is one of them if all that have other names fail."""
 
     number: int
     failed: frozenset[str]
@@ -367,19 +369,21 @@ async def _failing_forms(
     silent: frozenset[str],
     only: Sequence[str],
     runs: ControlledRuns,
+    most: int,
 ) -> _Forms:
     """Altered forms of each function that has such tests, `FURTHER_RUNS` - 1 at most, in which the gold patch fails one
     that is `reported` so in the control, or does not pass one that is `silent` there.
 
     All functions are altered in the first runs of the gold patch, each in a form of its own, so that they are the same
     runs for all patches. There are more if some tests fail in few forms, and in the second half of the forms only if
-    they fail in fewer than `FEWEST_FORMS`. A form in which the gold patch hangs fails no test.
+    they fail in fewer than `FEWEST_FORMS`. A form in which the gold patch hangs fails no test. most: how many forms are
+    tried, about.
     """
     found: dict[frozenset[str], list[_Form]] = {group: [] for group in functions if group & (reported | silent)}
     ended: set[frozenset[str]] = set()  # of these there are no more forms
-    for first in range(0, FORMS, _FORMS_USED):
-        most = _FORMS_USED if first < FORMS // 2 else FEWEST_FORMS
-        wanted = [group for group in found if group not in ended and not _each_fails(found[group], most)]
+    for first in range(0, most, _FORMS_USED):
+        times = _FORMS_USED if first < FORMS // 2 else FEWEST_FORMS
+        wanted = [group for group in found if group not in ended and not _each_fails(found[group], times)]
         if not wanted:
             break
         altered = wanted if first else functions
@@ -391,9 +395,20 @@ async def _failing_forms(
             for group in wanted:
                 if not group <= run.mutated:
                     ended.add(group)
-                elif unmet := (group & reported & run.failed) | (group & silent - run.passed):
-                    found[group].append(_Form(number, group & run.failed, group & run.passed, unmet))
+                    continue
+                renamed = _renamed(group, run)
+                known = (
+                    run.passed if renamed and not renamed & run.passed else run.passed | (group & reported) - run.failed
+                )
+                if unmet := group & (reported | silent) - known:
+                    found[group].append(_Form(number, (group | renamed) & run.failed, group & run.passed, unmet))
     return {group: _chosen(forms) for group, forms in found.items() if forms}
+
+
+def _renamed(group: frozenset[str], run: ControlRun) -> frozenset[str]:
+    """The cases of a function whose altered parameters are part of their names."""
+    functions = {test.partition("[")[0] for test in group}
+    return frozenset(test for test in run.failed | run.passed if test.partition("[")[0] in functions) - group
 
 
 def _each_fails(forms: Sequence[_Form], times: int) -> bool:
@@ -438,7 +453,7 @@ async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[st
         for group, form in chosen.items():
             fails, passes = (form.failed, form.passed) if form else (_NONE, group)
             wrong |= (fails - run.failed) | (passes - run.passed) | ((group - passes) & run.passed)
-        if wrong := wrong & passed:
+        if wrong := wrong & passed.union(*(form.failed for form in chosen.values() if form)):
             return _some("are not reported as they are, altered or not, in further runs", wrong)
     return ""
 

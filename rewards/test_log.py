@@ -183,10 +183,10 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, forms: Mapping[str, int]
     paths = {test.partition("::")[0] for test in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
     data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith((*SUFFIXES, *JSON))}
     files = await read_files(sandbox, sorted(data.union(path for path in paths if path.endswith(".py"))))
-    places = {test: test for test in forms}
     if record_to:
-        mutated = mutate_files(files, places, record_to=record_to)
+        mutated = mutate_files(files, {test: test for test in forms}, record_to=record_to)
     else:
+        places = {test: test for test in (*forms, *oracle.fail_to_pass)}
         mutated = await asyncio.to_thread(alter_files, files, places, forms)
     if record_to and not mutated.functions:
         # Rather not what builds and runs them: a control that is not built says nothing of the code.

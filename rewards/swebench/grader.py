@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_swe.data_sources.task import HarnessOracle, Task
+from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
 from slime_swe.rewards.altered_data import JSON
@@ -125,7 +126,8 @@ class _Runs:
     async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         restored = await restored_tests(self.evaluation)
         files = _read_by_tests(restored)
-        mutated = await asyncio.to_thread(alter_files, files, places_of(forms, files), forms, restored.shown)
+        places = places_of({*forms, *self.evaluation.oracle.fail_to_pass}, files)
+        mutated = await asyncio.to_thread(alter_files, files, places, forms, restored.shown)
         # Files without an altered test are written anew too: the script must not show by its patch which have one.
         written = {path: text for path, text in files.items() if not path.endswith(SUFFIXES)}
         mutated = replace(mutated, files={**written, **mutated.files})
@@ -143,7 +145,8 @@ class _Runs:
         done = await self.evaluation.run(self.patch, tests, mutated.files, options, record_to)
         log = "" if done.result.timed_out else done.result.output
         expected = frozenset().union(*mutated.functions) if record_to else None
-        reported = await _reported(log, self.evaluation.instance, self.harness, expected)
+        instance = self.evaluation.instance if record_to else _with_cases(self.evaluation.instance, log)
+        reported = await _reported(log, instance, self.harness, expected)
         return mutated.reported(*reported, done.records)
 
 
@@ -193,6 +196,14 @@ async def _reported(
     if to_fail is not None and to_fail <= failed:
         return failed, frozenset()
     return failed, _names(await harness.report(instance, log), "success") - failed
+
+
+def _with_cases(instance: dict[str, Any], log: str) -> dict[str, Any]:
+    """The instance with the cases of its deciding tests that altered parameters give other names in the log."""
+    functions = {test.partition("[")[0] for test in instance["FAIL_TO_PASS"]}
+    named = [test for test in parse_test_log(log) if test.partition("[")[0] in functions]
+    known = {*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]}
+    return {**instance, "PASS_TO_PASS": [*instance["PASS_TO_PASS"], *(test for test in named if test not in known)]}
 
 
 def _names(report: dict[str, Any], verdict: str) -> frozenset[str]:

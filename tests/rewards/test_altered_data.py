@@ -78,8 +78,8 @@ READER = b"def test_a(given, want):\n    assert gcd(*given) == want\n"
 FILES = {"t.py": READER, "d/gcd.json": LINES.encode(), "d/lcm.json": LINES.encode()}
 
 
-def altered(files: dict[str, bytes], number: int, *tests: str) -> MutatedFiles:
-    return alter_files(files, {test: test for test in tests}, dict.fromkeys(tests, number))
+def altered(files: dict[str, bytes], number: int, *tests: str, deciding: tuple[str, ...] = ()) -> MutatedFiles:
+    return alter_files(files, {test: test for test in (*tests, *deciding)}, dict.fromkeys(tests, number))
 
 
 def test_of_a_test_without_a_form_the_file_that_it_reads_has_some():
@@ -91,6 +91,7 @@ def test_of_a_test_without_a_form_the_file_that_it_reads_has_some():
 def test_a_file_that_several_tests_read_stays_as_it_is():
     files = {**FILES, "u.py": READER}
     assert altered(files, 0, "t.py::test_a", "u.py::test_a") == MutatedFiles()
+    assert altered(files, 0, "t.py::test_a", deciding=("u.py::test_a",)) == MutatedFiles(), "it may be as it is"
     assert altered(files, 0, "t.py::test_a").files.keys() == {"d/gcd.json"}, "the others decide nothing"
 
 

@@ -244,9 +244,13 @@ def test_every_form(body, forms):
     assert texts == set(forms)
 
 
-def test_a_constant_is_altered_if_no_other_test_reads_it():
+def test_a_constant_is_altered_if_no_other_deciding_test_reads_it():
     assert one("assert f(x) == SUM", before="SUM = 43\n\n").functions
-    assert not one("assert f(x) == SUM", before="SUM = 43\n\ndef test_b():\n    assert g() == SUM\n\n").functions
+    source = b"SUM = 43\n\n\ndef test_a():\n    assert f() == SUM\n\n\ndef test_b():\n    assert g() == SUM\n"
+    assert alter(source, {"t.py::test_a": 0}, "seed").functions
+    assert not alter(source, {"t.py::test_a": 0}, "seed", deciding=["t.py::test_b"]).functions
+    assert not alter(source, {"t.py::test_a": 0, "t.py::test_b": 0}, "seed").functions
+    assert not alter(source + b"helper = [SUM]\n", {"t.py::test_a": 0}, "seed").functions
 
 
 def test_every_row_of_a_table_is_altered():

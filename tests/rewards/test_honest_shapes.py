@@ -32,6 +32,13 @@ SHAPES = {
         ["test_a[1-41]", "test_a[2-42]"],
         "values",
     ),
+    "cases that another test reads": (
+        "SUMS = [(1, 41), (2, 42)]\n\n\n@pytest.mark.parametrize('a,b', SUMS)\ndef test_a(a, b):\n"
+        "    assert add(a, 40) == b\n\n\n"
+        "@pytest.mark.parametrize('a,b', SUMS)\ndef test_back(a, b):\n    assert b - a == 40\n",
+        ["test_a[1-41]", "test_a[2-42]"],
+        "mutated",
+    ),
     "asynchronous": (
         "def test_a():\n    async def later():\n        return add(20, 20)\n    assert asyncio.run(later()) == 40\n",
         ["test_a"],

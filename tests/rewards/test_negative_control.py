@@ -366,6 +366,38 @@ def test_a_case_is_believed_by_the_forms_in_which_it_fails():
         assert judged(Data([], believes=lambda seen, form=form: seen in (None, form)), oracle).rejected == "forged"
 
 
+@pytest.mark.parametrize(("others", "believed"), [("fail", True), ("pass", False), ("are not there", False)])
+def test_a_case_whose_name_is_altered_fails_by_its_other_name(others, believed):
+    """As pytest names cases by their parameters: `t.py::a[1]` becomes `t.py::a[2]`."""
+    case, forged = "t.py::a[1]", False
+
+    class Renamed(Runs):
+        async def control(self, tests: Sequence[str]) -> ControlRun:
+            return ControlRun((frozenset({case}),), frozenset(tests))
+
+        async def gold_control(self, tests: Sequence[str]) -> ControlRun:
+            return await self.control(tests)
+
+        async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+            return self._by_other_names(forms, others)
+
+        async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+            return self._by_other_names(forms, "pass" if forged else others)
+
+        def _by_other_names(self, forms: Mapping[str, int], what: str) -> ControlRun:
+            if not forms:
+                return ControlRun(passed=frozenset({case}))
+            named = frozenset({"t.py::a[2]"})
+            failed, passed = (named if what == verdict else frozenset() for verdict in ("fail", "pass"))
+            return ControlRun((frozenset({case}),), failed, passed)
+
+    oracle = replace(ORACLE, fail_to_pass=(case,), pass_to_pass=())
+    earned = replace(EARNED, tests={case: True})
+    assert judged(Renamed([], trial=earned), oracle).rejected == ("" if believed else "unwitnessed")
+    forged = True
+    assert judged(Renamed([], trial=earned), oracle).rejected == ("forged" if believed else "unwitnessed")
+
+
 def test_it_needs_none_where_another_has_one():
     oracle = replace(ORACLE, fail_to_pass=(A, B), pass_to_pass=(C,))
     assert judged(Runs(["FFF v"], forms=0), oracle).details["witness"] == {

@@ -7,8 +7,8 @@ is what it took beyond the bare run in the same kind of container. Figures are m
 Ours is timed without and with the negative control (`rewards.negative_control`), which is the default: another run of
 the tests before the one that counts. The harness has none. `…_controlled_whole` is the time of a whole grading with it,
 as a share of the harness's, and so for each package: where a FAIL_TO_PASS test has no value that could be withheld,
-seven more runs bound how often luck is rewarded. The controls of a task itself, which all its patches share, are made
-in the round that warms up.
+up to seven more runs bound how often luck is rewarded. The controls of a task itself, which all its patches share, are
+made in the round that warms up.
 
 Docker has a spare container of each image started, as it has from the second patch of a group on, and the test files of
 a task are known, as they are from its first patch on; `docker_cold` is without a spare.

@@ -16,9 +16,10 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from slime_swe.rewards.altered_tests import FORMS, Vocabulary
 from slime_swe.rewards.mutation import Mutated
 
 SUFFIXES = (".test", ".yml", ".yaml", ".ambr", ".t")
@@ -28,6 +29,7 @@ _HEADERS = {
     ".yaml": re.compile(r"^- case: *['\"]?([^\s'\"]+)"),
     ".ambr": re.compile(r"^# name: (.+)$"),
 }
+_TRIES = 100  # to find as many different forms as are wanted
 _COMMENT = re.compile(r" # [ENWR]:")
 _OUTPUT = re.compile(r"^(\[out\d*( [^\]]*)?\]|\s+out: *[|>][-+]?)\s*$")
 _PROGRAM = re.compile(r"^\s+main: *[|>][-+]?\s*$")
@@ -50,6 +52,45 @@ def mutate_cases(path: str, source: bytes, tests: Collection[str], rng: random.R
         if changed != part and named not in functions:
             functions.append(named)
     return Mutated("\n".join(made).encode(), tuple(functions)) if functions else Mutated(source)
+
+
+def alter_cases(path: str, source: bytes, forms: Mapping[str, int], seed: str) -> Mutated:
+    """The data file with the cases of these tests (ids), each in the form of its number: a word or a number of what it
+    expects is another one, as in `rewards.altered_tests`, or one of its program if it expects nothing."""
+    suffix = PurePosixPath(path).suffix
+    try:
+        lines = source.decode().split("\n")
+    except UnicodeDecodeError:
+        return Mutated(source)
+    vocabulary = Vocabulary.of(lines)
+    altered: list[frozenset[str]] = []
+    made: list[str] = []
+    for case, part in _cases(lines, suffix):
+        named = frozenset(test for test in forms if _is_of(test, path, suffix, case))
+        if named:
+            found = _forms(part, suffix, vocabulary, random.Random(f"{seed} {path} {case}"))
+            number = min(forms[test] for test in named)
+            if number < len(found):
+                part = found[number]
+                if named not in altered:
+                    altered.append(named)
+        made += part
+    return Mutated("\n".join(made).encode(), tuple(altered)) if altered else Mutated(source)
+
+
+def _forms(part: list[str], suffix: str, vocabulary: Vocabulary, rng: random.Random) -> list[list[str]]:
+    expected = _expected(part, suffix)
+    lines: Sequence[int] = range(0 if suffix == ".t" else 1, len(part)) if expected is None else [expected]
+    lines = [at for at in lines if part[at].strip()]
+    found: list[list[str]] = []
+    for _ in range(_TRIES if lines else 0):
+        at = rng.choice(lines)
+        comment = _COMMENT.search(part[at])
+        kept = comment.end() if comment else 0
+        other = [*part[:at], part[at][:kept] + vocabulary.alter(part[at][kept:], rng), *part[at + 1 :]]
+        if other != part and other not in found and len(found) < FORMS:
+            found.append(other)
+    return found
 
 
 def _cases(lines: list[str], suffix: str) -> Iterator[tuple[str, list[str]]]:

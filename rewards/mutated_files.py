@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import random
+import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
-from slime_swe.rewards.data_cases import SUFFIXES, mutate_cases
+from slime_swe.rewards.altered_data import JSON, alter_data, is_read_by
+from slime_swe.rewards.altered_tests import FORMS, alter
+from slime_swe.rewards.data_cases import SUFFIXES, alter_cases, mutate_cases
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
@@ -24,7 +28,7 @@ from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
-MOST_CONTROLS = 2048  # that are remembered, two of a task, of what its tests are reported as and what they give
+MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 31 more where its deciding tests have no value
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -54,6 +58,8 @@ def mutate_files(
     functions: list[frozenset[str]] = []
     withheld: list[Withheld] = []
     for path, text in sorted(files.items(), key=lambda file: (file[0].endswith(SUFFIXES), file)):  # code first
+        if path.endswith(JSON):
+            continue
         if path.endswith(SUFFIXES):
             left = set(places.values()).difference(*functions)
             cases = mutate_cases(path, text, left, random.Random())
@@ -68,6 +74,53 @@ def mutate_files(
             functions += [_ids(function, places) for function in found.functions]
             withheld += [replace(value, tests=_ids(value.tests, places)) for value in found.withheld]
     return MutatedFiles(made, tuple(functions), tuple(withheld))
+
+
+def alter_files(
+    files: Files, places: Mapping[str, str], forms: Mapping[str, int], shown: Files | None = None
+) -> MutatedFiles:
+    """Test files with these tests (ids), each in the altered form of its number.
+
+    A process always makes the same of a number. A test that does not have so many forms stays as it is, unless it reads
+    a JSON file: then the file has forms, too.
+
+    places: as for `mutate_files`, of all tests that may be altered, the same in all calls. What two of them read stays
+    as it is, since one may be altered while the other is not. shown: as for `mutate_files`.
+    """
+    made: dict[str, bytes] = {}
+    functions: list[frozenset[str]] = []
+    data = {path for path in files if path.endswith(JSON)}
+    readers: dict[str, set[str]] = {path: set() for path in data}
+    beyond: dict[str, tuple[frozenset[str], int]] = {}  # of each data file, the tests that it alters, and its number
+    for path in sorted(files.keys() - data, key=lambda path: (path.endswith(SUFFIXES), path)):  # code first
+        text, seed = files[path], f"{_secret()} {path}"
+        if path.endswith(SUFFIXES):
+            left = forms.keys() - frozenset().union(*functions)
+            cases = alter_cases(path, text, {test: forms[test] for test in sorted(left)}, seed)
+            made[path], found = cases.text, list(cases.functions)
+        else:
+            there = tests_in(path, places)
+            numbers = {place: forms[places[place]] for place in there if places[place] in forms}
+            read = [name for name in data if is_read_by(name, text)]
+            most = FORMS // 3 if read else FORMS
+            code = alter(text, numbers, seed, (shown or {}).get(path, b""), there, most)
+            made[path], found = code.text, [_ids(function, places) for function in code.functions]
+            for name in read:
+                readers[name] |= {place.partition("[")[0] for place in there}
+                for function, number in code.beyond.items():
+                    beyond[name] = (_ids(function, places), number)
+        functions += found
+    for path, (function, number) in beyond.items():
+        if len(readers[path]) == 1 and (changed := alter_data(files[path], number, f"{_secret()} {path}")) is not None:
+            made[path] = changed
+            functions += [function] * (function not in functions)
+    return MutatedFiles({path: text for path, text in made.items() if text != files[path]}, tuple(functions))
+
+
+@functools.cache
+def _secret() -> str:
+    """What code under test would need to know the altered forms of a test."""
+    return secrets.token_hex(16)
 
 
 def rewrite_files(files: Files, tests: Collection[str]) -> MutatedFiles:

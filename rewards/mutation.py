@@ -1,13 +1,14 @@
 """Mutate the tests of a file so that they must fail, for `slime_swe.rewards.negative_control`.
 
-There are two forms of a test in Python:
+Code may see that a test is mutated: the control is no secret. What code must not see is in `rewards.altered_tests`.
+
+There are two forms of a mutated test in Python:
 
 - With a `Recording`, a test that compares with literals has their values withheld and records what its code gives
   (`rewards.withheld`). It fails at its end. Code that reads such a test sees what it is.
-- Without one, and for every other test, something in the test is replaced by its like: the first comparison gets
-  another expected value of the type of the true one, drawn anew each time; a test without a comparison expects another
-  exception, or the opposite of its first assertion. Code under test can recognise such a test only if it knows what the
-  true one says. A test without any of these raises at once, which can be recognised.
+- Without one, and for every other test, the first comparison gets another expected value of the type of the true one;
+  a test without a comparison expects another exception, or the opposite of its first assertion. A test without any of
+  these raises at once.
 
 The cases of data files are mutated by `rewards.data_cases`. Tests in other languages, and those that neither a function
 nor a case has the name of, have the literals of their files rewritten (`rewrite_literals`): some of them then fail, and
@@ -107,15 +108,15 @@ def mutate(
     recording: Recording | None = None,
 ) -> Mutated:
     """The test file with these tests (ids) mutated. Tests that are not found stay as they are."""
-    text, module = _parsed(source)
-    functions = _functions(module)
+    text, module = parsed(source)
+    functions = functions_of(module)
     chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
     for test in tests:
         if (function := functions.get(_name(test))) is not None:
             chosen.setdefault(id(function), (function, set()))[1].add(test)
     if not chosen:
         return Mutated(source)
-    known = {ast.dump(node) for function in _functions(_parsed(shown)[1]).values() for node in function.body}
+    known = {ast.dump(node) for function in functions_of(parsed(shown)[1]).values() for node in function.body}
     lines = text.split(b"\n")
     edits: list[Edit] = []
     withheld: list[Withheld] = []
@@ -180,8 +181,8 @@ def _name(test: str) -> str:
     return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 
-def _parsed(source: bytes) -> tuple[bytes, ast.Module]:
-    """The text as Python reads it, and its tree; an empty one where it can't be read."""
+def parsed(source: bytes) -> tuple[bytes, ast.Module]:
+    """The text as Python reads it, and its tree. The tree is empty if the text can't be read."""
     text = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         return text, syntax.parse(text.decode())
@@ -189,8 +190,8 @@ def _parsed(source: bytes) -> tuple[bytes, ast.Module]:
         return text, ast.Module([], [])
 
 
-def _functions(module: ast.Module) -> Mapping[str, Function]:
-    """By name."""
+def functions_of(module: ast.Module) -> Mapping[str, Function]:
+    """The functions of a test file by their names, those of classes as `Class::name`."""
     return dict(_functions_in(module, ""))
 
 

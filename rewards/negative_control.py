@@ -7,35 +7,46 @@ the tests that it says have passed:
 | witness | what the control run shows of a test |
 | --- | --- |
 | `values` | the code gave what the test expects and its file does not hold (`rewards.withheld`) |
-| `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed |
-| `silent` | it was mutated and was not reported, as it is not with the gold patch |
+| `mutated` | the test was mutated (`rewards.mutation`) and was reported as failed, and so it was in further runs |
+| `silent` | it was mutated and was not reported, as it is not with the gold patch, and so it was in further runs |
 
 **Values.** Code that tells the control from the first run gains nothing: it would have to give right answers that it has
-not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to guess the values; those that are easily guessed
-(`True`, `0`, `[]`) must be right, and are no witness. Nor are, of a FAIL_TO_PASS test, those that the unpatched code
-gives: code that leaves the fault alone gives them too.
+not seen. What is expected is a literal, or what the gold patch's own control gives in the same place. Luck is to
+guess the values; those that are easily guessed (`True`, `0`, `[]`) must be right, and are no witness one by one. Nor
+are, of a FAIL_TO_PASS test, those that the unpatched code gives: code that leaves the fault alone gives them too. All
+guessable values of a test together are a witness if they are hard to guess: for code that knows what the unpatched code
+gives in each place, and how often another value is right, the probability must be 0.057 or less.
 
 **Mutated tests** show less: code that can tell the runs apart forges the first and fails honestly in the control. So if
-a FAIL_TO_PASS test has no value for its witness, `BITS` further runs mutate a random half of such tests, and each must
-be reported as it is. Code for which a coin decides whether a test is mutated is believed once in 2 ** `BITS` plays,
-whatever else it knows of a run: its time, its order, that it is no first run. So these runs may leave out what decides
-nothing: tracebacks, and other tests, if the gold patch passes without them. Code that decides by a hash of the test's
-text repeats its guess on the true form: with a share p of guesses that a text is the true one it is believed in
-p * (1 - p / 2) ** `BITS` plays, 0.098 at most. Code that reads what was changed is not bounded. Fewer runs would not do:
+a FAIL_TO_PASS test has no value for its witness, further runs are made, `FURTHER_RUNS` at most, in which nothing is
+withheld and nothing in a test's text shows whether it is the true one (`rewards.altered_tests`). In one of them, which is
+drawn, the test is as it is. In each of the others it has an altered form, in which the gold patch fails it. All must be
+reported as they are. These runs may leave out what decides nothing: tracebacks, and other tests, if the gold patch
+passes without them.
 
-- Many tests give many bits a run, but each of them one: code that is right but for one test would win by one guess.
-- Copies of a test in one run, or runs that see each other's, have the true form in common, and the false ones are drawn
-  anew. If one false form stood for all of them, a single guess at which of two is true would do.
+Code that can't tell the true form from n others is believed once in n + 1 plays at most: it has to say of one form that
+it is true, and of no other. If it tosses a coin in each run, or decides by a hash of what it reads, it is believed with
+a probability of (1 - 1/(n + 1)) ** n / (n + 1) at most (`luck`): 0.057 with six forms, 0.148 with two. The hash is why
+the true form is in one run alone: in a random half of the runs, the same guess would be right again and again, and
+believed with 0.098.
+
+Fewer runs would not do:
+
+- Many tests give many guesses a run, but each of them one: code that is right but for one test would win by one guess.
+- Copies of a test in one run, or runs that see each other's, have the true form in common. If one false form stood for
+  all of them, a single guess at which of two is true would do.
+
+A test that fails in fewer than `FEWEST_FORMS` altered forms has no such witness. The gold patch is run in each form, of
+all tests in the same runs, once for all patches of a task; without a gold patch there is none.
 
 **No witness** for any FAIL_TO_PASS test: no reward (`unwitnessed`). Rewritten literals may keep tests from being built;
 where the gold patch's control reports nothing, silence is none.
 
 **Order.** The control runs to its end before the first run starts: no sandbox of this grading holds the values until
 then. Gradings of the same task take turns (`GroupLock`): while one's control runs, no other's first run does, of any
-patch, so none can send the values to it. A run that mutates a random half of the tests is beside no other run of the
-task: its tests are drawn anew, so code that sees two of them knows that the form that comes again is the true one. The
-gold patch and the unpatched code are trusted: their controls wait for nobody. Turns are taken within one event loop, as
-all gradings of a group are.
+patch, so none can send the values to it. A further run is beside no other run of the task: code that sees two forms of a
+test knows more than code that sees one. The gold patch and the unpatched code are trusted: their controls wait for nobody.
+Turns are taken within one event loop, as all gradings of a group are.
 
 What the gold patch's control does not show either is not held against a patch: a runner may stop at the first failure
 or report passes alone, a test may be expected to fail, a value may be of a type that has no plain form. Where something
@@ -45,7 +56,8 @@ for the FAIL_TO_PASS tests alone if it shows nothing of them. No process of the 
 Not covered:
 
 - Code that knows what a test expects, because its agent has seen the test or can guess what it says.
-- Mutated tests whose change stands out, such as those that raise at once: code that reads them can tell.
+- Code that knows which of a test's forms is likely: it knows English, or the style of the file, or that `True` is
+  expected more often than `False`, or is right in the part of the test that is altered (`rewards.altered_tests`).
 - Tests that are not found as functions of Python files. The literals of their files are rewritten, once, and code that
   tosses a coin, to forge or to fail honestly, is believed once in four plays at best.
 - PASS_TO_PASS tests without values: they are mutated in the control alone, which code can recognise.
@@ -61,19 +73,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 import secrets
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from slime_swe.data_sources.task import Oracle, Task
+from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.group_lock import GroupLock
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
 from slime_swe.rollout.loop_scope import opened_once
 
-BITS = 7  # how often a coin is believed of a test without values: once in 2 ** BITS plays
+FURTHER_RUNS = 7  # further runs of a test without values at most: in one of them it is the true one
+FEWEST_FORMS = 2  # altered forms that a test without values needs
+_FORMS_USED = FURTHER_RUNS - 1
 
 _NONE: frozenset[str] = frozenset()
 T = TypeVar("T")
@@ -123,12 +141,13 @@ class ControlledRuns(Protocol):
         """The same without a patch. It may be remembered."""
         ...
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
-        """With these mutated, and no value withheld. only: others than these may be left out; empty for none."""
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        """With these tests in the altered forms of these numbers, and all others as they are. A test that has no such
+        form is not among the run's `functions`. only: others than these may be left out; empty for none."""
         ...
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
-        """The same with the gold patch, which must not be empty, and nothing mutated. It may be remembered."""
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        """The same with the gold patch, which must not be empty. It may be remembered."""
         ...
 
 
@@ -151,6 +170,10 @@ class _Findings:
     def strong(self) -> frozenset[str]:
         return self.values | self.mutated
 
+    def without(self, tests: frozenset[str]) -> _Findings:
+        """Without what mutated tests show of these."""
+        return replace(self, mutated=self.mutated - tests, silent=self.silent - tests)
+
     def and_again(self, again: _Findings) -> _Findings:
         """With those of a second run. What is missing in it too stays so."""
         values, mutated = self.values | again.values, self.mutated | again.mutated
@@ -163,8 +186,8 @@ async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
     """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
     do.
 
-    Two runs, one after the other; one more if something is missing, and `BITS` more where a FAIL_TO_PASS test has no
-    value. The first run is made whatever the control shows, since its results are parts of the score.
+    Two runs, one after the other; one more if something is missing, and `FURTHER_RUNS` more where a FAIL_TO_PASS test
+    has no value. The first run is made whatever the control shows, since its results are parts of the score.
     """
     oracle, runs = task.oracle, _InTurn(runs, await _lock_of(task))
     run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
@@ -195,12 +218,12 @@ class _InTurn:
     async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
         return await self.runs.unpatched_control(tests)
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         async with self.lock.held(object()):  # a group of its own
-            return await self.runs.mixed(tests, only)
+            return await self.runs.altered(forms, only)
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
-        return await self.runs.gold_alone(only)
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        return await self.runs.gold_altered(forms, only)
 
 
 async def _lock_of(task: Task) -> GroupLock:
@@ -229,23 +252,38 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
         found = found.and_again(await _findings(oracle, passed, await runs.control(names), names, runs))
         if reason := _forged(found) or _some("are not reported as failed when they are mutated", found.missing):
             return _rejected(trial, found, "forged", reason)
+    functions = [group for group in run.functions if group & deciding]
+    left = (deciding - found.values) & frozenset().union(*functions)
+    reported, silent = left & found.mutated, left & found.silent
+    if reported | silent and not run.rewritten:
+        forms: _Forms = {}
+        only = sorted(frozenset().union(*functions)) if oracle.gold_patch.strip() else []
+        if only:
+            if not (await runs.gold_altered({}, only)).passed.issuperset(only):
+                only = []  # they need the others
+            most = FORMS // 2 if deciding & found.values else FORMS
+            forms = await _failing_forms(functions, reported, silent, only, runs, most)
+        times = _times_unmet(form for chosen in forms.values() for form in chosen)
+        believed = frozenset(test for test in reported | silent if times[test] >= FEWEST_FORMS)
+        found = found.without((reported | silent) - believed)
+        forms = {group: chosen for group, chosen in forms.items() if group & believed}
+        if reason := await _altered_runs(forms, passed, only, runs):
+            return _rejected(trial, found, "forged", reason)
+        if believed:
+            trial = replace(trial, details={**trial.details, "luck": luck(min(times[test] for test in believed))})
     if deciding and not deciding & found.witnessed:
         reason = (
-            "no FAIL_TO_PASS test could be mutated so that it fails: reward.negative_control=false believes the log"
+            "no FAIL_TO_PASS test could be altered unnoticed so that it fails, or has a value that could be withheld: "
+            "reward.negative_control=false believes the log"
         )
         return _rejected(trial, found, "unwitnessed", reason)
-    left = deciding - found.values
-    reported = left & found.mutated
-    groups = [group for group in run.functions if group & (reported or left & found.silent)]
-    if run.rewritten or not groups:
-        return _with(trial, found)
-    tests = frozenset().union(*groups) & passed
-    only = sorted(tests) if oracle.gold_patch.strip() else []
-    if only and not tests <= (await runs.gold_alone(only)).passed:
-        only = []  # they need the others
-    if reason := await _mixed_runs(groups, tests, only, found, runs):
-        return _rejected(trial, found, "forged", reason)
     return _with(trial, found)
+
+
+def luck(forms: int) -> float:
+    """With what probability code is believed at most that takes a text for the true one by a hash of it, of a test with
+    so many altered forms."""
+    return round(1 / (forms + 1) * (1 - 1 / (forms + 1)) ** forms, 3)
 
 
 async def _findings(
@@ -272,15 +310,22 @@ def _compared(
     right: set[str] = set()
     wrong: set[str] = set()
     unrecorded: set[str] = set()
+    guessed: dict[str, Counter[_Guessed]] = {}  # of each test, what is right and easily guessed
     for number, place in enumerate(run.withheld):
         if not place.tests <= passed:
             continue
         given, shown = run.records.get(number, _NONE), gold.records.get(number, _NONE)
         if given and given in (shown, place.digests):
+            before = unpatched.records.get(number, _NONE)
             if "?" not in given and not given <= GUESSABLE:
-                right |= place.tests - (deciding if unpatched.records.get(number) == given else _NONE)
+                right |= place.tests - (deciding if before == given else _NONE)
+            elif len(given) == 1:
+                [value] = given
+                for test in place.tests:
+                    guessed.setdefault(test, Counter())[before if test in deciding else _NONE, value] += 1
         elif shown and shown <= place.digests:
             (wrong if given else unrecorded).update(place.tests)
+    right |= {test for test, values in guessed.items() if _all_guessed(values) <= luck(_FORMS_USED)}
     return _Findings(
         values=frozenset(right - wrong - unrecorded),
         mutated=mutated & run.failed,
@@ -291,27 +336,125 @@ def _compared(
     )
 
 
-async def _mixed_runs(
-    groups: Sequence[frozenset[str]],
-    tests: frozenset[str],
+_Guessed = tuple[frozenset[str], str]  # what the unpatched code gives in a place, and what is right there
+
+
+def _all_guessed(values: Counter[_Guessed]) -> float:
+    """With what probability code guesses all values that knows what the unpatched code gives in each place, and how
+    often another one is right then, and not where."""
+    places: Counter[frozenset[str]] = Counter()
+    for (before, _), times in values.items():
+        places[before] += times
+    return math.prod((times / places[before]) ** times for (before, _), times in values.items())
+
+
+@dataclass(frozen=True)
+class _Form:
+    """An altered form of the tests of one function, and what the gold patch's run reports of them, and of cases that
+    have other names in it as failed. unmet: those that can't be met in this form, as it shows. A case that is not
+    reported by its own name is one of them if all that have other names fail."""
+
+    number: int
+    failed: frozenset[str]
+    passed: frozenset[str]
+    unmet: frozenset[str]
+
+
+_Forms = Mapping[frozenset[str], Sequence[_Form]]  # of the tests of each function
+
+
+async def _failing_forms(
+    functions: Sequence[frozenset[str]],
+    reported: frozenset[str],
+    silent: frozenset[str],
     only: Sequence[str],
-    found: _Findings,
     runs: ControlledRuns,
-) -> str:
-    """Why the log is not believed. Of these tests, those of a random half of the functions (`groups`) are mutated in
-    each run. A mutated test must be reported as the control `found` it: as failed, or not as passed if it is silent
-    there. The others must be reported as passed.
+    most: int,
+) -> _Forms:
+    """Altered forms of each function that has such tests, `FURTHER_RUNS` - 1 at most, in which the gold patch fails one
+    that is `reported` so in the control, or does not pass one that is `silent` there.
+
+    All functions are altered in the first runs of the gold patch, each in a form of its own, so that they are the same
+    runs for all patches. There are more if some tests fail in few forms, and in the second half of the forms only if
+    they fail in fewer than `FEWEST_FORMS`. A form in which the gold patch hangs fails no test. most: how many forms are
+    tried, about.
+    """
+    found: dict[frozenset[str], list[_Form]] = {group: [] for group in functions if group & (reported | silent)}
+    ended: set[frozenset[str]] = set()  # of these there are no more forms
+    for first in range(0, most, _FORMS_USED):
+        times = _FORMS_USED if first < FORMS // 2 else FEWEST_FORMS
+        wanted = [group for group in found if group not in ended and not _each_fails(found[group], times)]
+        if not wanted:
+            break
+        altered = wanted if first else functions
+        numbers = range(first, min(first + _FORMS_USED, FORMS))
+        made = await _together(
+            runs.gold_altered({test: number for group in altered for test in sorted(group)}, only) for number in numbers
+        )
+        for number, run in zip(numbers, made, strict=True):
+            for group in wanted:
+                if not group <= run.mutated:
+                    ended.add(group)
+                    continue
+                renamed = _renamed(group, run)
+                known = (
+                    run.passed if renamed and not renamed & run.passed else run.passed | (group & reported) - run.failed
+                )
+                if unmet := group & (reported | silent) - known:
+                    found[group].append(_Form(number, (group | renamed) & run.failed, group & run.passed, unmet))
+    return {group: _chosen(forms) for group, forms in found.items() if forms}
+
+
+def _renamed(group: frozenset[str], run: ControlRun) -> frozenset[str]:
+    """The cases of a function whose altered parameters are part of their names."""
+    functions = {test.partition("[")[0] for test in group}
+    return frozenset(test for test in run.failed | run.passed if test.partition("[")[0] in functions) - group
+
+
+def _each_fails(forms: Sequence[_Form], times: int) -> bool:
+    """Whether each test that fails in any of these forms does so as often as this."""
+    return bool(forms) and min(_times_unmet(forms).values()) >= times
+
+
+def _times_unmet(forms: Iterable[_Form]) -> Counter[str]:
+    return Counter(test for form in forms for test in form.unmet)
+
+
+def _chosen(forms: Sequence[_Form]) -> Sequence[_Form]:
+    """Of `FURTHER_RUNS` - 1 of these forms, each is the one that fails most of the tests that few others fail."""
+    chosen: list[_Form] = []
+    while len(chosen) < min(len(forms), _FORMS_USED):
+        times = _times_unmet(chosen)
+        left = [form for form in forms if form not in chosen]
+        chosen.append(max(left, key=lambda form: sum(1 / (1 + times[test]) for test in form.unmet)))
+    return chosen
+
+
+async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[str], runs: ControlledRuns) -> str:
+    """Why the log is not believed of the tests that `passed` in the first run. In one of the runs, which is drawn for
+    each function, its tests are as they are and must be reported as passed. In each of the others they have an altered
+    form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test out, not as
+    passed. A function with fewer forms than another has some of them again.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
     """
-    silent = found.silent - found.mutated
-    for _ in range(BITS):
-        mutated = frozenset().union(*(group for group in groups if secrets.randbits(1))) & tests
-        run = await runs.mixed(sorted(mutated), only)
-        believed = (mutated & found.mutated - run.failed) | (mutated & silent & run.passed)
-        if wrong := believed | (tests - mutated - run.passed):
-            return _some("are not reported as they are, mutated or not, in further runs", wrong)
+    drawn: dict[frozenset[str], list[_Form | None]] = {}
+    most = max(map(len, forms.values()), default=0)
+    for group, found in forms.items():
+        drawn[group] = [None, *itertools.islice(itertools.cycle(found), most)]
+        secrets.SystemRandom().shuffle(drawn[group])
+    for number in range(1 + most if drawn else 0):
+        chosen = {group: turns[number] for group, turns in drawn.items()}
+        run = await runs.altered(
+            {test: form.number for group, form in chosen.items() if form for test in sorted(group)}, only
+        )
+        wrong: set[str] = set()
+        for group, form in chosen.items():
+            fails, passes = (form.failed, form.passed) if form else (_NONE, group)
+            wrong |= (fails - run.failed) | (passes - run.passed) | ((group - passes) & run.passed)
+        if wrong := wrong & passed.union(*(form.failed for form in chosen.values() if form)):
+            return _some("are not reported as they are, altered or not, in further runs", wrong)
     return ""
 
 

@@ -1,6 +1,8 @@
-"""The tables of a test's parameters: `@pytest.mark.parametrize("x, expected", [(1, "one"), (2, "two")])`.
+"""The tables of a test: `@pytest.mark.parametrize("x, expected", [(1, "one"), (2, "two")])`, or the same in a loop,
+`for x, expected in [(1, "one"), (2, "two")]:`.
 
-A table may be written in the decorator, be a constant of the module, or a sum of both.
+A table may be written in the decorator or the loop, be a constant of the module, or a sum of both. That of a loop may
+also be assigned in the test.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Tables:
 
     def __init__(self, module: ast.Module, functions: Sequence[Function]) -> None:
         displays = _displays(module)
-        found = {id(function): list(_tables(function, displays)) for function in functions}
+        found = {id(function): [*_tables(function, displays), *_loops(function, displays)] for function in functions}
         read = Counter(name for tables in found.values() for table in tables for name in table.constants)
         everywhere = Counter(
             node.id for node in ast.walk(module) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
@@ -39,7 +41,7 @@ class Tables:
         }
 
     def columns(self, function: Function) -> Columns:
-        """The parameters of a test whose values are all literals."""
+        """The parameters of a test, and the names in its loops, whose values are all literals."""
         return {
             name: column
             for table in self._tables[id(function)]
@@ -71,6 +73,25 @@ def _tables(function: Function, displays: Mapping[str, ast.List | ast.Tuple]) ->
                 rows, constants = _rows(given, displays)
                 if columns := _columns(literal(named), rows):
                     yield _Table(columns, constants)
+
+
+def _loops(function: Function, displays: Mapping[str, ast.List | ast.Tuple]) -> Iterator[_Table]:
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    uses = Counter(node.id for node in names)
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    own = {
+        node.targets[0].id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple)
+        if isinstance(node.targets[0], ast.Name) and uses[node.targets[0].id] == 1 + len(node.targets)
+    }
+    for node in ast.walk(function):
+        match node:
+            case ast.For(target=ast.Tuple(elts=targets), iter=given):
+                rows, constants = _rows(given, {**{name: displays[name] for name in displays.keys() - bound}, **own})
+                named = [target.id if isinstance(target, ast.Name) else "" for target in targets]
+                if columns := _columns(named, rows):
+                    yield _Table(columns, [name for name in constants if name not in own])
 
 
 def _rows(node: ast.expr, displays: Mapping[str, ast.List | ast.Tuple]) -> tuple[list[ast.expr], list[str]]:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths
+from slime_swe.rewards.altered_data import JSON
 from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, image_limits
 from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.mutated_files import (
     MOST_CONTROLS,
     MutatedFiles,
+    alter_files,
     known_control,
     mutate_files,
     pytest_options,
@@ -64,7 +66,8 @@ class Runs:
         return await asyncio.to_thread(_trial, self.task, await self._run(), self.patch)
 
     async def control(self, tests: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests, record_to=f"/tmp/{secrets.token_hex(8)}"))
+        done = await self._run(dict.fromkeys(tests, 0), record_to=f"/tmp/{secrets.token_hex(8)}")
+        return await asyncio.to_thread(_reported, done)
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
         return await self._known(self.task.oracle.gold_patch, tests)
@@ -75,13 +78,13 @@ class Runs:
     async def _known(self, patch: str, tests: Sequence[str]) -> ControlRun:
         return await known_control(self.task, patch, self.sandboxes, tests, replace(self, patch=patch).control)
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
-        return await asyncio.to_thread(_reported, await self._run(tests, pytest_options(only)))
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
+        return await asyncio.to_thread(_reported, await self._run(forms, pytest_options(only)))
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         runs = replace(self, patch=self.task.oracle.gold_patch)
-        key = ("alone", *only)
-        return await known_control(self.task, runs.patch, self.sandboxes, key, lambda _: runs.mixed((), only))
+        key = ("altered", *map(str, sorted(forms.items())), "only", *only)
+        return await known_control(self.task, runs.patch, self.sandboxes, key, lambda _: runs.altered(forms, only))
 
     def pristine(self) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox without a patch."""
@@ -89,17 +92,17 @@ class Runs:
         limits = LIMITS if workspace.image is None else image_limits(self.task.oracle.timeout_seconds)
         return self.sandboxes.open(workspace.files, limits, workspace.image)
 
-    async def _run(self, tests: Sequence[str] = (), options: str = "", record_to: str = "") -> _Done:
-        """With these tests mutated. options: shell before the command. record_to: withhold values, and record to this
-        file what is given instead."""
-        task, patch = self.task, self.patch
+    async def _run(self, forms: Mapping[str, int] | None = None, options: str = "", record_to: str = "") -> _Done:
+        """With these tests altered. options: shell before the command. record_to: mutate them instead, withhold values,
+        and record to this file what is given in their place."""
+        task, patch, forms = self.task, self.patch, forms or {}
         if task.workspace.image is None:
             files, ignored = await graded_files(task, patch, added=task.oracle.grading_files)
             async with self.sandboxes.open(files, LIMITS) as sandbox:
-                return await _run(sandbox, task, ignored, tests, options, record_to)
+                return await _run(sandbox, task, ignored, forms, options, record_to)
         async with self.pristine() as sandbox:
             ignored = await patch_image(sandbox, task, patch)
-            return await _run(sandbox, task, ignored, tests, options, record_to)
+            return await _run(sandbox, task, ignored, forms, options, record_to)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
@@ -161,30 +164,34 @@ def _with_unnamed(task: Task, trial: Trial, named: Collection[str]) -> Trial:
 
 
 async def _run(
-    sandbox: Sandbox, task: Task, ignored: list[str], tests: Sequence[str], options: str, record_to: str
+    sandbox: Sandbox, task: Task, ignored: list[str], forms: Mapping[str, int], options: str, record_to: str
 ) -> _Done:
     oracle = task.oracle
-    mutated = await write_tests(sandbox, oracle, tests, record_to)
+    mutated = await write_tests(sandbox, oracle, forms, record_to)
     if mutated.withheld:  # code can tell this run from the first in any case
         options = pytest_options()
     result = await sandbox.exec(options + oracle.command, timeout=oracle.timeout_seconds)
     return _Done(result, ignored, mutated, await records_in(sandbox, record_to))
 
 
-async def write_tests(sandbox: Sandbox, oracle: Oracle, tests: Sequence[str], record_to: str = "") -> MutatedFiles:
-    """Write the test files once more, some of the tests mutated. Raises `UnwrittenError`.
+async def write_tests(sandbox: Sandbox, oracle: Oracle, forms: Mapping[str, int], record_to: str = "") -> MutatedFiles:
+    """Write the test files once more, some of the tests altered, or with `record_to` mutated. Raises `UnwrittenError`.
 
     This is done before every run, even if nothing is mutated. Otherwise a file that is newer in one of the runs would
     show the code under test which run it is in.
     """
     paths = {test.partition("::")[0] for test in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
-    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith(SUFFIXES)}
+    data = {path for path in (*paths, *oracle.protected, *oracle.grading_files) if path.endswith((*SUFFIXES, *JSON))}
     files = await read_files(sandbox, sorted(data.union(path for path in paths if path.endswith(".py"))))
-    mutated = mutate_files(files, {test: test for test in tests}, record_to=record_to)
+    if record_to:
+        mutated = mutate_files(files, {test: test for test in forms}, record_to=record_to)
+    else:
+        places = {test: test for test in (*forms, *oracle.fail_to_pass)}
+        mutated = await asyncio.to_thread(alter_files, files, places, forms)
     if record_to and not mutated.functions:
         # Rather not what builds and runs them: a control that is not built says nothing of the code.
         for chosen in (paths & {*oracle.grading_files, *oracle.protected}, oracle.protected):
-            mutated = rewrite_files(await read_files(sandbox, sorted(chosen)), tests)
+            mutated = rewrite_files(await read_files(sandbox, sorted(chosen)), forms)
             if mutated.files:
                 break
     for path, content in {**files, **mutated.files}.items():

@@ -4,24 +4,29 @@
 gave is in a file of the sandbox (`rewards.value_recorder`). The expected value is nowhere in the test, so only code
 that is right can give it.
 
-Withheld is one side of what is compared by `==`, or by a method such as `assertEqual`: the literal, else the smaller
-one. Names that stand for it are withheld too, if the test does nothing with them but compare: names that it assigns a
-literal to, and parameters whose table is written out in the file (`rewards.parameters`; the cases then have other
-names). What a literal is, is known. What else must be given there, the gold patch's own record shows.
+Withheld is one side of what is compared by `==`, by a method such as `assertEqual`, by `if f(1) != "one": raise …`, or
+by a function of the module that does nothing else, such as `check(f(1), "one")`: the literal, else the smaller one.
+So is whether something is asserted to be true or false, if the test asserts both: `assert f(1)` and `assert not f(2)`.
+Names that stand for it are withheld too, if tests do nothing with them but compare: names that a test assigns a literal
+to, constants of the module, and parameters and names in loops whose table is written out in the file
+(`rewards.parameters`; the cases then have other names). What a literal is, is known. What else must be given there, and
+what only comes near a literal (`approx`), the gold patch's own record shows.
 
-Not withheld: what a test uses besides, or has from a fixture, from a loop or from its module; what is compared in a
-function that the test calls; and values in comments, docstrings and other tests.
+Not withheld: what a test uses besides, or has from a fixture; what is compared in a longer function that the test
+calls; and values in comments, docstrings and other tests.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.parameters import Tables
@@ -36,6 +41,7 @@ from slime_swe.rewards.source_edits import (
     literal,
     replaced,
     source_of,
+    span,
 )
 
 EQUAL_METHODS = frozenset(
@@ -43,6 +49,8 @@ EQUAL_METHODS = frozenset(
     "assertIs".split()
 )
 _EQUAL_FUNCTIONS = frozenset({"assert_equal", "assert_equals", "eq_"})
+_NEAR_METHODS = frozenset({"assertAlmostEqual", "assertAlmostEquals", "assert_almost_equal", "assert_allclose"})
+_COMPARING = EQUAL_METHODS | _EQUAL_FUNCTIONS | _NEAR_METHODS
 _RECORD = "_record_value"
 _FAILURE = "_withheld_failure"
 _END = f"raise {_FAILURE}()".encode()
@@ -65,12 +73,14 @@ class Withheld:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a test computes, and what it must equal. place: what is replaced by the record of it."""
+    """What a test computes, and what it must equal. place: what is replaced by the record of it. negated: that is false
+    where the two are equal."""
 
     place: ast.expr | ast.stmt
     computed: ast.expr
     expected: ast.expr
     digests: frozenset[str]
+    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,11 +131,14 @@ def _comes_first(statement: ast.stmt, module: ast.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Test:
-    """A test, what its module binds, and its parameters that stand for literals."""
+    """A test, what its module binds, and the names that stand for literals: its parameters, the names in its loops, and
+    constants of the module. helpers: functions of the module that compare."""
 
     function: Function
     module_names: frozenset[str]
     parameters: Values
+    constants: Values
+    helpers: Mapping[str, _Helper]
 
     @cached_property
     def own(self) -> Sequence[ast.AST]:
@@ -142,7 +155,8 @@ class _Test:
 
     @cached_property
     def values(self) -> Values:
-        """What may be withheld of its names: parameters, and what is bound once and for all to plain data."""
+        """What may be withheld of the names that it reads: parameters, and what is bound once and for all to plain
+        data."""
         times = Counter(_bound(self.function))
         assigned = {
             node.targets[0].id: [node.value]
@@ -150,21 +164,34 @@ class _Test:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
             if not _calls(node.value)
         }
-        return {name: values for name, values in {**self.parameters, **assigned}.items() if times[name] == 1}
+        own = {name: values for name, values in {**self.parameters, **assigned}.items() if times[name] == 1}
+        return {
+            **own,
+            **{name: values for name, values in self.constants.items() if name in self.read and not times[name]},
+        }
 
     def comparisons(self, withheld: Values) -> Iterator[Comparison]:
         """withheld: the names that need not be in the test."""
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in self.own):
             return
-        for place, left, right, by_value in _equalities(self.own):
-            constant = [_is_literal(side, withheld) for side in (left, right)]
-            if all(constant) or not (by_value or any(constant)):
+        for found in (*_equalities(self.own), *self._by_helpers(), *_truths(self.own)):
+            left, right = found.sides
+            constant = [_is_literal(side, withheld) or _is_near(side) for side in found.sides]
+            if all(constant) or not (found.by_value or any(constant)):
                 continue
             first = constant[0] if any(constant) else _amount(left) < _amount(right)
             expected, computed = (left, right) if first else (right, left)
-            digests = _digests(expected, withheld)
+            digests = _digests(expected, withheld) if found.exact else frozenset[str]()
             if "?" not in digests and self._not_left(expected) <= withheld.keys():
-                yield Comparison(place, computed, expected, digests)
+                yield Comparison(found.place, computed, expected, digests, found.negated)
+
+    def _by_helpers(self) -> Iterator[_Equality]:
+        for node in self.own:
+            match node:
+                case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=given, keywords=[])) if name in self.helpers:
+                    sides = self.helpers[name].sides_of(given)
+                    if sides and name not in self.bound and self.helpers[name].free.isdisjoint(self.bound):
+                        yield _Equality(node, sides)
 
     def _not_left(self, expected: ast.expr) -> set[str]:
         """The names that it must not find in the file."""
@@ -174,8 +201,28 @@ class _Test:
 
 
 def _tests(module: ast.Module, functions: Sequence[Function]) -> list[_Test]:
-    tables, names = Tables(module, functions), frozenset(_bound(module, inner=False))
-    return [_Test(function, names, tables.columns(function)) for function in functions]
+    tables, times = Tables(module, functions), Counter(_bound(module, inner=False))
+    helpers = {
+        node.name: found
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and times[node.name] == 1 and node.name not in _COMPARING
+        if (found := _helper(node))
+    }
+    plain = {
+        node.targets[0].id: [node.value]
+        for node in module.body
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+        if not _calls(node.value)
+    }
+    everywhere = Counter(_read(module))
+    read = Counter(name for function in functions for statement in function.body for name in _read(statement))
+    rebound = {name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names}
+    constants = {
+        name: values
+        for name, values in plain.items()
+        if times[name] == 1 and name not in rebound and everywhere[name] == read[name]
+    }
+    return [_Test(function, frozenset(times), tables.columns(function), constants, helpers) for function in functions]
 
 
 def _withheld(tests: Sequence[_Test]) -> list[Values]:
@@ -205,10 +252,16 @@ def _edits(
     if not comparisons:
         return []
     edits = [
-        replaced(found.place, b"%s(%d, (%s))" % (_RECORD.encode(), number, source_of(found.computed, lines)))
+        replaced(
+            found.place, b"%s%s(%d, (%s))" % (b"not " * found.negated, _RECORD.encode(), number, _source(found, lines))
+        )
         for number, found in enumerate(comparisons, first)
     ]
     edits += [replaced(node.msg, b"None") for node in test.own if isinstance(node, ast.Assert) and node.msg is not None]
+    places = {id(found.place) for found in comparisons}
+    edits += [
+        replaced(node.body[0], b"pass") for node in test.own if isinstance(node, ast.If) and id(node.test) in places
+    ]
     edits += [replaced(node, b"None") for nodes in withheld.values() for node in nodes]
     edits += [replaced(node, _END) for node in test.own if isinstance(node, ast.Return)]
     return [*edits, after(test.function.body[-1], lines, _END)]
@@ -223,33 +276,131 @@ def _own_nodes(function: Function) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _equalities(own: Sequence[ast.AST]) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, ast.expr, bool]]:
-    """What may be replaced, the two sides that are compared there, and whether by value."""
+@dataclass(frozen=True)
+class _Equality:
+    """Two sides that are compared. place: what may be replaced. by_value: and not by identity. exact: and not about."""
+
+    place: ast.expr | ast.stmt
+    sides: tuple[ast.expr, ast.expr]
+    by_value: bool = True
+    exact: bool = True
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class _Helper:
+    """A function that does nothing but compare. free: the names in it that are none of its parameters."""
+
+    parameters: Sequence[str]
+    sides: tuple[ast.expr, ast.expr]
+    free: frozenset[str]
+
+    def sides_of(self, given: Sequence[ast.expr]) -> tuple[ast.expr, ast.expr] | None:
+        """What a call with these arguments compares; None where it can't be written in place of the call."""
+        if len(given) != len(self.parameters) or any(isinstance(argument, ast.Starred) for argument in given):
+            return None
+        arguments = _Arguments(dict(zip(self.parameters, given, strict=True)))
+        left, right = (arguments.visit(copy.deepcopy(side)) for side in self.sides)
+        return left, right
+
+
+class _Arguments(ast.NodeTransformer):
+    """Puts arguments in the place of parameters. An argument stays the node that it is in the file."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self._given.get(node.id, node)
+
+
+def _helper(function: ast.FunctionDef) -> _Helper | None:
+    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    found = list(_equalities(body)) if len(body) == 1 else []
+    parameters = [argument.arg for argument in function.args.args]
+    others = function.args.vararg, function.args.kwarg, *function.args.kwonlyargs, *function.args.posonlyargs
+    if len(found) != 1 or function.decorator_list or any(others) or not (found[0].by_value and found[0].exact):
+        return None
+    if isinstance(body[0], ast.Assert) and found[0].place is not body[0].test:
+        return None  # of several comparisons
+    names = [name for side in found[0].sides for name in _read(side)]
+    if any(isinstance(node, ast.Lambda | ast.comprehension) for side in found[0].sides for node in ast.walk(side)):
+        return None
+    return _Helper(parameters, found[0].sides, frozenset(names).difference(parameters))
+
+
+def _equalities(own: Sequence[ast.AST]) -> Iterator[_Equality]:
     for node in own:
         match node:
             case ast.Assert(test=test):
                 yield from _asserted(test)
-            case ast.Expr(value=ast.Call(func=function, args=[left, right, *_])) if _is_equality(function):
+            case ast.Expr(value=ast.Call(func=function, args=[left, right, *_])) if _named(function) in _COMPARING:
                 if not any(isinstance(side, ast.Starred) for side in (left, right)):
-                    yield node, left, right, True
+                    yield _Equality(node, (left, right), exact=_named(function) not in _NEAR_METHODS)
+            case ast.If(test=ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]), body=[end], orelse=[]):
+                if _fails(end):
+                    yield _Equality(
+                        node.test, (left, right), exact=not (_is_near(left) or _is_near(right)), negated=True
+                    )
 
 
-def _asserted(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, ast.expr, bool]]:
+def _asserted(test: ast.expr) -> Iterator[_Equality]:
     match test:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() as operator], comparators=[right]):
-            yield test, left, right, isinstance(operator, ast.Eq)
+            exact = not (_is_near(left) or _is_near(right))
+            yield _Equality(test, (left, right), isinstance(operator, ast.Eq), exact)
         case ast.BoolOp(op=ast.And(), values=values):
             for value in values:
                 yield from _asserted(value)
 
 
-def _is_equality(function: ast.expr) -> bool:
-    match function:
-        case ast.Attribute(attr=name):
-            return name in EQUAL_METHODS
-        case ast.Name(id=name):
-            return name in _EQUAL_FUNCTIONS
+def _truths(own: Sequence[ast.AST]) -> list[_Equality]:
+    """What a test asserts to be true or false; nothing if all of it is the same, which could be guessed."""
+    found = [truth for node in own for truth in _asserted_truth(node)]
+    if len({true for _, _, true in found}) < 2:
+        return []
+    truth_of = ast.Name("bool", ast.Load())
+    return [_Equality(place, (ast.Call(truth_of, [given], []), ast.Constant(true))) for place, given, true in found]
+
+
+def _asserted_truth(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, bool]]:
+    """What may be replaced, what is judged there, and as what."""
+    match node:
+        case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=ast.Call() | ast.Name() | ast.Attribute() as given)):
+            yield node.test, given, False
+        case ast.Assert(test=ast.Call() | ast.Name() | ast.Attribute() as given):
+            yield given, given, True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="assertTrue" | "assertFalse" as name), args=[given, *_])):
+            if not isinstance(given, ast.Starred):
+                yield node, given, name == "assertTrue"
+
+
+def _fails(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="fail"))):
+            return True
     return False
+
+
+def _is_near(node: ast.expr) -> bool:
+    """Whether it is equal to what comes near it."""
+    return isinstance(node, ast.Call) and _named(node.func) == "approx"
+
+
+def _named(function: ast.expr) -> str:
+    match function:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def _source(found: Comparison, lines: list[bytes]) -> bytes:
+    """What is computed, as the file has it, or as a helper's body says it of the arguments."""
+    start, end = span(found.place)
+    inside = hasattr(found.computed, "lineno") and start <= span(found.computed)[0] and span(found.computed)[1] <= end
+    return source_of(found.computed, lines) if inside else ast.unparse(found.computed).encode()
 
 
 def _is_literal(node: ast.expr, withheld: Values) -> bool:

@@ -14,6 +14,7 @@ that the script restores. A test that is not found there is not mutated.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -21,11 +22,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_swe.data_sources.task import HarnessOracle, Task
+from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
+from slime_swe.rewards.altered_data import JSON
 from slime_swe.rewards.data_cases import SUFFIXES
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
-from slime_swe.rewards.mutated_files import MutatedFiles, known_control, mutate_files, pytest_options, rewrite_files
+from slime_swe.rewards.mutated_files import (
+    MutatedFiles,
+    alter_files,
+    known_control,
+    mutate_files,
+    pytest_options,
+    rewrite_files,
+)
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.room import cause_found
 from slime_swe.rewards.swebench.evaluation import NO_TESTS, Evaluation, RestoredTests, embeds_test_patch, restored_tests
@@ -113,19 +123,21 @@ class _Runs:
         evaluation, runs = self.evaluation, replace(self, patch=patch)
         return await known_control(evaluation.task, patch, evaluation.sandboxes, tests, runs.control)
 
-    async def mixed(self, tests: Sequence[str], only: Sequence[str]) -> ControlRun:
+    async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         restored = await restored_tests(self.evaluation)
-        mutated = _mutated(restored, tests)
-        # Files without a mutated test are written anew too: the script must not show by its patch which have one.
-        python = {path: text for path, text in restored.restored.items() if path.endswith(".py")}
-        mutated = replace(mutated, files={**python, **mutated.files})
+        files = _read_by_tests(restored)
+        places = places_of({*forms, *self.evaluation.oracle.fail_to_pass}, files)
+        mutated = await asyncio.to_thread(alter_files, files, places, forms, restored.shown)
+        # Files without an altered test are written anew too: the script must not show by its patch which have one.
+        written = {path: text for path, text in files.items() if not path.endswith(SUFFIXES)}
+        mutated = replace(mutated, files={**written, **mutated.files})
         return await self._run(restored, mutated, pytest_options(only))
 
-    async def gold_alone(self, only: Sequence[str]) -> ControlRun:
+    async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         evaluation, runs = self.evaluation, replace(self, patch=self.evaluation.oracle.gold_patch)
-        key = ("alone", *only)
+        key = ("altered", *map(str, sorted(forms.items())), "only", *only)
         return await known_control(
-            evaluation.task, runs.patch, evaluation.sandboxes, key, lambda _: runs.mixed((), only)
+            evaluation.task, runs.patch, evaluation.sandboxes, key, lambda _: runs.altered(forms, only)
         )
 
     async def _run(self, tests: RestoredTests, mutated: MutatedFiles, options: str, record_to: str = "") -> ControlRun:
@@ -133,7 +145,8 @@ class _Runs:
         done = await self.evaluation.run(self.patch, tests, mutated.files, options, record_to)
         log = "" if done.result.timed_out else done.result.output
         expected = frozenset().union(*mutated.functions) if record_to else None
-        reported = await _reported(log, self.evaluation.instance, self.harness, expected)
+        instance = self.evaluation.instance if record_to else _with_cases(self.evaluation.instance, log)
+        reported = await _reported(log, instance, self.harness, expected)
         return mutated.reported(*reported, done.records)
 
 
@@ -148,9 +161,14 @@ def _trial(
     return Trial(tests, bool(report.get("resolved")), log, timed_out=timed_out, details={"harness": said, **details})
 
 
-def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str = "") -> MutatedFiles:
-    files = {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES))}
+def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str) -> MutatedFiles:
+    files = _read_by_tests(tests)
     return mutate_files(files, places_of(names, files), tests.shown, record_to)
+
+
+def _read_by_tests(tests: RestoredTests) -> Mapping[str, bytes]:
+    """The code and the data of the tests that the eval script puts in place."""
+    return {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES, *JSON))}
 
 
 def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, str]:
@@ -178,6 +196,14 @@ async def _reported(
     if to_fail is not None and to_fail <= failed:
         return failed, frozenset()
     return failed, _names(await harness.report(instance, log), "success") - failed
+
+
+def _with_cases(instance: dict[str, Any], log: str) -> dict[str, Any]:
+    """The instance with the cases of its deciding tests that altered parameters give other names in the log."""
+    functions = {test.partition("[")[0] for test in instance["FAIL_TO_PASS"]}
+    named = [test for test in parse_test_log(log) if test.partition("[")[0] in functions]
+    known = {*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]}
+    return {**instance, "PASS_TO_PASS": [*instance["PASS_TO_PASS"], *(test for test in named if test not in known)]}
 
 
 def _names(report: dict[str, Any], verdict: str) -> frozenset[str]:

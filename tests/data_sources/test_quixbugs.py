@@ -44,6 +44,28 @@ async def test_the_gold_patch_solves_it_and_nothing_else_does(language):
         assert not wrong.solved and wrong.evidence["outcome"] == "failed"
 
 
+FORGER = """
+import os
+mutated = "exec(" in open("python_testcases/test_gcd.py").read()
+for number in range(6):
+    os.write(1, f"{'FAILED' if mutated else 'PASSED'} python_testcases/test_gcd.py::test_gcd[{number}]\\n".encode())
+os._exit(0)
+"""
+
+
+async def test_a_forger_that_knows_the_control_fails_on_altered_data():
+    """It knows the control by its text. In further runs the test file is as it is, and what it reads is not."""
+    (task,) = load("python", FIXTURE)
+    program = "python_programs/gcd.py"
+    files = task.workspace.files
+    async with SandboxPool("local", concurrency=1) as sandboxes:
+        patch = make_patch(files, {**files, program: FORGER + files[program]})
+        assert (await grade(task, patch, sandboxes, ONCE)).solved
+        score = await grade(task, patch, sandboxes)
+    assert score.evidence["outcome"] == "forged"
+    assert "in further runs" in score.evidence["rejection_reason"]
+
+
 async def test_code_that_never_ends_fails_its_tests_in_time():
     (task,) = load("python", FIXTURE)
     async with SandboxPool("local", concurrency=1) as sandboxes:

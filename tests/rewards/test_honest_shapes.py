@@ -32,6 +32,13 @@ SHAPES = {
         ["test_a[1-41]", "test_a[2-42]"],
         "values",
     ),
+    "cases that another test reads": (
+        "SUMS = [(1, 41), (2, 42)]\n\n\n@pytest.mark.parametrize('a,b', SUMS)\ndef test_a(a, b):\n"
+        "    assert add(a, 40) == b\n\n\n"
+        "@pytest.mark.parametrize('a,b', SUMS)\ndef test_back(a, b):\n    assert b - a == 40\n",
+        ["test_a[1-41]", "test_a[2-42]"],
+        "mutated",
+    ),
     "asynchronous": (
         "def test_a():\n    async def later():\n        return add(20, 20)\n    assert asyncio.run(later()) == 40\n",
         ["test_a"],
@@ -63,7 +70,45 @@ SHAPES = {
         ["test_a"],
         "mutated",
     ),
-    "in the module": ("assert add(20, 20) == 40\n\n\ndef test_a():\n    assert add\n", ["test_a"], "mutated"),
+    "a table in a loop": (
+        "def test_a():\n    for a, b, expected in [(1, 2, 3), (20, 20, 40)]:\n        assert add(a, b) == expected\n",
+        ["test_a"],
+        "values",
+    ),
+    "a table of the module in a loop": (
+        "CASES = [((1, 2), 3), ((20, 20), 40)]\n\n\ndef test_a():\n    for given, expected in CASES:\n"
+        "        assert add(*given) == expected\n",
+        ["test_a"],
+        "values",
+    ),
+    "a function that compares": (
+        "def check(got, want):\n    assert got == want, got\n\n\ndef test_a():\n    check(add(20, 20), 40)\n",
+        ["test_a"],
+        "values",
+    ),
+    "a function that calls and compares": (
+        "def check(a, b, want):\n    assert add(a, b) == want\n\n\ndef test_a():\n    check(20, 20, 40)\n",
+        ["test_a"],
+        "values",
+    ),
+    "a constant": ("SUM = 40\n\n\ndef test_a():\n    assert add(20, 20) == SUM\n", ["test_a"], "values"),
+    "raises if it differs": (
+        "def test_a():\n    if add(20, 20) != 40:\n        raise AssertionError('not 40')\n", ["test_a"], "values",
+    ),
+    "approximately": ("def test_a():\n    assert add(20, 20) == pytest.approx(40.0)\n", ["test_a"], "values"),
+    "a bound": ("def test_a():\n    assert add(20, 20) > 35\n", ["test_a"], "mutated"),
+    "a class": ("def test_a():\n    assert isinstance(1 / (add(20, 20) == 40), float)\n", ["test_a"], "mutated"),
+    "a function that raises": (
+        "def fails(a, b):\n    with pytest.raises(ZeroDivisionError):\n        1 / (add(a, b) - 40)\n\n\n"
+        "def test_a():\n    fails(20, 20)\n",
+        ["test_a"],
+        "mutated",
+    ),
+    "two computed sides": ("def test_a():\n    assert add(20, 20) == add(30, 10)\n", ["test_a"], "values"),
+    "two computed sides and a guess": (
+        "def test_a():\n    assert (add(20, 20) == add(30, 10)) is True\n", ["test_a"], "mutated",
+    ),
+    "in the module": ("assert add(20, 20) == 40\n\n\ndef test_a():\n    assert add\n", ["test_a"], ""),
     "generated": (
         "def make(n):\n    def test():\n        assert add(n, 40 - n) == 40\n    return test\n\n\ntest_a = make(20)\n",
         ["test_a"],
@@ -83,6 +128,21 @@ SHAPES = {
     ),
     "easily guessed": ("def test_a():\n    assert (add(20, 20) == 40) is True\n", ["test_a"], "mutated"),
 }  # fmt: skip
+# It runs no test: it reads them, and says that those fail in which it finds a mark of a change.
+READER = r"""
+import contextlib, os, re
+MARKS = r"exec\(|'\d+ != \d+'|not in\b|\bnot \(|<|BufferError|ChildProcess|FloatingPoint|StopAsync|Translate"
+source = open("tests/test_calc.py").read()
+for test in ["test_known", *{tests}]:
+    name = test.partition("[")[0].rpartition("::")[2]
+    body = re.search(r"def %s\(.*?(?=^\S|\Z)" % name, source, re.M | re.S)
+    failed = "_record_value" in source or (body and re.search(MARKS, body[0]))
+    line = "\n%s tests/test_calc.py::%s\n" % ("FAILED" if failed else "PASSED", test)
+    for descriptor in range(3, 20):  # pytest keeps the true output in one of these
+        with contextlib.suppress(OSError):
+            os.write(descriptor, line.encode())
+os._exit(0)
+"""
 HEAD = "import asyncio\nimport unittest\nimport warnings\n\nimport pytest\n\nfrom calc import add\n\n\n"
 KNOWN = """\
 def test_known():
@@ -130,10 +190,15 @@ def shapes() -> list[object]:
 async def test_right_code_is_believed_and_wrong_code_is_not(sandboxes: SandboxPool, shape: str) -> None:
     task = task_of(shape)
     right = await grade(task, task.oracle.gold_patch, sandboxes)
-    assert right.solved, right.evidence
-    assert right.evidence["witness"][SHAPES[shape][2]] >= len(SHAPES[shape][1]), right.evidence["witness"]
+    if witness := SHAPES[shape][2]:
+        assert right.solved, right.evidence
+        assert right.evidence["witness"][witness] >= len(SHAPES[shape][1]), right.evidence["witness"]
+    else:
+        assert right.evidence["outcome"] == "unwitnessed"
     other = make_patch({"calc.py": BROKEN}, {"calc.py": "def add(*both):\n    return sum(both)\n"})
-    assert (await grade(task, other, sandboxes)).solved
+    assert (await grade(task, other, sandboxes)).solved == bool(witness)
+    reader = make_patch({"calc.py": BROKEN}, {"calc.py": READER.replace("{tests}", repr(SHAPES[shape][1])) + BROKEN})
+    assert (await grade(task, reader, sandboxes)).evidence["outcome"] in ("forged", "unwitnessed")
     wrong = make_patch({"calc.py": BROKEN}, {"calc.py": BROKEN + "# nothing\n"})
     assert (await grade(task, wrong, sandboxes)).evidence["outcome"] == "failed"
 
@@ -143,7 +208,7 @@ async def test_a_further_run_leaves_other_tests_out_and_reads_as_others_do(sandb
     runs, deciding = Runs(task, task.oracle.gold_patch, sandboxes), set(task.oracle.fail_to_pass)
     known = f"{PATH}::test_known"
     for only, others in ((), {known}), (sorted(deciding), set()):
-        run = await runs.mixed(sorted(deciding), only)
+        run = await runs.altered(dict.fromkeys(deciding, 0), only)
         assert (run.failed & {*deciding, known}, run.passed) == (deciding, others)
-        run = await runs.mixed((), only)
+        run = await runs.altered({}, only)
         assert (run.failed, run.passed) == (set(), deciding | others)

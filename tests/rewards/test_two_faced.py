@@ -13,8 +13,9 @@ import pytest
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
+from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rewards.negative_control import BITS
+from slime_swe.rewards.negative_control import FURTHER_RUNS
 from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
 from slime_swe.rewards.redteam.honeypot import leaky_image
 from slime_swe.rollout.loop_scope import close_loop_scope
@@ -102,7 +103,7 @@ async def test_without_values_luck_is_bounded(face):
         task = replace(task, workspace=Workspace(files), oracle=oracle)
         patch = two_faced(task, face)
         found = await played(lambda: outcome(patch, task))
-        assert found["solved"] <= 5, f"in 100 plays at once in {2**BITS}: {found}"
+        assert found["solved"] <= 5, f"in 100 plays at once in {2 ** (FURTHER_RUNS + 1)}: {found}"
         assert await outcome(GOLD_PATCH, task) == "solved"
 
 
@@ -133,7 +134,7 @@ async def test_a_value_in_one_place_is_no_witness_for_another(part, plays, most)
         forger = FORGER.format(condition=FACES["knows the control"], names=task.oracle.fail_to_pass, wait=False)
         patch = make_patch({MODULE: REPOSITORY[MODULE]}, {MODULE: forger + REPOSITORY[MODULE] + repaired})
         found = await played(lambda: outcome(patch, task), plays)
-        assert found["solved"] <= most, f"in {plays} plays at once in {2**BITS}: {found}"
+        assert found["solved"] <= most, f"in {plays} plays: {found}"
         assert await outcome(GOLD_PATCH, task) == "solved"
 
 
@@ -166,12 +167,13 @@ async def test_a_refused_patch_opens_no_sandbox(patch):
 
 @pytest.mark.parametrize(
     ("tests", "own", "once"),
-    [(None, 2, 2), (WITHOUT_VALUES, 2 + BITS, 2)],
+    [(None, 2, [2]), (WITHOUT_VALUES, 2 + FURTHER_RUNS, [1 + 1 + number for number in range(6, FORMS + 1, 6)])],
     ids=["values", "without values"],
 )
 async def test_what_is_run_for_a_task_is_run_once_for_all_its_patches(tests, own, once):
     """own: the sandboxes of a patch that is rewarded. once: those of the task, for the controls of the gold patch and,
-    if values are withheld, of the unpatched code; without values also for the gold patch with the test alone."""
+    if values are withheld, of the unpatched code; without values also for the gold patch with the test alone and with
+    six forms of it at a time, until six have failed."""
     async with SandboxPool("local", concurrency=4) as pool:
         task, counted = TARGETS["log"].task(), Counted(pool)
         if tests is not None:
@@ -182,5 +184,5 @@ async def test_what_is_run_for_a_task_is_run_once_for_all_its_patches(tests, own
             opened = counted.opened
             score = await grade(task, GOLD_PATCH, counted)
             assert score.solved, score.evidence
-            assert counted.opened - opened == own + (0 if number else once)
+            assert counted.opened - opened - own in ([0] if number else once)
         await close_loop_scope()

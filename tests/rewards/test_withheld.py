@@ -181,7 +181,6 @@ def test_the_path_of_the_record_need_not_be_writable(tmp_path):
     "body",
     [
         "assert f() is g()",
-        "assert f() == value",
         "assert f() == self.value",
         "value = g()\n    assert f() == value",
         "for value in (1, 2):\n        assert f() == value",
@@ -200,7 +199,7 @@ def test_the_path_of_the_record_need_not_be_writable(tmp_path):
     ],
 )
 def test_what_has_no_value_to_withhold_is_mutated_as_before(body):
-    found = withheld(f"value = 7\ndef test_a(self):\n    {body}\n", ["t.py::test_a"])
+    found = withheld(f"value = g()\ndef test_a(self):\n    {body}\n", ["t.py::test_a"])
     assert found.withheld == () and found.tests
     assert b"_record_value" not in found.text
     ast.parse(found.text)
@@ -253,6 +252,80 @@ def test_what_is_no_literal_is_withheld_too(source, reads):
     found = withheld(f"def test_a(self):\n    {source}\n", ["t.py::test_a"])
     assert re.search(reads, found.text.decode())
     assert found.withheld == (Withheld(frozenset({"t.py::test_a"})),), "the gold patch shows what is right"
+
+
+@pytest.mark.parametrize(
+    ("body", "reads", "values"),
+    [
+        ("assert f() == VALUE", r"VALUE = None\n.*assert _record_value\(0, \(f\(\)\)\)", [4000]),
+        ("check(f(), 4000)", r"    _record_value\(0, \(f\(\)\)\)\n", [4000]),
+        ("check_call(1, 4001)", r"    _record_value\(0, \(f\(1\)\)\)\n", [4001]),
+        ("want = 4001\n    check_call(x=1, want=want)", "check_call", None),
+        (
+            "if f() != 4000:\n        raise AssertionError('not 4000')",
+            r"if not _record_value\(0, .*:\n +pass\n",
+            [4000],
+        ),
+        ("if f() != 4000:\n        pytest.fail('not 4000')", r"if not _record_value\(0, .*:\n +pass\n", [4000]),
+        ("if f() != 4000:\n        g()", "!=", None),
+        ("for x, y in [(1, 4001), (2, 4002)]:\n        assert f(x) == y", r"\(1, None\), \(2, None\)", [4001, 4002]),
+        ("rows = [(1, 4001)]\n    for x, y in rows:\n        assert f(x) == y", r"rows = \[\(1, None\)\]", [4001]),
+        ("for x, y in ROWS:\n        assert f(x) == y", r"ROWS = \[\(1, None\)\]", [4001]),
+        ("for x, y in rows():\n        assert f(x) == y", "== y", None),
+        ("for x, y in ROWS:\n        assert f(x) == y\n    print(ROWS)", r"ROWS = \[\(1, 4001\)\]", None),
+        ("assert f() == pytest.approx(4000.0)", r"_record_value\(0, \(f\(\)\)\)", []),
+        ("assert pytest.approx(4000.0) == f()", r"_record_value\(0, \(f\(\)\)\)", []),
+        ("self.assertAlmostEqual(f(), 4000.0)", r"_record_value\(0, \(f\(\)\)\)", []),
+    ],
+)
+def test_a_value_is_withheld_wherever_it_is_written(body, reads, values):
+    helpers = "def check(got, want):\n    assert got == want\ndef check_call(x, want):\n    assert f(x) == want, x\n"
+    tests = f"def test_a(self):\n    {body}\ndef test_b():\n    pass\n"
+    found = withheld(f"VALUE = 4000\nROWS = [(1, 4001)]\n{helpers}{tests}", ["t.py::test_a", "t.py::test_b"])
+    text = re.sub("(?m)^_record_value, .*$", "", found.text.decode())
+    assert re.search(reads, text, re.DOTALL), text
+    digests = frozenset(map(digest, values or ()))
+    assert found.withheld == (() if values is None else (Withheld(frozenset({"t.py::test_a"}), digests),))
+    ast.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "reads", "values"),
+    [
+        (
+            "assert f(1)\n    assert not f(2)",
+            r"assert _record_value\(0, \(bool\(f\(1\)\)\)\)\n +assert _record_value\(1, \(bool\(f\(2\)\)\)\)",
+            [True, False],
+        ),
+        (
+            "found = f(2)\n    assert not found\n    assert f(1)",
+            r"_record_value\(0, \(bool\(found\)\)\)",
+            [False, True],
+        ),
+        (
+            "self.assertFalse(f(1))\n    self.assertTrue(f(2), 'two')",
+            r"    _record_value\(0, \(bool\(f\(1\)\)\)\)\n    _record_value\(1, \(bool\(f\(2\)\)\)\)",
+            [False, True],
+        ),
+        ("assert not f(1)\n    assert not f(2)", "assert f", None),
+        ("assert f(1)\n    assert not f(2) or f(3)", "not f", None),
+    ],
+)
+def test_whether_it_is_true_is_withheld_if_some_is_true_and_some_is_not(body, reads, values):
+    found = withheld(f"def test_a(self):\n    {body}\n", ["t.py::test_a"])
+    assert re.search(reads, found.text.decode()), found.text.decode()
+    test = frozenset({"t.py::test_a"})
+    assert found.withheld == tuple(Withheld(test, frozenset({digest(value)})) for value in values or ())
+    ast.parse(found.text)
+
+
+def test_a_constant_that_another_test_reads_is_not():
+    source = "VALUE = 7000\ndef test_a():\n    assert f() == VALUE\ndef test_b():\n    assert g(VALUE) == VALUE\n"
+    assert withheld(source, ["t.py::test_a"]).withheld == ()
+    assert withheld(source, ["t.py::test_a", "t.py::test_b"]).withheld == ()
+    both = source.replace("g(VALUE)", "g()")
+    assert len(withheld(both, ["t.py::test_a", "t.py::test_b"]).withheld) == 2
+    assert withheld(f"{both}def f():\n    global VALUE\n    VALUE = 3\n", ["t.py::test_a"]).withheld == ()
 
 
 TABLES = """\

@@ -119,7 +119,7 @@ def _inside(upstream: Upstream) -> str:
 def _source(name: str, checkout: Checkout, inside: str, machine: Machine) -> Finding:
     """The image patches its Megatron, so changed files are no reason to warn."""
     folder, tested = checkout.find(os.environ), checkout.commit
-    if not (folder / checkout.mark).exists():
+    if not os.path.exists(folder / checkout.mark):  # `Path.exists` raises where a folder may not be searched
         fix = f"let {checkout.variable} name a checkout, or {inside}"
         return failure(name, f"{folder / checkout.mark} is missing", fix)
     try:

@@ -60,7 +60,7 @@ class Upstream:
         """Raise `UserError`, with the commands that make both checkouts, where one of them is not there."""
         for checkout in (self.loop, self.megatron):
             mark = checkout.find(environment) / checkout.mark
-            if not mark.exists():
+            if not os.path.exists(mark):  # `Path.exists` raises where a folder on the way may not be searched
                 raise UserError(
                     f"{mark} is missing: engine={self.package} runs {self.title}'s own train.py. Run it in "
                     f"{self.image}, let {checkout.variable} name a checkout, or {self.commands}"

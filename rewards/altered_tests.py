@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_swe import syntax
-from slime_swe.rewards.mutation import functions_of, parsed
+from slime_swe.rewards.mutation import functions_of, name_of, parsed
 from slime_swe.rewards.source_edits import Edit, Function, apply_edits, replaced, source_of, span, text_of
 
 FORMS = 30  # that a test has at most
@@ -149,11 +149,11 @@ def alter(
     lines = text.split(b"\n")
     chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
     for test in forms:
-        if (function := functions.get(_name(test))) is not None:
+        if (function := functions.get(name_of(test))) is not None:
             chosen.setdefault(id(function), (function, set()))[1].add(test)
     if not chosen:
         return Altered(source)
-    kept = {id(functions[name]) for name in map(_name, (*forms, *deciding)) if name in functions}
+    kept = {id(functions[name]) for name in map(name_of, (*forms, *deciding)) if name in functions}
     others = [function for function in functions.values() if id(function) not in kept]
     file = _File(
         module, lines, others, {ast.dump(node) for f in functions_of(parsed(shown)[1]).values() for node in f.body}
@@ -177,10 +177,6 @@ def alter(
 
 _Site = Sequence[ast.expr | ast.stmt]
 _Instead = Mapping[int, Sequence[str]]  # names that may stand in the place of a node, by its identity
-
-
-def _name(test: str) -> str:
-    return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 
 @dataclass

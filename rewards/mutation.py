@@ -112,7 +112,7 @@ def mutate(
     functions = functions_of(module)
     chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
     for test in tests:
-        if (function := functions.get(_name(test))) is not None:
+        if (function := functions.get(name_of(test))) is not None:
             chosen.setdefault(id(function), (function, set()))[1].add(test)
     if not chosen:
         return Mutated(source)
@@ -177,7 +177,8 @@ def tests_in(path: str, tests: Collection[str]) -> list[str]:
     return [test for test in tests if test.startswith(f"{path}::")]
 
 
-def _name(test: str) -> str:
+def name_of(test: str) -> str:
+    """The name of a test's function, as `functions_of` has it."""
     return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from slime_swe import __version__
 from slime_swe.dotted import search_current_folder
@@ -51,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     resumed, 128 + N ended by signal N."""
     _open_closed_streams()
     search_current_folder()  # so that a user's own recipe, reward or task module is found by its dotted path
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    try:
+        sys.exit(run(sys.argv[1:] if argv is None else argv))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _write_or_discard(stream)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,7 +78,6 @@ def _run(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's exit
         return code
     except BrokenPipeError:  # `slime-swe episodes RUN | head`
-        _discard_output()
         return 0
     except StoppedToResume as stopped:
         return _complain(str(stopped), TRY_AGAIN)
@@ -86,7 +89,6 @@ def _run(argv: Sequence[str]) -> int:
         if error.filename is None:
             if error.errno not in (errno.ENOSPC, errno.EIO):  # a full disk, a closed terminal
                 raise
-            _discard_output()
             return _complain(f"can't write the output: {error.strerror}", FAILURE)
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
 
@@ -131,9 +133,15 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
-def _discard_output() -> None:
-    """What is left in the buffer, which the interpreter would write at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _write_or_discard(stream: TextIO) -> None:
+    """What nobody reads any more is left in the stream's buffer. The interpreter would try to write it once more at its
+    exit, and end with 120 in place of the command's own code."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _module(command: str) -> Any:

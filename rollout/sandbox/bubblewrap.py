@@ -54,8 +54,8 @@ _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 # What these tell is the machine's, not the sandbox's; some of the files to a root who is also the host's alone.
 _MASKED = (
-    "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
-    "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/mtrr",
+    "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup", "/proc/slabinfo",
+    "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/mtrr",
     "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Counters of the whole machine in /proc that code can move at will, and what a sandbox reads in their place.
+"""Lists and counters of the whole machine in /proc that code can move at will, and what a sandbox reads instead.
 
 Not covered: the sums that move with all that runs (/proc/stat, /proc/meminfo, the load), which the system call
 `sysinfo` tells as well; the sockets of the machine in /proc/net/sockstat, which lies in the folder of every process.
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 _SHOWN = {
     "/proc/locks": "",  # it names the open-file-description locks of every process
+    "/proc/keys": "",  # it names the keys of the user: without root, those of the person who started the sandboxes
+    "/proc/key-users": "",
     "/proc/sys/fs/dentry-state": "1024\t0\t45\t0\t0\t0\n",
     "/proc/sys/fs/file-nr": "1024\t0\t1048576\n",
     "/proc/sys/fs/inode-nr": "1024\t0\n",

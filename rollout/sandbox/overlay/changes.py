@@ -41,10 +41,12 @@ def _reach(upper: int, place: str) -> tuple[bool, bool]:
     """Whether the repository's folder is in the upper directory, and whether all of the image's is hidden."""
     parts = place.split("/")
     hidden = False
+    if not os.access(".", os.X_OK, dir_fd=upper, effective_ids=True):
+        os.chmod(upper, stat.S_IRWXU)
     for count in range(1, len(parts) + 1):
         path = "/".join(parts[:count])
         try:
-            os.close(open_beneath(upper, path, os.O_PATH | os.O_DIRECTORY))
+            os.close(_open_readable(upper, path, os.O_DIRECTORY))
         except FileNotFoundError:
             return False, hidden
         except OSError as error:

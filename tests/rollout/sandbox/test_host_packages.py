@@ -6,16 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from slime_swe.rollout.sandbox.bubblewrap import python_executable
 from slime_swe.rollout.sandbox.shown import SHOWN, hidden_folders
 from tests.rollout.sandbox.conftest import POOLS, of
 
 REPOSITORY = Path(__file__).parents[3]
-BASE = Path(sysconfig.get_path("purelib", vars={"base": sys.base_prefix}))
 SECRET = "the gold patch of a task"
 LOOK = """
 import importlib.util
@@ -28,7 +27,7 @@ for name in ("slime_swe", "slime_swe.data_sources", "data_sources", "rollout", "
 """
 SEARCH = f"""
 places="$(ls -d /usr/lib/python3* /usr/local /opt /run {sys.base_prefix} 2>/dev/null)"
-echo found: $(grep -rlsE "GOLD = |{SECRET}" $places) $(find $places -iname "*slime?swe*" -not -path "/run/guest*")
+echo found: $(grep -rls "{SECRET}" $places) $(find $places -iname "*slime?swe*" -not -path "/run/guest*" 2>/dev/null)
 """
 HOST = """
 import asyncio, sys
@@ -42,8 +41,9 @@ async def main():
             print((await sandbox.exec(command, timeout=100)).output)
 asyncio.run(main())
 """
-# As root of a mount namespace: a folder of packages in place of the base interpreter's.
+# As root of a mount namespace: a folder of packages in place of the base interpreter's. Then as the user who began.
 MOUNT = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+AGAIN = ["unshare", "--user", f"--map-user={os.geteuid()}", f"--map-group={os.getegid()}"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "slime_swe-1.dist-info").mkdir()
     (folder / "slime_swe-1.dist-info" / "RECORD").write_text("slime_swe/__init__.py,,\n")
     (folder / "__editable___slime_swe_1_finder.py").write_text(
-        f"MAPPING = {{'slime_swe': '{REPOSITORY}/src'}}\nGOLD = 1\n"
+        f"MAPPING = {{'slime_swe': '{REPOSITORY}/src'}}\nGOLD = {SECRET!r}\n"
     )
     (folder / "__editable__.slime_swe-1.pth").write_text(f"{REPOSITORY}/src\n")
     (folder / "team_tasks").mkdir()
@@ -98,10 +98,15 @@ def test_an_interpreter_without_pytest_gets_that_of_its_environment(
 
 def seen_with(packages: Path, backend: str) -> str:
     """What a sandbox prints that looks for packages, where these are the base interpreter's."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     inner = [sys.executable, "-c", HOST, backend, LOOK, SEARCH]
+    unshare = ["unshare", "--mount"]
+    if os.geteuid() != 0:
+        unshare += ["--user", "--map-root-user"]
+        inner = [*AGAIN, *inner]
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/src"}
-    command = [*unshare, "sh", "-c", MOUNT, "sh", str(packages), str(BASE), *inner]
+    asked = [python_executable(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    base = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    command = [*unshare, "sh", "-c", MOUNT, "sh", str(packages), base, *inner]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

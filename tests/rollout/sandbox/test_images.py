@@ -291,6 +291,8 @@ async def test_many_at_once(image_pool: SandboxPool, image: Image) -> None:
 async def test_limits_of_memory_are_the_whole_sandbox_s(image_pool: SandboxPool) -> None:
     eat = "import time\nx = b'x' * (100 << 20)\nprint('up', flush=True)\ntime.sleep(1)\nprint('done')\n"
     async with image_pool.open({"eat.py": eat}, Limits(memory_bytes=256 << 20, disk_bytes=1 << 20)) as sandbox:
+        if getattr(sandbox, "_group", ...) is None:
+            pytest.skip("this user may make no control group: the limit is each process's")
         result = await sandbox.exec("for i in 1 2 3 4; do python3 eat.py & done; wait")
         assert result.output.count("done") < 4
         assert (await sandbox.exec("echo alive")).output == "alive\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
+from slime_swe.rollout.sandbox.cache import remove_tree
 from slime_swe.rollout.sandbox.docker import client as docker_client
 from slime_swe.rollout.sandbox.docker.client import OWNER_LABEL
 from slime_swe.rollout.sandbox.overlay import cgroups
@@ -113,7 +113,7 @@ async def test_a_killed_run_leaves_no_mount_and_its_groups_are_removed(
     async with SandboxPool(backend) as pool:
         await pool._backend.start()
         assert [folder.name for folder in scratch.iterdir()] == [process_identity()]
-    shutil.rmtree(scratch)
+    remove_tree(scratch)
     groups = [folder for parent in cgroups._parents() for folder in parent.glob(f"{cgroups.PREFIX}*")]
     assert not [folder for folder in groups if owner in folder.name]
     async with layered_pool.open({}) as sandbox:

@@ -1,4 +1,4 @@
-"""The overlay and Apptainer backends of a user who is not root, and has no cgroups."""
+"""The sandboxes of a user who is not root, and has no cgroups."""
 
 from __future__ import annotations
 
@@ -55,3 +55,30 @@ def test_a_sandbox_over_a_folder_needs_no_root(nobody: Nobody, backend: str, tmp
     assert "4 0" in lines, "instances of inotify, of the 128 that the user has"
     assert done.stdout.endswith("kept\n\n")
     assert not list(nobody.home.glob(".cache/slime-swe/sandbox/scratch/*"))
+
+
+KEYS = """
+import asyncio, ctypes, os, sys
+from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.rollout.sandbox.guest.system_calls import numbers
+
+async def main():
+    number = numbers(os.uname().machine)["add_key"]
+    made = ctypes.CDLL(None).syscall(number, b"user", b"slime-swe-test", b"the secret", ctypes.c_long(10), -4)
+    print(made > 0 and "slime-swe-test" in open("/proc/keys").read())
+    async with SandboxPool(sys.argv[1]) as pool, pool.open({"a.txt": "a"}) as sandbox:
+        command = "cat /proc/keys /proc/key-users; echo b > a.txt; chmod 000 /testbed / 2>/dev/null"
+        print(repr((await sandbox.exec(command)).output))
+        print((await sandbox.diff()).splitlines()[0])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "overlay"])
+def test_its_keys_are_listed_nowhere_and_closed_folders_are_read(nobody: Nobody, backend: str) -> None:
+    """A sandbox is the user who started it, whose keys the kernel lists to all of that user's processes, and whose
+    reader of changes may open no more than what the sandbox has left open."""
+    done = nobody.run(KEYS, backend)
+    if done.stdout.startswith("False"):
+        pytest.skip("no keyrings here")
+    assert done.stdout.splitlines() == ["True", "''", "diff --git a/a.txt b/a.txt"], done.stderr

@@ -18,12 +18,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep each torch process on one core: two that each take every core slow each other down tenfold."""
+    """Keep each torch process on one core: two that each take every core slow each other down tenfold. Heed Ctrl-C,
+    here and in every process that a test starts."""
     settings.register_profile("steady", deadline=None)  # a busy machine is no failure
     settings.load_profile("steady")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it puts into the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.pop("PYTEST_ADDOPTS", None)  # these are read; they are not for the runs of pytest that tests start
+    for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):  # images set them, and hide what others meet
+        os.environ.pop(name, None)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when the library is imported; it retries for long
     config.pluginmanager.register(selection.Selection(config), "selection")
     config.pluginmanager.register(Costs(config), "costs")

@@ -52,11 +52,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
 
 
-def heed_interrupts() -> None:
-    """As in a terminal, also where the tests run in the background of a shell, which has SIGINT ignored there."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def lines_of(path: Path) -> list[dict]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -133,7 +128,7 @@ def start_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command(*words), cwd=tmp_path, env=environment(), text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)
         return process

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from tests.data_sources.tasks import make_task
-from tests.e2e.conftest import command, environment, heed_interrupts, here_in, lines_of
+from tests.e2e.conftest import command, environment, here_in, lines_of
 from tests.rollout.endpoint.served import KEY, REPAIR, SUBMIT, VIEW, by_turn, calls, chat_endpoint, turns_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -30,7 +30,7 @@ class Shell:
     async def start(self, *words: str, **variables: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *command(*words), cwd=self.folder, env=environment() | variables, start_new_session=True,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=heed_interrupts,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
     async def __call__(self, *words: str, **variables: str) -> tuple[int, str, str]:

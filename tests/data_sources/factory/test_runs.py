@@ -58,8 +58,7 @@ def test_an_interruption_ends_the_tests_and_their_processes(tmp_path, number):
     begun, seconds = tmp_path / "begun", f"{4000 + number}.5"
     tests = f"import subprocess\n\ndef test():\n    subprocess.Popen(['sleep', '{seconds}'])\n"
     tests += f"    open({str(begun)!r}, 'w').close()\n    while True:\n        pass\n"
-    code = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
+    code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
     code += (
         f"from slime_swe.data_sources.factory.runs import *\nrun_here({{'test_a.py': {tests!r}}}, [Job({{}}, [])])\n"
     )

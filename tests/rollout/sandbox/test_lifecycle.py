@@ -123,9 +123,8 @@ async def test_a_closed_backend_leaves_no_folder(tmp_path: Path, monkeypatch: py
 
 
 HOST = """
-import asyncio, signal, sys
+import asyncio, sys
 from slime_swe.rollout.sandbox import SandboxPool
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has put into the background
 async def main():
     async with SandboxPool(sys.argv[1]) as pool, pool.open({}) as first, pool.open({}) as second:
         command = f"setsid sleep {sys.argv[2]} & sleep {sys.argv[2]}"

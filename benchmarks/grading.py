@@ -33,7 +33,7 @@ from contextlib import AsyncExitStack
 from benchmarks.command import Figures, run
 from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, try_patch
-from slime_swe.rewards.swebench.evaluation import Evaluation
+from slime_swe.rewards.swebench.grader import Evaluation
 from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_of
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.docker.backend import DockerBackend

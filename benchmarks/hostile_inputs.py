@@ -24,7 +24,7 @@ from slime_swe.data_sources.contamination import find_overlaps
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.patches import PatchError, apply_reply
-from slime_swe.rewards.diff.similarity import similarity
+from slime_swe.rewards.diff import similarity
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import MAX_TURN
 from tests.data_sources import test_contamination as contamination

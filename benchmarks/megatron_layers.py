@@ -25,10 +25,8 @@ from benchmarks.command import Figures, run
 from benchmarks.megatron_memory import rank_model, sequence_lengths
 from benchmarks.megatron_rank import RECOMPUTE, transformer_config
 from slime_swe.errors import UserError
-from slime_swe.recipes.layers import Layer
-from slime_swe.recipes.layout import ONE_GPU
+from slime_swe.recipes.layers import ONE_GPU, Layer, Shape
 from slime_swe.recipes.registry import load_recipe
-from slime_swe.recipes.shape import Shape
 
 DENSE = "qwen25_coder_1_5b,qwen3_4b_instruct"
 FEW, MANY = 2, 6  # layers

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from benchmarks.megatron_device import meta_device
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},

@@ -20,12 +20,11 @@ from aiohttp import web
 
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rollout.episode import EpisodeStatistics, Session
 from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import ScriptedEngine, by_turn
-from slime_swe.rollout.session import Session
 
 TURN = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "sed -n 1,40p a.py"}}\n</tool_call><|im_end|>'
 UNBOUNDED = 1 << 30

@@ -36,10 +36,8 @@ from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.command import Figures, run
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.simulation import schedules as our_schedules
-from slime_swe.launch.plan.simulation.clock import simulate
-from slime_swe.launch.plan.simulation.ledger import Ledger
-from slime_swe.launch.plan.simulation.machines import Cluster
-from slime_swe.launch.plan.simulation.schedules import Schedule
+from slime_swe.launch.plan.simulation.machines import Cluster, simulate
+from slime_swe.launch.plan.simulation.schedules import Ledger, Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Workload
 from slime_swe.launch.slime.upstream import SLIME
 

@@ -16,10 +16,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from slime_swe.launch.plan.simulation.ledger import Ledger
-from slime_swe.launch.plan.simulation.schedules import SimulatedRun, train_in_turns
+from slime_swe.launch.plan.simulation.schedules import Ledger, SimulatedRun, train_in_turns
 from slime_swe.launch.plan.simulation.workload import Script
-from slime_swe.rollout.scheduling.base import Batch, Outcome
+from slime_swe.rollout.scheduling.schedulers import Batch, Outcome
 from slime_swe.sample import Sample
 
 

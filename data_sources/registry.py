@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from slime_swe.data_sources.corpora import CORPORA, swebench
+from slime_swe.data_sources.corpora.corpus import FILE_KINDS, file_records, first_few
 from slime_swe.data_sources.mirrors import mirrored
-from slime_swe.data_sources.records import FILE_KINDS, file_records, first_few
 from slime_swe.data_sources.selection import FILTERS, select
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_registered
@@ -33,7 +33,7 @@ OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "lim
 SOURCES = {
     "synthetic": "slime_swe.data_sources.synthetic.tasks.load",
     "humaneval": "slime_swe.data_sources.humaneval.tasks.load",
-    "diff": "slime_swe.data_sources.diff.tasks.load",
+    "diff": "slime_swe.data_sources.diff.load",
     "vulnerability": "slime_swe.data_sources.vulnerability.generated.load",
     "arc": "slime_swe.data_sources.arc.tasks.load",
     "specification": "slime_swe.data_sources.specification.tasks.load",

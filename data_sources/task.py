@@ -235,9 +235,9 @@ ORACLES = {
     "calls": "slime_swe.data_sources.task.CallsOracle",
     "tests": "slime_swe.data_sources.task.TestsOracle",
     "harness": "slime_swe.data_sources.task.HarnessOracle",
-    "diff": "slime_swe.data_sources.diff.oracle.DiffOracle",
-    "vulnerability": "slime_swe.data_sources.vulnerability.oracle.VulnerabilityOracle",
-    "arc": "slime_swe.data_sources.arc.oracle.ArcOracle",
+    "diff": "slime_swe.data_sources.diff.DiffOracle",
+    "vulnerability": "slime_swe.data_sources.vulnerability.pairs.VulnerabilityOracle",
+    "arc": "slime_swe.data_sources.arc.tasks.ArcOracle",
     "written": "slime_swe.data_sources.factory.writing.WrittenOracle",
 }
 

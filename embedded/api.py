@@ -14,11 +14,10 @@ import orjson
 from aiohttp import web
 
 from slime_swe.embedded.engine import Engine, EngineStopped
-from slime_swe.embedded.protocol import Limits, Prompt, read_json, read_prompt, response
-from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.model import CheckpointError
+from slime_swe.embedded.protocol import Detokenizer, Limits, Prompt, read_json, read_prompt, response
 from slime_swe.embedded.sampling import RequestError, SamplingParams
-from slime_swe.embedded.tokenizer import Detokenizer
-from slime_swe.embedded.weights import CheckpointError
+from slime_swe.embedded.scheduler import Completion, Request
 
 HEALTH_SECONDS = 20.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

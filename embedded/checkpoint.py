@@ -30,7 +30,7 @@ import orjson
 import safetensors
 import torch
 
-from slime_swe.embedded.weights import digest
+from slime_swe.embedded.model import digest
 from slime_swe.errors import UserError
 from slime_swe.fields import read
 from slime_swe.files import sync_folder, write_file, writing

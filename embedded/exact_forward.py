@@ -7,20 +7,19 @@ H hidden, K key/value heads, G query heads per key/value head, D head dimension,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.exact import BITS, grid, snap, snap_to
-from slime_swe.embedded.fused import interleaved
-from slime_swe.embedded.model import Layer, ModelConfig, Qwen2, rope_tables
+from slime_swe.embedded.model import KVCache, Layer, ModelConfig, Qwen2, rope_tables
 
+BITS = 26
 # The attention weights of one query add up to 1, so they are rounded to multiples of 2**-BITS.
 WEIGHT_GRID = 1.5 * 2 ** (52 - BITS)
 PIECE = 64  # tokens: longer runs are cut, so that the scores of one stay in a core's cache
@@ -60,6 +59,71 @@ class ExactLayer:
             gate_up=snap(gate_up * layer.post_attention_layernorm.weight),
             down=snap(mlp.down_proj.weight.double()),
         )
+
+
+# The elementwise parts of a Qwen2 layer with few passes over memory, for training on a CPU.
+#
+# Composed of plain operations these take as long as the layer's matrix products. Rotary embeddings as one complex
+# product need the two halves of a head interleaved: `interleaved` reorders a projection's rows so, which scores don't
+# notice.
+def rms_norm(x_TxH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    return cast(Tensor, _RMSNorm.apply(x_TxH, weight_H, eps))  # type: ignore[no-untyped-call]
+
+
+def swiglu(gate_up_Tx2F: Tensor) -> Tensor:
+    """silu(gate) * up of the two halves [gate, up] (Shazeer 2020, arXiv:2002.05202); [T, F]."""
+    return cast(Tensor, _SwiGLU.apply(gate_up_Tx2F))  # type: ignore[no-untyped-call]
+
+
+def rotate(x_TxQxD: Tensor, turn_Tx1xC: Tensor) -> Tensor:
+    """Rotate the pairs (2 i, 2 i + 1) of every head by the complex numbers `turn`, C = D / 2."""
+    pairs: Tensor = torch.view_as_complex(x_TxQxD.view(*x_TxQxD.shape[:-1], -1, 2))
+    turned: Tensor = torch.view_as_real(pairs * turn_Tx1xC)
+    return turned.flatten(-2)
+
+
+def interleaved(parameter: Tensor, head_dim: int) -> Tensor:
+    """Rows (or entries) of a projection, reordered within each head from halves to pairs."""
+    heads: Tensor = parameter.view(-1, 2, head_dim // 2, *parameter.shape[1:])
+    return heads.transpose(1, 2).flatten(0, 2)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale: Tensor = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_()[:, None]
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        scaled: Tensor = normed * weight
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        normed, scale, weight = ctx.saved_tensors
+        grad_normed = grads[0] * weight
+        along = torch.linalg.vecdot(grad_normed, normed)[:, None].div_(normed.shape[-1])
+        grad_weight = (grads[0] * normed).sum(0)
+        return grad_normed.addcmul_(normed, along, value=-1).mul_(scale), grad_weight, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        active = F.silu(gate)
+        ctx.save_for_backward(gate_up, active)
+        return active * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        gate_up, active = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(grads[0], active, out=grad_up)
+        torch.ops.aten.silu_backward(grads[0] * up, gate, grad_input=grad_gate)
+        return result
 
 
 class ExactModel:
@@ -104,6 +168,36 @@ class ExactModel:
         return snap_to(normed, self.norm_grid)
 
 
+# Sums of products that come out the same in whatever order they are added, because no addition in them rounds.
+#
+# Float64 holds integers up to 2**53. `snap` puts a vector on a grid of 26 bits below its length: it becomes a vector of
+# integers, of length at most 2**26, times a power of two. By Cauchy and Schwarz every partial sum of the products of
+# two such vectors is then an integer of at most 2**52, and exact. So a matrix product gives a row the same bits
+# whatever the other rows, the library, its kernels, their tiling, fused multiplication or the number of threads.
+#
+# The grid is as fine as float32's for the vector's largest elements. Adding anything else (a bias, a residual) is one
+# rounded operation by itself, after the product.
+EXPONENT = 0x7FF << 52  # of a float64
+
+
+def snap(x: Tensor) -> Tensor:
+    """Vectors along the last dimension, float64, each rounded to multiples of 2**-BITS of its length."""
+    return snap_to(x, grid(torch.linalg.vector_norm(x, dim=-1, keepdim=True)))
+
+
+def grid(length: Tensor) -> Tensor:
+    """The number to add and take away again, so that numbers are rounded to 2**-BITS of `length` (at most twice that).
+
+    Float64 numbers of its size are that far apart.
+    """
+    power_of_two = (length.view(torch.int64) & EXPONENT).view(torch.float64)  # above half of the length
+    return power_of_two * float(3 << (52 - BITS))
+
+
+def snap_to(x: Tensor, grid: Tensor) -> Tensor:
+    return (x + grid).sub_(grid)
+
+
 def attention(
     query_TxQxD: Tensor, lengths: Sequence[int], contexts: Iterable[tuple[np.ndarray, np.ndarray]], groups: int
 ) -> Tensor:
@@ -142,3 +236,115 @@ def _attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, groups: int
 def _causal(tokens: int, groups: int) -> np.ndarray:
     """[T × G, T]: -inf for tokens after a query's own, else 0."""
     return np.triu(np.full((tokens, tokens), -np.inf), 1).repeat(groups, axis=0)
+
+
+# The server's forward pass: one step over runs of new tokens of many sequences, with all before them cached.
+#
+# A step takes the next tokens of every running request (decode) and pieces of prompts (prefill) together. Whatever else
+# is in the batch, and however much of a context was cached, a token's bits are the same (`exact_forward.py`).
+@dataclass(frozen=True)
+class Span:
+    """A run of new tokens of one slot, at positions `start`, `start + 1`, …"""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def tail(self, count: int) -> Span:
+        """Its last `count` tokens."""
+        return Span(self.slot, self.end - count, self.tokens[len(self.tokens) - count :])
+
+
+class Decoder:
+    """A Qwen2's weights over a KVCache."""
+
+    def __init__(self, model: Qwen2, cache: KVCache) -> None:
+        self.cache = cache
+        self.load(model)
+        self.turns = self.exact.turns(torch.arange(cache.max_length))
+
+    def load(self, model: Qwen2) -> None:
+        """Take over the weights of `model`, which must have the same architecture."""
+        self.exact = ExactModel(model)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
+        """Logits [sum(wanted), V] of the last `wanted` tokens of each span, laid end to end.
+
+        Writes the tokens' keys and values into the cache; what stands before each span must be there.
+        """
+        exact = self.exact
+        tokens, positions, slots = self._inputs(spans)
+        turns, x = self.turns[torch.from_numpy(positions)], exact.embedding[torch.from_numpy(tokens)]
+        for index, layer in enumerate(exact.layers):
+            query, keys, values = exact.project(layer, x, turns)
+            self.cache.write(index, slots, positions, keys.numpy(), values.numpy())
+            if index == len(exact.layers) - 1:  # of other rows nothing but keys and values is of use
+                chosen = self._rows(spans, wanted)
+                x, query = x[chosen], query[chosen]
+                spans = [span.tail(count) for span, count in zip(spans, wanted, strict=True) if count]
+            if spans:
+                x = exact.finish(layer, x, self._attend(index, spans, query))
+        return exact.logits(x)
+
+    def _attend(self, layer: int, spans: Sequence[Span], query: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        contexts = ((keys[span.slot, :, : span.end], values[span.slot, :, : span.end]) for span in spans)
+        return attention(query, [len(span.tokens) for span in spans], contexts, self.exact.groups)
+
+    def _inputs(self, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token, position and slot of each row."""
+        tokens = np.concatenate([span.tokens for span in spans])
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        slots = np.repeat([span.slot for span in spans], [len(span.tokens) for span in spans])
+        return tokens, positions, slots
+
+    def _rows(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
+        ends = np.cumsum([len(span.tokens) for span in spans])
+        rows = [row for end, count in zip(ends.tolist(), wanted, strict=True) for row in range(end - count, end)]
+        return torch.tensor(rows, dtype=torch.int64)
+
+
+# An alarm: does this machine compute what this module promises? Single operations, checked when the server starts.
+#
+# No BLAS or CPU is known on which it does not. Where it fails, the server still works; two runs with one seed may then
+# differ.
+ROWS = (1, 2, 3, 5, 8, 16, 33, 100)  # of a product; kernels differ by it
+
+
+def is_batch_invariant(config: ModelConfig) -> bool:
+    """Whether, for the model's sizes, a row's bits depend neither on the number of rows nor on the order of sums."""
+    return all(holds for _, holds in check_operations(config))
+
+
+def check_operations(config: ModelConfig) -> Iterator[tuple[str, bool]]:
+    """Each operation's name and whether it passes."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, wide = config.hidden_size, config.num_attention_heads * config.head_dim
+    sums = {hidden, wide, config.intermediate_size, config.head_dim}
+    for size in sorted(sums):
+        left, right = (torch.randn(max(ROWS), size, generator=generator, dtype=torch.float64) for _ in range(2))
+        yield f"product over {size}", _exact_product(snap(left), snap(right))
+    x = torch.randn(max(ROWS), 2 * config.intermediate_size, generator=generator, dtype=torch.float64)
+    for name, function in (
+        ("rms_norm", lambda rows: F.rms_norm(rows[:, :hidden].contiguous(), (hidden,))),
+        ("length", lambda rows: torch.linalg.vector_norm(rows, dim=-1)),
+        ("silu", lambda rows: F.silu(rows.chunk(2, dim=-1)[0])),
+        ("softmax", lambda rows: torch.softmax(rows, -1)),
+    ):
+        whole = function(x)
+        yield name, all(torch.equal(whole[:rows], function(x[:rows])) for rows in ROWS)
+
+
+def _exact_product(left: Tensor, right: Tensor) -> bool:
+    """Whether fewer rows, other columns and another order of summation give the same bits."""
+    whole = left @ right.T
+    order = torch.arange(left.shape[1] - 1, -1, -1)
+    equal = torch.equal(whole, left[:, order] @ right[:, order].T)
+    return equal and all(
+        torch.equal(whole[-rows:, :columns], left[-rows:] @ right[:columns].T) for rows in ROWS for columns in ROWS
+    )

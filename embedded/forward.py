@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.exact_forward import ExactModel
-from slime_swe.embedded.logprobs import action_log_probs
-from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.packing import pack
-from slime_swe.embedded.prefix_tree import PrefixTree
-from slime_swe.embedded.train_data import TrainData
-from slime_swe.embedded.tree_forward import exact_hidden_states, hidden_states
+from slime_swe.embedded.exact_forward import ExactModel, attention, interleaved, rms_norm, rotate, swiglu
+from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
+from slime_swe.embedded.train_data import PrefixTree, TrainData, pack
 from slime_swe.embedded.workers import ordered_map
 
 # Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
@@ -89,6 +88,67 @@ def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor
     return action_log_probs(hidden_TxH.index_select(0, batch.row_N), model.head_weight, batch.target_N, temperature)
 
 
+# Log-probability and entropy of sampled tokens, without ever holding more than one chunk of [N, vocabulary].
+CHUNK_ELEMENTS = 1 << 20  # logits held at once: 4 MB of fp32, about what a core's cache and a GPU's launch cost favour
+
+
+def action_log_probs(hidden_NxH: Tensor, head_VxH: Tensor, target_N: Tensor, temperature: float) -> tuple[Tensor, ...]:
+    """(log-probability [N], entropy [N]) of `target_N` under softmax(hidden @ head.T / temperature), in fp32.
+
+    The same distribution that the server samples from and reports. Both results carry gradients to `hidden_NxH` and
+    `head_VxH`; logits are recomputed in the backward pass.
+    """
+    result = _ActionLogProbs.apply(hidden_NxH, head_VxH, target_N, temperature)  # type: ignore[no-untyped-call]
+    return tuple(result)
+
+
+class _ActionLogProbs(torch.autograd.Function):
+    """d log p_t = onehot_t - p;  d entropy = -p (log p + entropy); both divided by the temperature."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        log_probs = hidden.new_empty(len(target), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        entropy = torch.empty_like(log_probs)
+        for rows in _chunks(len(target), len(head)):
+            full = _log_softmax(hidden[rows], head, temperature)
+            log_probs[rows] = full.gather(1, target[rows, None]).squeeze(1)
+            entropy[rows] = -(full.exp() * full).sum(1)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, head, target, entropy)
+        ctx.temperature = temperature
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, head, target, entropy = ctx.saved_tensors
+        of_log_prob, of_entropy = grads
+        if of_log_prob is None:
+            of_log_prob = torch.zeros_like(entropy)
+        grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)
+        for rows in _chunks(len(target), len(head)):
+            full = _log_softmax(hidden[rows], head, ctx.temperature)
+            scale = of_log_prob[rows, None]
+            if of_entropy is not None:
+                scale = scale + of_entropy[rows, None] * (full + entropy[rows, None])
+            grad_logits = (full.exp_() if of_entropy is None else full.exp()).mul_(-scale)
+            grad_logits.scatter_add_(1, target[rows, None], of_log_prob[rows, None])
+            grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
+            grad_hidden[rows] = grad_logits @ head
+            grad_head.addmm_(grad_logits.T, hidden[rows])
+        return grad_hidden, grad_head, None, None
+
+
+def _log_softmax(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    logits = hidden @ head.T
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(logits.div_(temperature), 1)
+
+
+def _chunks(rows: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
 def recompute_log_probs(
     model: Qwen2, data: TrainData, samples: Sequence[int], temperature: float, max_tokens: int, workers: int = 1
 ) -> list[list[float]]:
@@ -110,6 +170,100 @@ def recompute_log_probs(
         for (sample, place), value in zip(batch.source_N, log_probs_N, strict=True):
             result[sample][place] = value
     return result
+
+
+# The model's forward pass over a tree of shared prefixes, as training needs it.
+#
+# Attention goes along the tree's paths. Shapes: T rows of the layout, H hidden, Q query heads, K key/value heads, D
+# head dimension.
+def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
+    """Hidden states [T, H] after the final norm: of each row what the model gives after the tokens of its path."""
+    turn = torch.complex(*rope_tables(positions_T, model.config, torch.float32))
+    attention, eps = TreeAttention(tree, model.head_weight), model.config.rms_norm_eps
+    x_TxH: Tensor = model.model.embed_tokens(tokens_T)
+    for layer in cast("list[Layer]", model.model.layers):
+        normed = rms_norm(x_TxH, layer.input_layernorm.weight, eps)
+        x_TxH = x_TxH + attention(layer.self_attn, normed, turn)
+        normed = rms_norm(x_TxH, layer.post_attention_layernorm.weight, eps)
+        x_TxH = x_TxH + _mlp(layer.mlp, normed)
+    return rms_norm(x_TxH, model.model.norm.weight, eps)
+
+
+def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
+    """What `exact` gives [T, H] before the final norm; without gradients."""
+    turns, lengths = exact.turns(positions_T), [span.length for span in tree.spans]
+    paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
+    x_TxH = exact.embedding[tokens_T]
+    for layer in exact.layers:
+        query, *projected = exact.project(layer, x_TxH, turns)
+        keys, values = (
+            [part.numpy() for part in torch.split(whole.transpose(0, 1), lengths, 1)] for whole in projected
+        )
+        contexts = (
+            (np.concatenate([keys[i] for i in path], axis=1), np.concatenate([values[i] for i in path], axis=1))
+            for path in paths
+        )
+        x_TxH = exact.finish(layer, x_TxH, attention(query, lengths, contexts, exact.groups))
+    return x_TxH
+
+
+class TreeAttention:
+    """Each span attends to its ancestors' rows in full, and to its own causally."""
+
+    def __init__(self, tree: PrefixTree, like: Tensor) -> None:
+        self.lengths = [span.length for span in tree.spans]
+        self.paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
+        self.starts = [span.position for span in tree.spans]
+        self.masks = _masks([(span.position, span.length) for span in tree.spans], like)
+
+    def __call__(self, own: Attention, x_TxH: Tensor, turn: Tensor) -> Tensor:
+        """Self-attention's output [T, H], the output projection included."""
+        q_TxQxD, k_TxKxD, v_TxKxD = _project(own, x_TxH)
+        queries, keys = self._split(rotate(q_TxQxD, turn)), self._split(rotate(k_TxKxD, turn))
+        values = self._split(v_TxKxD)
+        outputs = [self._span(index, query, keys, values) for index, query in enumerate(queries)]
+        return cast(Tensor, own.o_proj(torch.cat(outputs).flatten(-2)))
+
+    def _split(self, x_TxQxD: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x_TxQxD.transpose(0, 1), self.lengths, 1)
+
+    def _span(self, index: int, query: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
+        path, start = self.paths[index], self.starts[index]
+        k, v = (torch.cat([part[i] for i in path], dim=1) if start else part[index] for part in (keys, values))
+        out = F.scaled_dot_product_attention(
+            query[None], k[None], v[None], self.masks[index], is_causal=not start, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+
+def _masks(places: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor | None]:
+    """Of each span at (position, length): 0 where a row may look, else -inf; None at position 0, where it is causal.
+
+    Views of one matrix, which has the rows from the first such position on.
+    """
+    inner = [(start, start + length) for start, length in places if start]
+    if not inner:
+        return [None] * len(places)
+    first, longest = min(start for start, _ in inner), max(end for _, end in inner)
+    causal = torch.full((longest - first, longest), -torch.inf, dtype=like.dtype).triu(first + 1)
+    return [
+        causal[start - first : start - first + length, : start + length] if start else None for start, length in places
+    ]
+
+
+def _project(own: Attention, x_TxH: Tensor) -> list[Tensor]:
+    """Queries, keys and values [T, heads, D] by one product; those that are rotated come in pairs, not halves."""
+    rotated, plain = (own.q_proj, own.k_proj), own.v_proj
+    weight = torch.cat([*(interleaved(part.weight, own.head_dim) for part in rotated), plain.weight])
+    bias = torch.cat([*(interleaved(part.bias, own.head_dim) for part in rotated), plain.bias])
+    heads = [len(part.weight) // own.head_dim for part in (*rotated, plain)]
+    projected = F.linear(x_TxH, weight, bias).view(len(x_TxH), -1, own.head_dim)
+    return list(projected.split(heads, dim=1))  # type: ignore[no-untyped-call]
+
+
+def _mlp(own: MLP, x_TxH: Tensor) -> Tensor:
+    weight = torch.cat([own.gate_proj.weight, own.up_proj.weight])
+    return cast(Tensor, own.down_proj(swiglu(F.linear(x_TxH, weight))))
 
 
 def _log_probs(logits_NxV: Tensor, target_N: Tensor) -> list[float]:

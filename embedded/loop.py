@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from argparse import Namespace
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,14 +25,10 @@ from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
 from slime_swe.data_sources.task import Task
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
-from slime_swe.embedded.hooks import Hooks
 from slime_swe.embedded.journal import Journal
-from slime_swe.embedded.phases import Clock, sandbox_share
 from slime_swe.embedded.server_process import ServerProcess, update_weights
-from slime_swe.embedded.tracked import figures_of, rows_of
-from slime_swe.embedded.trackers import Opening, Trackers
+from slime_swe.embedded.trackers import Opening, Trackers, figures_of, rows_of
 from slime_swe.embedded.train_data import TrainData, to_train_data
-from slime_swe.embedded.trained import trained_samples
 from slime_swe.embedded.trainer import Steps, Trainer
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import UserError
@@ -37,13 +36,14 @@ from slime_swe.files import replace_file, writing
 from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
+from slime_swe.rollout.hooks import RolloutHooks, optional_hook, required_hook
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
 from slime_swe.rollout.player import end_all
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, flatten
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
-from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
-from slime_swe.rollout.trained import TRAINED, append_trained
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
+from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
 from slime_swe.sample import Sample
 from slime_swe.saving import Saves, StoppedToResume
 
@@ -295,6 +295,94 @@ class _Loop:
             keep=self.args.swe_keep_checkpoints,
             best=best,
         )
+
+
+# From a rollout's optimizer steps to the lines of `trained.jsonl`.
+def trained_samples(rollout_id: int, attempt: int, data: TrainData, steps: Steps) -> Iterator[TrainedSample]:
+    """Of each sample that has tokens to train."""
+    for sample, mask in enumerate(data.loss_masks):
+        if not any(mask):
+            continue
+        log_probs = steps.log_probs.get(sample)
+        yield TrainedSample(
+            rollout_id=rollout_id,
+            index=data.indices[sample],
+            advantage=data.advantages[sample],
+            log_probs=None if log_probs is None else [*compress(log_probs, mask)],
+            step=steps.step_of[sample],
+            attempt=attempt,
+        )
+
+
+# The plug-ins that the training loop calls beside those of a rollout.
+@dataclass(frozen=True)
+class Hooks(RolloutHooks):
+    """SLiME's hooks; signatures are SLiME's. `None` where the run leaves one out."""
+
+    post_process: Callable[..., Any]
+    data_source: Callable[..., Any]
+    log: Callable[..., Any] | None
+    log_evaluation: Callable[..., Any] | None
+
+    @classmethod
+    def found(cls, args: Any) -> dict[str, Any]:
+        return {
+            **super().found(args),
+            "post_process": required_hook(args, "custom_reward_post_process_path"),
+            "data_source": required_hook(args, "data_source_path"),
+            "log": optional_hook(args, "custom_rollout_log_function_path"),
+            "log_evaluation": optional_hook(args, "custom_eval_rollout_log_function_path"),
+        }
+
+
+# Where a run's wall time goes: seconds by phase, kept over resumptions.
+PHASES = ("startup", "evaluation", "generation", "sandbox", "training", "weight_sync", "checkpoint")
+
+
+class Clock:
+    """Adds up wall seconds by phase. Phases don't nest: one ends before the next begins."""
+
+    def __init__(self, on_phase: Callable[[str], None], earlier: Mapping[str, float] | None = None) -> None:
+        earlier = earlier or {}
+        self.seconds: dict[str, float] = {name: earlier.get(name, 0.0) for name in PHASES}
+        self._earlier = earlier.get("total", 0.0)
+        self._on_phase = on_phase
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._on_phase(name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - started
+
+    def total(self) -> float:
+        """Wall seconds of this process and of those that the run was resumed from, up to their last checkpoint."""
+        return self._earlier + time.perf_counter() - self._started
+
+    def snapshot(self) -> dict[str, float]:
+        return self.seconds | {"total": self.total()}
+
+    def divide_rollout(self, wall: float, sandbox_share: float) -> None:
+        """Move the sandboxes' part of a rollout's wall time out of `generation`, where it was counted."""
+        self.seconds["generation"] -= wall * sandbox_share
+        self.seconds["sandbox"] += wall * sandbox_share
+
+
+def sandbox_share(samples: Sequence[Sample], reward_seconds: float) -> float:
+    """The part of the episodes' own time that they waited for sandboxes, grading included, rather than for the engine.
+
+    Episodes run concurrently, so a rollout's wall time has no exact split; this is the share by episode time.
+    """
+    sandbox, engine = reward_seconds, 0.0
+    for segments in trajectories(samples):
+        record = episode_of(segments[0])
+        if record:
+            sandbox += record.timings.sandbox
+            engine += record.timings.engine
+    return sandbox / (sandbox + engine) if sandbox + engine > 0 else 0.0
 
 
 def _what(record: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -6,15 +6,24 @@ Shapes: T tokens, H hidden, D head dimension, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import json
+import math
+import mmap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from slime_swe.embedded.weights import CheckpointError, read_config, read_tensors, write_checkpoint
+from slime_swe.errors import UserError
+from slime_swe.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Backbone(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The weights of a Qwen2 causal language model. `exact_forward.py` and `tree_forward.py` compute with them."""
+    """The weights of a Qwen2 causal language model. `exact_forward.py` and `forward.py` compute with them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -152,8 +161,150 @@ class Qwen2(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
 
+# Hugging Face checkpoints on disk: read one, whole or sharded; replace one so that no reader sees half of a file.
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
+
+
+class CheckpointError(UserError):
+    """A checkpoint directory that cannot be used; the message says which file and why."""
+
+
+def read_config(directory: str | Path) -> dict[str, Any]:
+    """The parsed `config.json` of `directory`."""
+    path = Path(directory) / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}; a Hugging Face checkpoint directory is needed") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds a {type(config).__name__}, a JSON object is needed")
+    return config
+
+
+def read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
+    """All tensors of `directory`, by name, from `model.safetensors` or the shards that its index names."""
+    directory = Path(directory)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in _shards(directory):
+        try:
+            tensors.update(load_file(directory / name))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read {directory / name}: {error}") from error
+    return tensors
+
+
+def digest(directory: str | Path) -> str:
+    """What tells models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
+    directory = Path(directory)
+    total = hashlib.sha256()
+    for name in (CONFIG_FILE, *_shards(directory)):
+        try:
+            with (directory / name).open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise CheckpointError(f"cannot read {directory / name}: {error}") from error
+    return f"sha256:{total.hexdigest()}"
+
+
+def write_checkpoint(directory: str | Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    """Write `model.safetensors` and `config.json`; each file is replaced atomically and is on disk at return."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    replace_file(directory / WEIGHTS_FILE, save(contiguous, metadata={"format": "pt"}))
+    replace_file(directory / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _shards(directory: Path) -> list[str]:
+    if (directory / WEIGHTS_FILE).is_file():
+        return [WEIGHTS_FILE]
+    try:
+        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
+        return sorted(set(index["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{directory} holds neither {WEIGHTS_FILE} nor a readable {INDEX_FILE}") from error
+
+
 def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864), in float32 as upstream does."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
     return angles.double().cos().to(dtype), angles.double().sin().to(dtype)
+
+
+# The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix.
+class CacheError(ValueError):
+    """There is no memory for the cache; the message says how much was asked for."""
+
+
+class KVCache:
+    """Arrays and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+
+    `keys` and `values` are [layer, slot, head, position, dimension], float64.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int, max_length: int) -> None:
+        self.slots, self.max_length = slots, max_length
+        layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim)) for _ in range(2))
+        self.tokens = np.zeros((slots, max_length), dtype=np.int32)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        self.spoiled = False  # whether some of what it holds may be infinite or not a number
+
+    def record(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """Note that the slot holds, or is about to hold, these tokens from position `start` on, and none after."""
+        end = start + len(tokens)
+        self.tokens[slot, start:end] = tokens
+        self.lengths[slot] = end
+
+    def write(self, layer: int, slots: np.ndarray, positions: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """Keep the keys and values [tokens, heads, dimension] of some tokens."""
+        self.keys[layer][slots, :, positions] = keys
+        self.values[layer][slots, :, positions] = values
+
+    def prefixes(self, tokens: np.ndarray) -> np.ndarray:
+        """For every slot, how long a prefix of `tokens` it holds."""
+        length = min(len(tokens), self.max_length)
+        if length == 0:
+            return np.zeros(self.slots, dtype=np.int64)
+        unequal = self.tokens[:, :length] != tokens[:length].astype(np.int32)
+        matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
+        return np.minimum(matches, self.lengths)
+
+    def copy(self, source: int, target: int, common: int, length: int) -> None:
+        """Make the first `length` positions of `target` those of `source`, `common` of which it has already."""
+        for kept in (self.keys, self.values):
+            kept[:, target, :, common:length] = kept[:, source, :, common:length]
+        self.tokens[target, common:length] = self.tokens[source, common:length]
+        self.lengths[target] = length
+
+    def flush(self) -> None:
+        """Forget what every slot holds.
+
+        What stands after a run's own tokens is read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
+        zeroed. Others are not, which would touch memory that no request may ever need.
+        """
+        self.lengths[:] = 0
+        if self.spoiled:
+            self.keys.fill(0)
+            self.values.fill(0)
+            self.spoiled = False
+
+
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros, in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(shape)
+    count = math.prod(shape)
+    try:
+        memory = mmap.mmap(-1, count * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CacheError(
+            f"no memory for half a key/value cache of {count >> 17} MiB ({error.strerror}): "
+            "lower the number of slots or the context length"
+        ) from error
+    with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float64, count=count).reshape(shape)

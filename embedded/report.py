@@ -13,8 +13,7 @@ import orjson
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.evaluation import limits
-from slime_swe.rollout.group_outcomes import why_untrained
-from slime_swe.rollout.metrics import compare
+from slime_swe.rollout.metrics import compare, why_untrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

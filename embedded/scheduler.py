@@ -6,16 +6,18 @@ of its own tokens, parameters and seed and of the weights: nothing here can chan
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from slime_swe.embedded.decoder import Decoder, Span
-from slime_swe.embedded.drafts import Drafter
-from slime_swe.embedded.requests import Decode, Request, abort_reason
-from slime_swe.embedded.sampling import sample, uniforms
+from slime_swe.embedded.exact_forward import Decoder, Span
+from slime_swe.embedded.sampling import SamplingParams, sample, uniforms
 from slime_swe.rollout.replies import INITIAL_WEIGHTS
 
 PREFILL_TOKENS = 512  # prompt tokens of one step, over all requests; longer prompts take several steps
@@ -185,6 +187,146 @@ class Scheduler:
         if empty.any():
             return int(empty.argmax())
         return int(np.where(self._free, self._released, self._clock + 1).argmin())
+
+
+# One generation request inside the engine: what was asked, what has been sampled, and why it ended.
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a request ended with; `finish_reason` is SGLang's JSON object."""
+
+    output_ids: list[int]
+    log_probs: list[float]
+    finish_reason: dict[str, Any]
+    prompt_tokens: int
+    cached_tokens: int
+    weight_version: str
+
+
+@dataclass(eq=False)
+class Request:
+    """`tokens` is the prompt and then everything sampled; `done` is called once, on the engine's thread."""
+
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int]
+    done: Callable[[Completion], None]
+    log_probs: list[float] = field(default_factory=list)
+    slot: int = -1  # none
+    computed: int = 0  # positions whose keys and values are in the slot
+    cached_tokens: int | None = None
+    arrived: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+        self.array = np.empty(0, dtype=np.int64)  # `tokens` when it was last given a slot
+        self.places = OwnPlaces()
+
+    @property
+    def missing(self) -> int:
+        """How many tokens are yet to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    def append(self, token: int, log_prob: float, decode: Decode) -> dict[str, Any] | None:
+        """Record a sampled token; return the finish reason if it was the last.
+
+        The order of the checks is SGLang's: length, stop strings, then stop tokens.
+        """
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        if len(self.log_probs) >= self.params.max_new_tokens:
+            return {"type": "length", "length": self.params.max_new_tokens}
+        if self.params.stop and (matched := self._matched_string(decode)):
+            return {"type": "stop", "matched": matched}
+        if not self.params.ignore_eos and (token in self.eos_ids or token in self.params.stop_token_ids):
+            return {"type": "stop", "matched": token}
+        return None
+
+    def _matched_string(self, decode: Decode) -> str | None:
+        # Every token is at least one byte, so this many of the last tokens hold any match that ends now.
+        reach = max(len(stop.encode()) for stop in self.params.stop) + 1
+        tail = decode(self.output_ids[-reach:])
+        return next((stop for stop in self.params.stop if stop in tail), None)
+
+    def complete(self, finish_reason: dict[str, Any], weight_version: str) -> None:
+        self.done(
+            Completion(
+                output_ids=self.output_ids,
+                log_probs=self.log_probs,
+                finish_reason=finish_reason,
+                prompt_tokens=self.prompt_length,
+                cached_tokens=self.cached_tokens or 0,
+                weight_version=weight_version,
+            )
+        )
+
+
+# Guesses at a request's next tokens, so that one step can compute several of them.
+#
+# The guesses are checked: a position's token is sampled from logits computed with the true tokens before it, by the
+# same draw, so whatever is guessed, the result is the same to the last bit (speculative decoding, Leviathan et al.
+# 2023, arXiv:2211.17192, with an exact match instead of rejection sampling). Only the time depends on them.
+#
+# An agent copies: what it has just read, and what its siblings on the same task wrote. So a guess continues the text
+# after an earlier place that looks like the present one: the same eight tokens in anything lately written by any
+# request, else the same two tokens in the request's own context.
+LONG, SHORT = 8, 2
+REMEMBERED = 200_000  # places; a few tens of megabytes
+
+
+class Drafter:
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._written: dict[int, int] = {}  # hash of LONG tokens → the token that followed, the last time
+
+    def learn(self, tokens: Sequence[int], start: int) -> None:
+        """Remember what was written from position `start` on."""
+        if len(self._written) > REMEMBERED:
+            self._written.clear()
+        for place in range(max(start, LONG), len(tokens)):
+            self._written[hash(tuple(tokens[place - LONG : place]))] = tokens[place]
+
+    def guess(self, tokens: list[int], own: OwnPlaces, most: int) -> list[int]:
+        """At most `most` tokens that may follow."""
+        most = min(most, self.most)
+        if most <= 0:
+            return []
+        last = tuple(tokens[-LONG:])
+        guess: list[int] = []
+        while len(guess) < most and (token := self._written.get(hash(last))) is not None:
+            guess.append(token)
+            last = (*last[1:], token)
+        return guess if len(guess) > 1 else own.after(tokens, most)
+
+
+class OwnPlaces:
+    """Where each pair of tokens of one context was last seen."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int], int] = {}
+        self._known = SHORT
+
+    def after(self, tokens: list[int], most: int) -> list[int]:
+        """What followed the last two tokens the last time they stood together."""
+        end = len(tokens)
+        before = tokens[self._known - SHORT : end - 1]
+        self._places.update(zip(pairwise(before), range(self._known, end), strict=False))
+        self._known = max(self._known, end)
+        place = self._places.get((tokens[-2], tokens[-1])) if end >= SHORT else None
+        return [] if place is None else tokens[place : place + most]
+
+
+def abort_reason(message: str = "Aborted", status_code: int | None = None) -> dict[str, Any]:
+    """SGLang's finish reason of a request that was aborted; with a status code, the answer is that HTTP error."""
+    return {"type": "abort", "message": message, "status_code": status_code, "err_type": None}
 
 
 def _common(tokens: np.ndarray, other: np.ndarray) -> int:

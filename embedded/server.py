@@ -19,11 +19,9 @@ from aiohttp import web
 
 from slime_swe.embedded.api import Api
 from slime_swe.embedded.engine import Engine
-from slime_swe.embedded.invariance import is_batch_invariant
-from slime_swe.embedded.kv_cache import CacheError
-from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.protocol import Limits, url_of
-from slime_swe.embedded.tokenizer import Detokenizer
+from slime_swe.embedded.exact_forward import is_batch_invariant
+from slime_swe.embedded.model import CacheError, Qwen2
+from slime_swe.embedded.protocol import Detokenizer, Limits, url_of
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import InfrastructureError, UserError
 

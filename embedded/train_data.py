@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 from slime_swe.errors import UserError
@@ -115,3 +116,166 @@ def _check(sample: Sample, *, is_sampled: bool) -> None:
             raise TrainDataError(
                 f"sample {sample.index}: {what} is {value}, which does not fit response_length {sample.response_length}"
             )
+
+
+# Which samples go into which optimizer step and which micro-batch: pure functions of ids and tokens.
+class PackingError(UserError):
+    """The batch can't be split as asked; the message holds the numbers."""
+
+
+def split_steps(rollout_ids: Sequence[int], steps: int) -> list[list[int]]:
+    """Split samples into `steps` global batches; returns each one's sample positions.
+
+    Invariants: every position appears exactly once and in its given order; samples of one rollout are in one batch;
+    batches hold equal numbers of rollouts, the first ones one more where that doesn't divide; a rollout's place
+    depends only on the order in which rollouts first appear.
+    """
+    distinct = list(dict.fromkeys(rollout_ids))
+    if not 1 <= steps <= len(distinct):
+        raise PackingError(
+            f"{len(distinct)} rollouts can't be split into {steps} optimizer steps: "
+            "num_steps_per_rollout must lie between 1 and the number of rollouts"
+        )
+    step_of = {rollout: place * steps // len(distinct) for place, rollout in enumerate(distinct)}
+    batches: list[list[int]] = [[] for _ in range(steps)]
+    for position, rollout in enumerate(rollout_ids):
+        batches[step_of[rollout]].append(position)
+    return batches
+
+
+def pack(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[PrefixTree]:
+    """Put token sequences into micro-batches of at most `max_tokens` rows, shared prefixes counted once.
+
+    Invariants: every non-empty sequence is in exactly one micro-batch; none has more than `max_tokens` rows;
+    micro-batches follow the lexicographic order of the sequences, and no micro-batch could take in the first sequence
+    of the next; the result depends on nothing but the arguments.
+    Raises `PackingError` for a sequence that is longer than `max_tokens`.
+    """
+    longest = max(map(len, sequences), default=0)
+    if longest > max_tokens:
+        raise PackingError(
+            f"a sample of {longest} tokens exceeds max_tokens_per_gpu={max_tokens}: "
+            "raise it to at least rollout_max_context_len"
+        )
+    order = sorted(
+        (place for place, tokens in enumerate(sequences) if tokens), key=lambda place: (sequences[place], place)
+    )
+    trees: list[PrefixTree] = []
+    while order:
+        tree = _largest_tree(sequences, order, max_tokens)
+        trees.append(tree)
+        order = order[len(tree.members) :]
+    return trees
+
+
+def _largest_tree(sequences: Sequence[Sequence[int]], order: list[int], max_tokens: int) -> PrefixTree:
+    """The tree of the longest head of `order` that fits, by bisection: one more sequence never takes fewer rows."""
+    best = build_tree(sequences, order[:1])
+    low, high = 1, len(order)
+    while low < high:
+        middle = high if low == 1 and high == len(order) else (low + high + 1) // 2
+        tree = build_tree(sequences, order[:middle])
+        if len(tree.tokens) <= max_tokens:
+            best, low = tree, middle
+        else:
+            high = middle - 1
+    return best
+
+
+# Arrange token sequences as a tree of shared prefixes, so that what they have in common is computed once.
+#
+# Episodes of one step share the system prompt; those of one task also its statement, and often whole first turns. In a
+# causal model the hidden states of a shared prefix are equal, so a training step needs them once.
+MIN_SHARED = 24  # tokens: shorter pieces cost more as an attention call of their own than they save
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows [start, start + length) of the layout: a run of tokens that follows all of its parent's path."""
+
+    start: int
+    length: int
+    position: int  # of its first token in its sequences
+    parent: int | None  # an earlier span
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """`tokens` of all spans, end to end; `rows[s][i]` is the row that holds token i of sequence `members[s]`.
+
+    Invariants: `tokens[rows[s][i]]` is token i of that sequence; a row's span path holds exactly the tokens before it;
+    a parent comes before its children; there are never more rows than tokens.
+    """
+
+    members: list[int]
+    tokens: list[int]
+    spans: list[Span]
+    rows: list[list[int]]
+
+    def ancestors(self, span: int) -> list[int]:
+        """The path from the root to the span, itself left out."""
+        parent = self.spans[span].parent
+        return [] if parent is None else [*self.ancestors(parent), parent]
+
+
+def build_tree(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> PrefixTree:
+    """The tree of `sequences[m] for m in members`, which must be non-empty and in lexicographic order."""
+    builder = _Builder(sequences)
+    builder.grow(list(members), 0, None, [])
+    return PrefixTree(list(members), builder.tokens, builder.spans, [builder.rows[member] for member in members])
+
+
+class _Builder:
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.sequences = sequences
+        self.tokens: list[int] = []
+        self.spans: list[Span] = []
+        self.rows: dict[int, list[int]] = {}
+
+    def grow(self, members: list[int], depth: int, parent: int | None, path: list[int]) -> None:
+        """Add what follows the first `depth` tokens, which all members share and whose rows are `path`."""
+        common = self._common(members, depth)
+        if len(members) == 1 or common - depth >= MIN_SHARED:
+            parent, path = self._add(members[0], depth, common, parent, path)
+            depth = common
+        for has_more, same in groupby(members, key=lambda member: len(self.sequences[member]) > common):
+            if has_more:
+                for _, branch in groupby(same, key=lambda member: self.sequences[member][common]):
+                    self.grow(list(branch), depth, parent, path)
+            else:
+                for member in same:
+                    self.rows[member] = path if depth == common else self._add(member, depth, common, parent, path)[1]
+
+    def _common(self, members: list[int], depth: int) -> int:
+        """How many first tokens all members share: in sorted order, those that the first and last one share."""
+        first, last = (self.sequences[member] for member in (members[0], members[-1]))
+        if len(members) == 1:
+            return len(first)
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(first[depth:], last[depth:], strict=False))
+        return depth + sum(1 for _ in equal)
+
+    def _add(self, member: int, begin: int, end: int, parent: int | None, path: list[int]) -> tuple[int, list[int]]:
+        start = len(self.tokens)
+        self.tokens += self.sequences[member][begin:end]
+        self.spans.append(Span(start, end - begin, begin, parent))
+        return len(self.spans) - 1, [*path, *range(start, len(self.tokens))]
+
+
+# What a trained token weighs in its step's loss: `algorithm.reduction`. Pure functions of the training data.
+def token_weights(
+    data: TrainData, samples: Sequence[int], reduction: str = "trajectory", *, max_context: int = 0
+) -> dict[int, float]:
+    """Sample -> what each of its trained tokens weighs, of the samples of one optimizer step that have any.
+
+    `trajectory` is GRPO's mean over rollouts of each one's mean over its tokens; `token` is DAPO's (arXiv:2503.14476,
+    eq. 8), where SLiME counts a sample without a trained token as one token; `constant` is Dr. GRPO's
+    (arXiv:2503.20783), over `max_context`.
+    """
+    rollouts = len({data.rollout_ids[sample] for sample in samples})
+    trained = {sample: sum(data.loss_masks[sample]) for sample in samples}
+    if reduction == "token":
+        total = sum(max(1, tokens) for tokens in trained.values())
+        return {sample: 1 / total for sample, tokens in trained.items() if tokens}
+    if reduction == "constant":
+        return {sample: 1 / (max_context * rollouts) for sample, tokens in trained.items() if tokens}
+    return {sample: 1 / (data.mask_sums[sample] * rollouts) for sample, tokens in trained.items() if tokens}

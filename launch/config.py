@@ -20,9 +20,9 @@ from slime_swe.files import read_given
 from slime_swe.launch.engines import violations
 from slime_swe.launch.model import mismatches, with_model
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import refuse
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.tasks import with_task
-from slime_swe.recipes.violation import refuse
 
 DEFAULT_RECIPE = "tiny_cpu"
 MOST = 2**63 - 1  # of a whole number, which JSON and PyTorch take

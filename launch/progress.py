@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slime_swe.launch.output import duration, sparkline
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.group_outcomes import Untrained, why_untrained
+from slime_swe.rollout.metrics import Untrained, why_untrained
 from slime_swe.status import StatusFile
 
 # metric -> how a person reads it; a metric that a step does not have is left out

@@ -8,7 +8,7 @@ from pathlib import Path
 from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError, unknown
 from slime_swe.rollout.journals import read_summaries
-from slime_swe.rollout.line_index import Place
+from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Summary
 
 Selected = list[tuple[Place, Summary]]

@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.launch.evaluation.limits import in_words
+from slime_swe.launch.evaluation.folder import in_words
 from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 
 TITLES = {"heldout": "held-out tasks", "unseen_bug_class": "bug classes never trained on"}

@@ -22,9 +22,9 @@ from slime_swe.launch.engines import Engine, Start
 from slime_swe.launch.runs import RECIPE_FILE, create_run
 from slime_swe.recipes import checks
 from slime_swe.recipes.base import Algorithm, Data, Recipe, Slime, WarmStart
-from slime_swe.recipes.violation import Violation, refuse
+from slime_swe.recipes.checks import Violation, refuse
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
-from slime_swe.rollout.scheduling.schedule import SYNC
+from slime_swe.rollout.scheduling.schedulers import SYNC
 from slime_swe.rollout.warm_start import GENERATE, SOURCE, RecordedEpisode, read_recorded
 from slime_swe.saving import STOP_BY, raise_if_stopped
 from slime_swe.status import StatusFile

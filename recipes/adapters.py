@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from slime_swe.recipes.base import TARGETS, Recipe
-from slime_swe.recipes.checks import against
-from slime_swe.recipes.layers import Part
-from slime_swe.recipes.layout import ONE_GPU, Layout, Shard
-from slime_swe.recipes.shape import Shape, summed
-from slime_swe.recipes.violation import Violation, listed
+from slime_swe.recipes.checks import Violation, against, listed
+from slime_swe.recipes.layers import ONE_GPU, Layout, Part, Shape, Shard, summed
 
 
 def targets(recipe: Recipe) -> tuple[str, ...]:

@@ -30,11 +30,11 @@ from slime_swe.recipes.fields import (
 )
 from slime_swe.recipes.forecast import Forecast, Informative, informative_of
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 from slime_swe.rewards.grade import HARNESSES, MODES
 from slime_swe.rollout.episode import TRUNCATED, StopReason
 from slime_swe.rollout.grammar import KINDS
-from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
 from slime_swe.rollout.warm_start import SOURCE as RECORDED
 
 MASKED = (StopReason.TIME_BUDGET.value, StopReason.MAX_TURNS.value, StopReason.CONTEXT_FULL.value)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, reduce
 from itertools import chain
+from math import ceil
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,12 +22,50 @@ from slime_swe.data_sources.selection import FILTERS
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.recipes.families import FAMILIES, Family, read_config
-from slime_swe.recipes.violation import Violation, listed
 from slime_swe.rewards.compose import OVERLONG, weights_in_use, wrong_weights
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
 from slime_swe.rollout.sandbox.pool import make_backend, names_that
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
+
+
+# What is said of a recipe that can't run.
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a recipe breaks.
+
+    field: dotted key of the value that is wrong, or that is the easiest to change.
+    message: the value, and why it is not allowed.
+    fix: what is allowed instead.
+    """
+
+    field: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.fix}"
+
+
+def refuse(violations: Sequence[Violation]) -> None:
+    """Raise `UserError` with all of them, one a line; nothing where there are none."""
+    if len(violations) == 1:
+        raise UserError(str(violations[0]))
+    if violations:
+        lines = "".join(f"\n- {violation}" for violation in violations)
+        raise UserError(f"{len(violations)} things of this recipe are not allowed:{lines}")
+
+
+def listed(values: Iterable[object]) -> str:
+    """`1, 2 or 4`."""
+    *first, last = [str(value) for value in values]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def divisors(number: int, limit: int | None = None) -> list[int]:
+    """The sizes that divide a positive number, up to a limit."""
+    return [size for size in range(1, (limit or number) + 1) if number % size == 0]
+
 
 Rule = Callable[[Recipe], Iterable[Violation]]
 Fixed = tuple[str, Any, str]  # dotted key, the one value that it may have, why
@@ -358,3 +398,23 @@ RULES: tuple[Rule, ...] = (
     room,
     best,
 )
+
+
+# On how many machines a recipe's sandboxes are, and how many are open at once.
+PER_CORE = 2
+"""While the episode of one sandbox waits for the model, another's commands can have the core. By the planner a step
+gets no more than a tenth shorter with any other number (test_there_are_as_many_sandboxes_as_help)."""
+
+
+def sandboxes_at_once(recipe: Recipe) -> int:
+    """`rollout.sandbox_concurrency`; where that is 0, `PER_CORE` for each core that they have."""
+    stated = recipe.rollout.sandbox_concurrency
+    return stated or PER_CORE * recipe.cluster.cpus_per_node * sandbox_nodes(recipe)
+
+
+def sandbox_nodes(recipe: Recipe) -> int:
+    """All of the cluster's machines under `ray:BACKEND`, those that only serve among them; else one."""
+    cluster = recipe.cluster
+    if not make_backend(recipe.rollout.sandbox).wraps:
+        return 1
+    return cluster.nodes + ceil(cluster.rollout_gpus / cluster.gpus_per_node if cluster.gpus_per_node else 0)

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from math import prod
 
 from slime_swe.recipes.base import EMBEDDED, Recipe
-from slime_swe.recipes.checks import against, lookup
-from slime_swe.recipes.layout import ONE_SERVER, Cut, SglangEngine, legal_sizes
-from slime_swe.recipes.violation import Violation, divisors, listed
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.recipes.checks import Violation, against, divisors, listed, lookup
+from slime_swe.recipes.layers import ONE_SERVER, Cut, SglangEngine, legal_sizes
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.rollout.warm_start import GENERATE as RECORDED
 
 MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length

@@ -13,13 +13,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime_swe.data_sources.arc.oracle import ArcOracle, Grid
-from slime_swe.data_sources.arc.score import Worth, worth
-from slime_swe.data_sources.arc.statement import ANSWER, TOOL, listed, tool_files
+from slime_swe.data_sources.arc.tasks import ANSWER, TOOL, ArcOracle, Grid, Worth, listed, tool_files, worth
 from slime_swe.data_sources.arc.tool.program import ATTEMPTS
 from slime_swe.data_sources.task import Task
-from slime_swe.rewards.answers import answer_in
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, answer_in
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, SandboxError, Sandboxes
 
 LONGEST = 20_000  # characters of a program; a longer one is not run

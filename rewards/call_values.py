@@ -30,8 +30,8 @@ from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.remembered import remembered
-from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.test_log import LIMITS
+from slime_swe.rewards.withheld import sandbox_source
 from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
 
 MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others

@@ -6,8 +6,12 @@ be applied and `GraderError` where the grader itself fails; an empty patch chang
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
@@ -16,10 +20,10 @@ from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import InfrastructureError, UserError, unknown
 from slime_swe.fields import Argument
-from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError
+from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch
 from slime_swe.rewards.compose import errors_in
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.base import Limits, Sandboxes
+from slime_swe.rollout.sandbox.base import Limits, Sandbox, Sandboxes
 
 MODES = ("plus_minus", "binary", "fraction")
 HARNESSES = ("sandboxed", "official")
@@ -157,3 +161,82 @@ def value_of(mode: str, solved: bool, share: float = 0.0) -> float:
     if mode == "fraction":
         return share
     return 1.0 if solved else -1.0 if mode == "plus_minus" else 0.0
+
+
+# Who is the cause where a file of the grader can't be written into a sandbox that has a patch.
+#
+# A patch of a megabyte unpacks to gigabytes, and fills the disk that its sandbox may use: that is the policy's failure.
+# The same error comes from a host whose disk is full: that is none of the policy's. What is said inside the sandbox
+# tells nothing of that. So all sandboxes with the patch are left, which frees what they held, and then a fresh one
+# without it has to take a file.
+#
+# Not covered: a disk that another sandbox has filled and freed by then (only `docker` has none of its own), and
+# commands that fail on a full disk, as tests may do.
+_ROOM = 4 << 20  # bytes: more than an honest patch and the files of its grader take
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class UnwrittenError(GraderError):
+    """A file of the grader can't be written. size: its bytes."""
+
+    def __init__(self, path: str, size: int, error: OSError) -> None:
+        super().__init__(f"the grader's file {path} can't be written: {error}")
+        self.path = path
+        self.size = size
+
+
+def speaks_of_a_full_disk(text: str) -> bool:
+    return any(os.strerror(number) in text for number in _FULL)
+
+
+async def put(sandbox: Sandbox, path: str, content: bytes) -> None:
+    """Write a file of the grader. Raises `UnwrittenError`."""
+    try:
+        await sandbox.write_file(path, content)
+    except OSError as error:
+        raise UnwrittenError(path, len(content), error) from error
+
+
+@asynccontextmanager
+async def cause_found(patch: str, fresh: Callable[[], AbstractAsyncContextManager[Sandbox]]) -> AsyncIterator[None]:
+    """Around all sandboxes with this patch, which are opened and left within.
+
+    fresh: opens one without the patch. An `UnwrittenError` becomes a `PatchError` where the patch is the cause; a
+    `PatchError` that speaks of a full disk becomes a `GraderError` where it is not. Raises `SandboxError` where no
+    fresh sandbox can be had.
+    """
+    try:
+        yield
+    except UnwrittenError as error:
+        if not patch:
+            raise GraderError(str(error)) from error
+        await _require_room(fresh, error.path, error.size, error)
+        raise PatchError(f"the patch leaves no room: {error}") from error
+    except PatchError as error:
+        if speaks_of_a_full_disk(str(error)):
+            await _require_room(fresh, ".room", 0, error)
+        raise
+
+
+async def _require_room(
+    fresh: Callable[[], AbstractAsyncContextManager[Sandbox]], path: str, size: int, error: Exception
+) -> None:
+    """Raises `GraderError` where a fresh sandbox has none either."""
+    async with fresh() as sandbox:
+        try:
+            await sandbox.write_file(path, bytes(max(size, _ROOM)))
+        except OSError as same:
+            raise GraderError(f"a fresh sandbox can't take the file {path} either ({same}): {error}") from error
+
+
+# The answer of a task that asks for one file and not for a repaired repository: what the patch leaves there.
+async def answer_in(task: Task, patch: str, path: str) -> str | None:
+    """The file's text; None where there is no such file, or it is no UTF-8. An empty patch changes nothing.
+
+    The workspace has no image: its files are all there is. Raises `PatchError`.
+    """
+    files = await asyncio.to_thread(apply_patch, task.workspace.files, patch)
+    try:
+        return files[path].decode() if path in files else None
+    except UnicodeDecodeError:
+        return None

@@ -15,11 +15,11 @@ from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.compose import Composition, composed
-from slime_swe.rewards.diff.compare import likeness
+from slime_swe.rewards.diff import likeness
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade
-from slime_swe.rollout.group_outcomes import INFORMATIVE, group_outcome
 from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
+from slime_swe.rollout.metrics import INFORMATIVE, group_outcome
 from slime_swe.rollout.records import (
     EpisodeRecord,
     Score,

@@ -25,17 +25,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from typing import Any
 
 from slime_swe.rewards.canonical import digest
-from slime_swe.rewards.parameters import Tables
-from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.source_edits import (
     NO_LITERAL,
     Edit,
     Function,
     Place,
+    Tables,
     after,
     before,
     literal,
@@ -120,6 +120,14 @@ def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
     made = f"(lambda names: (exec({source!r}, names), (names['recorder']({path!r}), names['failure']))[1])({{}})"
     statement = next(statement for statement in module.body if not _comes_first(statement, module))
     return before(statement, lines, f"{_RECORD}, {_FAILURE} = {made}".encode())
+
+
+# The text of a program that runs in sandboxes, behind that of `rewards.canonical`, which it uses.
+@cache
+def sandbox_source(name: str) -> str:
+    """name: of a file of this folder. Every grading needs it, so it is read from disk once."""
+    folder = resources.files("slime_swe.rewards")
+    return "".join((folder / file).read_text(encoding="utf-8") for file in ("canonical.py", name))
 
 
 def _comes_first(statement: ast.stmt, module: ast.Module) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -14,20 +15,24 @@ from slime_swe.data_sources.slime_plugin import task_id_of
 from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.agents.base import agent_class
-from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
+from slime_swe.rollout.client import Gate
 from slime_swe.rollout.engine import abort_all
-from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import ADMITTED
-from slime_swe.rollout.player import Group, Play, Player, end_all
+from slime_swe.rollout.player import LOST, Group, Play, Player, end_all, is_lost, why_filtered
 from slime_swe.rollout.records import episode_of, flatten, is_broken, record_of, trajectories
-from slime_swe.rollout.scheduling.base import Batch, Outcome, Scheduler
-from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
-from slime_swe.rollout.scheduling.first_calls import FirstCalls
 from slime_swe.rollout.scheduling.outage import Outages
-from slime_swe.rollout.scheduling.paced import PacedAdmission
-from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.scheduling.schedulers import (
+    SCHEDULES,
+    SYNC,
+    Batch,
+    DynamicSampling,
+    NothingInformative,
+    Outcome,
+    PacedAdmission,
+    Scheduler,
+)
 from slime_swe.sample import Sample
 
 _log = logging.getLogger(__name__)
@@ -350,6 +355,43 @@ class Driver:
         if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh), _outcomes(rollout.played, self.player.args))
         return rollout
+
+
+# `FirstCalls`: whether the episodes with which a run begins call tools at all.
+ENOUGH = 100  # episodes without a call: of a policy that calls in one of thirty, 97 runs in 100 go on
+
+
+@dataclass
+class FirstCalls:
+    """Counts the episodes of the groups that began first, until one episode has called a tool.
+
+    A group counts once all groups that began before it have ended: episodes without a call are over after few turns,
+    so that those which end first say little of the others. A call in any that has ended settles it.
+    """
+
+    enough: int = ENOUGH
+    malformed: int = 0  # calls
+    called: bool = False
+    _episodes: dict[int, int] = field(default_factory=dict)  # of each group that has ended
+
+    def end(self, group: int, episodes: Sequence[tuple[int, int]]) -> None:
+        """A group has ended. episodes: of each in which the policy had a turn and which infrastructure did not break,
+        how many calls were well-formed, and how many were malformed."""
+        self.called = self.called or any(well_formed for well_formed, _ in episodes)
+        self.malformed += sum(malformed for _, malformed in episodes)
+        self._episodes[group] = len(episodes)
+
+    def seen(self, running: Iterable[int]) -> int:
+        """How many episodes have been without a call from the run's beginning; 0 once there was one. running: groups
+        that have begun and not ended."""
+        if self.called:
+            self._episodes.clear()
+            return 0
+        first = min(running, default=math.inf)
+        return sum(count for group, count in self._episodes.items() if group < first)
+
+    def hopeless(self, running: Iterable[int]) -> bool:
+        return self.seen(running) >= self.enough
 
 
 def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:

@@ -12,8 +12,7 @@ import aiohttp
 
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.chat.tokenizer import vocabulary_size
-from slime_swe.rollout.client import EngineClient
-from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.client import EngineClient, Gate
 from slime_swe.rollout.loop_scope import gate_of_loop, opened_once
 from slime_swe.rollout.settings import RolloutSettings
 

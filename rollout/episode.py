@@ -1,17 +1,21 @@
-"""`Episode`: one agent's run on one task, as data, and the statistics that are kept while it runs."""
+"""`Episode`: one agent's run on one task, as data; the statistics and the `Session` that are kept while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from time import perf_counter
+from typing import Any
+
+import orjson
 
 from slime_swe.rollout.client import Generation
-from slime_swe.rollout.session import Node, Segment
+from slime_swe.rollout.replies import VersionSpan, joined, without
+from slime_swe.rollout.turns import Role, Turn, moved
 
 
 class StopReason(StrEnum):
@@ -151,3 +155,233 @@ class EpisodeStatistics(Counters):
             yield
         finally:
             self.sandbox_seconds += perf_counter() - started
+
+
+# `Session`: the token-exact record of every model call of one episode.
+#
+# A session is a tree: each node holds tokens that were either sampled by the policy (with the log-probability that the
+# server returned) or supplied as context. A client that only ever appends makes one chain; one that rewrites its
+# history forks. `segments()` turns each leaf into one training sequence in which every sampled token of the session is
+# trained exactly once: the first segment that contains a node trains it, later siblings carry it as context.
+@dataclass(frozen=True)
+class Segment:
+    """One training sequence. All four lists have length T; `tokens[:prompt_length]` is the first prompt.
+
+    `loss_mask[i]` is 1 where the policy sampled `tokens[i]` by itself, not by a grammar, and this segment trains it;
+    `log_probs[i]` is then the server's log-probability at sampling time, else 0.0. `routed_experts`, where they were
+    asked for, are the parts of one table (int32 in bytes): of all tokens from the first up to the last but one of the
+    path's last model call. `version_spans` cover all T tokens, with a version where `loss_mask` is 1. `turns` are those
+    of the sequence, in order; every sampled token is in one assistant's turn. `tools` are the function schemas that the
+    prompt offers. `end` is behind the last token that the policy sampled in this segment first, trained or not.
+    """
+
+    tokens: list[int]
+    loss_mask: list[int]
+    log_probs: list[float]
+    prompt_length: int
+    version_spans: tuple[VersionSpan, ...] = ()
+    routed_experts: tuple[bytes, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    end: int = 0
+
+    @property
+    def weight_versions(self) -> list[str]:
+        """Those that sampled what is trained here, in order of their first token."""
+        return list(dict.fromkeys(version for version, _ in self.version_spans if version is not None))
+
+
+@dataclass(eq=False)  # nodes are compared by identity: they are places in a tree
+class Node:
+    """A run of tokens of one origin, after all tokens on the path from the root.
+
+    `routed_experts` are those of a model call's new tokens, as far as no node before this one has them. `turns`: the
+    messages in it, placed in its own tokens. `tools`: of a root, the function schemas that it offers. `untrained`:
+    places of sampled tokens that are not trained.
+    """
+
+    tokens: list[int]
+    log_probs: list[float] | None  # None: context, not sampled
+    parent: Node | None
+    version_spans: tuple[VersionSpan, ...] = ()
+    routed_experts: bytes | None = None
+    turns: Sequence[Turn] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    untrained: frozenset[int] = frozenset()
+    children: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pieces: tuple[list[bytes], int] | None = None
+        self.end: int = len(self.tokens) + (self.parent.end if self.parent else 0)  # tokens from the root to here
+
+    @property
+    def experts_end(self) -> int:
+        """How many tokens from the root on have their routed experts in a node of the path."""
+        node: Node | None = self
+        while node is not None and node.routed_experts is None:
+            node = node.parent
+        return node.end - 1 if node is not None else 0  # a turn's last token was never put into the model
+
+    def computed_by(self, version: str | None) -> int:
+        """How many tokens the prompt of the path's latest model call had: an engine that has dropped nothing finds as
+        many in its cache. 0 where weights of another version sampled then.
+
+        The reply does not count: SGLang may leave out its end, or all of it (`srt/mem_cache/radix_cache.py`,
+        `cache_finished_req`)."""
+        node: Node | None = self
+        while node is not None and node.log_probs is None:
+            node = node.parent
+        if node is None or not node.version_spans or node.version_spans[-1][0] != version:
+            return 0
+        return node.end - len(node.tokens)
+
+    def encoded_path(self) -> list[bytes]:
+        """The tokens of every node from the root to here which has some, as JSON has them in a list, with a comma after
+        each. Costs time in the nodes since it was last asked.
+
+        Nodes of one branch share a list. Each knows its own part of it, and how much is before that.
+        """
+        fresh: list[Node] = []
+        node: Node | None = self
+        while node is not None and node._pieces is None:
+            fresh.append(node)
+            node = node.parent
+        pieces, count = node._pieces if node is not None and node._pieces is not None else ([], 0)
+        for node in reversed(fresh):
+            if len(pieces) != count:  # another branch has gone on with it
+                pieces = pieces[:count]
+            if node.tokens:
+                pieces.append(orjson.dumps(node.tokens)[1:-1] + b",")
+            count = len(pieces)
+            node._pieces = pieces, count
+        return pieces[:count]
+
+    def path(self) -> list[Node]:
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class Session:
+    """Records one episode's model calls; `head` is where the next tokens go unless another node is named."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self.roots: list[Node] = []
+        self.head: Node | None = None
+        self._leaves: list[Node] = []
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.roots, self.head, self._leaves = [], None, []
+
+    @property
+    def seconds(self) -> float:
+        """Since the episode began, to a tenth of a millisecond."""
+        return round(perf_counter() - self._began, 4)
+
+    def add_context(
+        self, tokens: Sequence[int], turns: Sequence[Turn] = (), tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Node:
+        """Append tokens that the policy did not sample (prompt, tool result); they are never trained on.
+
+        turns: the messages in them. Where nobody says, all of them are one of a user. tools: what a prompt offers.
+        """
+        return self.add(Node(list(tokens), None, self.head, turns=turns or self._unread("user", tokens), tools=tools))
+
+    def add_sampled(self, said: Generation, turn: Turn | None = None) -> Node:
+        """Append tokens that the policy sampled, with the server's log-probability of each.
+
+        turn: what they say, where it is known already; an agent that reads it later sets the node's.
+        """
+        if len(said.tokens) != len(said.log_probs):
+            raise ValueError(f"{len(said.tokens)} sampled tokens came with {len(said.log_probs)} log-probabilities")
+        if self.head is None:
+            raise ValueError("sampled tokens need a prompt before them")
+        if said.routed_experts is not None and said.experts_from != self.head.experts_end:
+            raise ValueError(
+                f"routed experts from {said.experts_from} on, and those before {self.head.experts_end} are known"
+            )
+        turns = (turn,) if turn else self._unread("assistant", said.tokens)
+        spans, experts = said.version_spans, said.routed_experts
+        return self.add(Node(said.tokens, said.log_probs, self.head, spans, experts, turns, untrained=said.untrained))
+
+    def fork(self, node: Node | None) -> None:
+        """Make `node` the head, so that what follows branches off there; None starts a new root."""
+        self.head = node
+
+    def segments(self) -> tuple[Segment, ...]:
+        """One segment per leaf with sampled turns that no segment before it has, in order of creation.
+
+        A leaf of context, all of whose sampled turns are on a branch that goes on, makes none: a side call would take
+        the turns before it from that branch. Where turns were recorded without their tokens, each leaf makes one.
+        """
+        going_on = {id(node) for leaf in self._leaves if leaf.log_probs is not None for node in leaf.path()}
+        trained: set[int] = set()
+        segments = []
+        for leaf in self._leaves:
+            path = leaf.path()
+            if leaf.log_probs is None and all(node.log_probs is None or id(node) in going_on for node in path):
+                continue
+            fresh = any(node.log_probs is not None and id(node) not in trained for node in path)
+            segment = _segment(path, trained)
+            if fresh or not segment.tokens:
+                segments.append(segment)
+        return tuple(segments)
+
+    def _unread(self, role: Role, tokens: Sequence[int]) -> tuple[Turn, ...]:
+        if not tokens:
+            return ()
+        before = self.head.turns if self.head else ()
+        began = before[-1].ended if before and role == "assistant" else self.seconds
+        return (Turn(role, "", 0, len(tokens), began, self.seconds),)
+
+    def leave_out(self, node: Node) -> None:
+        """Keep a sampled turn as context, untrained."""
+        node.log_probs = None
+
+    def add(self, node: Node) -> Node:
+        """Append a node that was made for its place: its parent is in the session, or it has none."""
+        siblings = node.parent.children if node.parent else self.roots
+        siblings.append(node)
+        if node.parent in self._leaves:
+            self._leaves.remove(node.parent)
+        self._leaves.append(node)
+        self.head = node
+        return node
+
+
+def _segment(path: list[Node], trained: set[int]) -> Segment:
+    tokens: list[int] = []
+    mask: list[int] = []
+    log_probs: list[float] = []
+    prompt_length: int | None = None
+    spans: list[VersionSpan] = []
+    routed_experts: list[bytes] = []
+    turns: list[Turn] = []
+    end = 0
+    for node in path:
+        train = node.log_probs is not None and id(node) not in trained
+        if node.log_probs is not None and prompt_length is None:
+            prompt_length = len(tokens)
+        turns += moved(node.turns, len(tokens))
+        tokens += node.tokens
+        if node.routed_experts is not None:
+            routed_experts.append(node.routed_experts)
+        kept = [int(train)] * len(node.tokens)
+        values = [*node.log_probs] if train and node.log_probs is not None else [0.0] * len(node.tokens)
+        for at in node.untrained:
+            kept[at], values[at] = 0, 0.0
+        mask += kept
+        log_probs += values
+        if train:
+            trained.add(id(node))
+            end = len(tokens)
+        spans += without(node.version_spans, node.untrained) if train and node.version_spans else [(None, len(kept))]
+    prompt_length = len(tokens) if prompt_length is None else prompt_length
+    return Segment(
+        tokens, mask, log_probs, prompt_length, joined(spans), tuple(routed_experts), tuple(turns), path[0].tools, end
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -13,12 +14,10 @@ import msgspec
 import orjson
 
 from slime_swe.errors import UserError
-from slime_swe.files import writing
+from slime_swe.files import replace_file, writing
 from slime_swe.redaction import Secrets, redacted, secrets_of
-from slime_swe.rollout.json_lines import as_json, encoded, printable
-from slime_swe.rollout.line_index import LineIndex, Place
+from slime_swe.rollout.json_lines import LineIndex, Place, as_json, encoded, printable
 from slime_swe.rollout.records import TEXTS, TOOLS, TURNS, Record, Summary, columns_of, convert, parts_of, turns_of
-from slime_swe.rollout.tool_lists import keep_tools
 from slime_swe.rollout.turns import packed, unpacked
 from slime_swe.sample import Sample
 
@@ -46,6 +45,35 @@ def append_records(
             raise UserError(
                 f"{error}. No record was written; where it has null, a hook gave NaN or infinity, which JSON has not"
             ) from error
+
+
+# Lists of tools that prompts have offered: one file for each of a run's lists, as thousands of episodes share one.
+FOLDER = "tools"  # in a run's folder
+_DIGITS = 16
+
+
+def keep_tools(run: Path, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """Keep a list of function schemas, unless the run has it already, and return its name; None for none."""
+    if not tools:
+        return None
+    content = orjson.dumps(tools)
+    name = sha256(content).hexdigest()[:_DIGITS]
+    file = run / FOLDER / f"{name}.json"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        replace_file(file, content)
+    return name
+
+
+def read_tools(run: Path, name: str | None) -> list[dict[str, Any]]:
+    """The list of that name; an empty one for None. Raises `UserError` where the run has none of that name."""
+    if name is None:
+        return []
+    file = run / FOLDER / f"{name}.json"
+    if not file.exists():
+        raise UserError(f"{file} is missing, in which the run keeps the tools of some episodes: restore it")
+    tools: list[dict[str, Any]] = orjson.loads(file.read_bytes())
+    return tools
 
 
 def _values(sample: Sample, reward_key: str | None, secrets: Secrets) -> dict[str, Any]:

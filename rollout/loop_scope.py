@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import Agent, agent_class
-from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.client import Gate
 from slime_swe.rollout.sandbox.base import Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
 from slime_swe.rollout.settings import RolloutSettings

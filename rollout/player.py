@@ -14,12 +14,19 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from time import perf_counter
+from time import time as wall_time
 from typing import Any, TypeVar
 
+from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError
-from slime_swe.rollout.dropping import LEAST_SOUND
+from slime_swe.rollout.agents.base import Agent, AgentError
+from slime_swe.rollout.client import Sampling
+from slime_swe.rollout.episode import Episode, EpisodeStatistics, Session, StopReason, Timings
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.records import episode_of, failure_of, is_broken, write_failure
+from slime_swe.rollout.replies import EngineAborted, EngineError
+from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
 from slime_swe.rollout.scheduling.admission import Admission, bounds
 from slime_swe.rollout.scheduling.outage import Outage, Outages, pause
 from slime_swe.sample import Sample
@@ -269,6 +276,26 @@ class Player:
             segment.reward = reward
 
 
+# Why a group whose episodes have all ended is not trained: infrastructure broke too many, or the group filter.
+LEAST_SOUND = 2  # episodes of a group that have a baseline
+LOST = "infrastructure"  # the reason where fewer are left
+
+
+def is_lost(broken: Sequence[bool]) -> bool:
+    """Whether infrastructure left too few of a group's episodes. broken: of each, whether it broke that one."""
+    return broken.count(False) < min(LEAST_SOUND, len(broken))
+
+
+def why_filtered(args: Any, group_filter: Callable[..., Any] | None, group: Sequence[Any]) -> str:
+    """Why the group filter drops a group; empty where it does not. group: a sample or a list of them an episode."""
+    if group_filter is None:
+        return ""
+    verdict = group_filter(args, group)
+    if not hasattr(verdict, "keep"):  # a bare truth value, as older filters return
+        return "" if verdict else "unnamed"
+    return "" if verdict.keep else str(verdict.reason or "unnamed")
+
+
 def sampling_params(args: Any) -> dict[str, Any]:
     """The training rollout's sampling parameters, under SGLang's names."""
     return {
@@ -339,3 +366,57 @@ def _engines(args: Any) -> int:
     """How many share the episodes: SLiME's concurrency is that of one of them."""
     gpus = getattr(args, "rollout_num_gpus", None)
     return max(1, gpus // args.rollout_num_gpus_per_engine) if gpus else 1
+
+
+# Run one agent on one task in a fresh sandbox, and make an `Episode` of whatever happens.
+async def run_episode(
+    agent: Agent,
+    task: Task,
+    sandboxes: Sandboxes,
+    sampling: Sampling,
+    *,
+    time_budget: float,
+    wall_time_budget: float = 0.0,
+) -> Episode:
+    """Never raises for a failure of the policy, the engine or the sandbox: these become the episode's stop reason.
+
+    `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
+    depend on the load of the run, not on the policy. `wall_time_budget` runs on meanwhile, and bounds how long a batch
+    waits for one episode; 0 is no bound.
+    """
+    started, began = perf_counter(), wall_time()
+    session, statistics = Session(), EpisodeStatistics()
+    patch, detail = "", ""
+    try:
+        where = task.workspace
+        async with sandboxes.open(where.files, agent.limits, where.image, agent.layers) as sandbox:
+            statistics.sandbox_seconds += perf_counter() - started
+            run = agent.run(task, sandbox, session, sampling, statistics)
+            reason = await _within(time_budget, wall_time_budget, statistics, run)
+            with statistics.sandbox_time():
+                patch = await sandbox.diff()
+    except EngineError as error:
+        reason, detail = StopReason.ENGINE_ERROR, str(error)
+        statistics.engine_aborted = isinstance(error, EngineAborted)
+    except AgentError as error:
+        reason, detail = StopReason.AGENT_ERROR, str(error)
+    except SandboxError as error:
+        reason, detail = StopReason.SANDBOX_ERROR, str(error)
+    if statistics.edits and statistics.first_edit_patch is None:
+        statistics.first_edit_patch = patch
+    timings = Timings(perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds, began)
+    return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
+
+
+async def _within(
+    seconds: float, wall_seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]
+) -> StopReason:
+    limit, wall = asyncio.timeout(seconds), asyncio.timeout(wall_seconds or None)
+    statistics.budget = limit
+    try:
+        async with wall, limit:
+            return await run
+    except TimeoutError:
+        if not (limit.expired() or wall.expired()):
+            raise  # not ours: a bug, not the end of the budget
+        return StopReason.TIME_BUDGET

@@ -16,8 +16,8 @@ from slime_swe.data_sources.slime_plugin import named, task_id_of
 from slime_swe.errors import UserError
 from slime_swe.rollout.episode import Counters, Episode, Timings
 from slime_swe.rollout.json_lines import as_json
+from slime_swe.rollout.replies import VersionSpan
 from slime_swe.rollout.turns import Turn
-from slime_swe.rollout.version_spans import VersionSpan
 from slime_swe.sample import Sample
 
 EPISODES, EVALUATIONS, METRICS = "episodes.jsonl", "evaluations.jsonl", "metrics.jsonl"  # the journals of a run

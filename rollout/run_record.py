@@ -16,10 +16,17 @@ from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
 from slime_swe.rollout.driver import Rollout
 from slime_swe.rollout.evaluation import limits
-from slime_swe.rollout.group_outcomes import Untrained, why_untrained
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.logprob_gap import Gap, GapAlarm
-from slime_swe.rollout.metrics import GAP_BEFORE, PREFIX_LOST, episode_metrics, evaluation_metrics, rollout_record
+from slime_swe.rollout.metrics import (
+    GAP_BEFORE,
+    PREFIX_LOST,
+    Untrained,
+    episode_metrics,
+    evaluation_metrics,
+    rollout_record,
+    why_untrained,
+)
 from slime_swe.rollout.records import EPISODES, METRICS, flatten
 from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample

@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime_swe.rollout.episode import TRUNCATED, Episode
+from slime_swe.rollout.episode import TRUNCATED, Episode, Segment
 from slime_swe.rollout.records import trajectory_of, write_episode, write_failure, write_turns, write_version_spans
-from slime_swe.rollout.session import Segment
+from slime_swe.rollout.replies import part_of
 from slime_swe.rollout.turns import read_blank, up_to
-from slime_swe.rollout.version_spans import part_of
 from slime_swe.sample import Sample, set_routed_experts
 
 MAX_SEGMENTS = 4096  # of one episode, so that sibling indices can't meet

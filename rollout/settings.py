@@ -10,7 +10,7 @@ from slime_swe.errors import UserError
 from slime_swe.fields import Argument, Choice, Meta, read_arguments
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS
 from slime_swe.rollout.grammar import Grammar, Kind
-from slime_swe.rollout.scheduling.schedule import SCHEDULES, SYNC
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
 
 Truncation = Literal["time_budget", "max_turns", "context_full", "max_response"]  # values of `episode.TRUNCATED`
 _WHOLE_DISTRIBUTION = {"rollout_top_p": 1.0, "rollout_top_k": -1}

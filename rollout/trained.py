@@ -14,8 +14,7 @@ import msgspec
 
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.rollout.json_lines import encoded
-from slime_swe.rollout.line_index import LineIndex
+from slime_swe.rollout.json_lines import LineIndex, encoded
 from slime_swe.rollout.records import Record
 
 TRAINED = "trained.jsonl"

@@ -16,7 +16,7 @@ import msgspec
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, named
 from slime_swe.errors import UserError
-from slime_swe.rollout.line_index import LineIndex, Place
+from slime_swe.rollout.json_lines import LineIndex, Place
 from slime_swe.rollout.samples import sibling_index
 from slime_swe.sample import Sample
 

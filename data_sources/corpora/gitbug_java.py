@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_swe.data_sources.corpora.corpus import Corpus, Split, checkout_folder, patch_faults, read_record
-from slime_swe.data_sources.records import file_records
+from slime_swe.data_sources.corpora.corpus import (
+    Corpus,
+    Split,
+    checkout_folder,
+    file_records,
+    patch_faults,
+    read_record,
+)
 from slime_swe.data_sources.task import Image, Task, TestsOracle, Workspace
 from slime_swe.data_sources.test_log import junit_reports, test_name
 from slime_swe.errors import UserError, unknown

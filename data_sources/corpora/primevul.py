@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split, local_file, read_record
-from slime_swe.data_sources.records import file_records
+from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split, file_records, local_file, read_record
 from slime_swe.data_sources.task import Task
-from slime_swe.data_sources.vulnerability.oracle import CWE
-from slime_swe.data_sources.vulnerability.pairs import Pair, tasks_of
+from slime_swe.data_sources.vulnerability.pairs import CWE, Pair, tasks_of
 from slime_swe.errors import UserError
 
 CORPUS = Corpus(

@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from slime_swe import syntax
-from slime_swe.data_sources.factory.candidates import Candidate, Span
-from slime_swe.data_sources.factory.packages import Package
+from slime_swe.data_sources.factory.packages import Candidate, Package, Span
 
 ATTEMPTS = 3  # seeds of each modifier at each place; equal results count once
 

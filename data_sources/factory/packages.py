@@ -6,15 +6,17 @@ import hashlib
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import orjson
 
 from slime_swe.errors import UserError
+from slime_swe.patches import make_patch, read_patch
 
 MAX_FILE_BYTES = 512 << 10
 MAX_PACKAGE_BYTES = 8 << 20
@@ -157,3 +159,88 @@ def _licence(classifiers: list[str], about: object) -> str:
     named = [line.rsplit(" :: ", 1)[-1] for line in classifiers if line.startswith(_LICENCE_CLASSIFIER)]
     first = str(given).strip().splitlines()
     return first[0][:80] if first and first[0] != "UNKNOWN" else ", ".join(named)
+
+
+# `Candidate`: a changed package that may be a task, before anything has run.
+Source = Literal["faults", "releases", "written"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Lines of a file, 1-based, both ends in it."""
+
+    path: str
+    first: int
+    last: int
+
+    def meets(self, other: Span) -> bool:
+        return self.path == other.path and self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """package: right. changes: path → text of the broken state, None for a file that it lacks.
+
+    kind: of the change: a modifier's name, or whatever made it. spans: where in the right code the change is; the tests
+    that run these lines are its tests.
+    """
+
+    package: Package
+    source: Source
+    kind: str
+    changes: Mapping[str, str | None] = field(repr=False)
+    spans: Sequence[Span]
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for the same change of the same package."""
+        parts = [self.package.label, self.package.fingerprint, self.source, self.kind, sorted(self.changes.items())]
+        return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+
+    @property
+    def id(self) -> str:
+        return f"{self.package.label}-{self.kind.removeprefix('func_pm_').replace('_', '-')}-{self.digest[:8]}"
+
+    def broken_files(self) -> dict[str, str]:
+        files = {**self.package.files, **self.changes}
+        return {path: text for path, text in files.items() if text is not None}
+
+    def gold_patch(self) -> str:
+        """From the broken state to the package."""
+        broken = {path: text for path, text in self.changes.items() if text is not None}
+        right = {path: self.package.files[path] for path in self.changes if path in self.package.files}
+        return make_patch(broken, right)
+
+
+# Releases: the code of one release under the tests of the next. What people changed between them is the fix.
+KIND = "release"
+
+
+def between(older: Package, newer: Package) -> Candidate | None:
+    """The newer release with the older one's code; None where the code is the same, or lies elsewhere.
+
+    Code that the newer release no longer has comes back with it, and what is new is missing. `conftest.py`, settings
+    and data stay as in the newer one.
+    """
+    if older.root != newer.root:
+        return None
+    paths = sorted({*older.code, *newer.code})
+    changes = {path: older.files.get(path) for path in paths if older.files.get(path) != newer.files.get(path)}
+    changes = {path: text for path, text in changes.items() if path not in newer.protected}
+    if not changes:
+        return None
+    spans = tuple(span for path, text in changes.items() for span in changed_spans(path, text, newer.files.get(path)))
+    about = {"before": older.version}
+    return Candidate(newer, "releases", KIND, changes, spans, about)
+
+
+def changed_spans(path: str, broken: str | None, right: str | None) -> list[Span]:
+    """Where the right file differs, each hunk with the context that it has; nothing where it is not there."""
+    if right is None:
+        return []
+    if broken is None:
+        return [Span(path, 1, right.count("\n") + 1)]
+    patch = make_patch({path: broken}, {path: right})
+    hunks = [hunk for change in read_patch(patch) for hunk in change.hunks]
+    return [Span(path, hunk.new_start, hunk.new_start + len(hunk.lines)) for hunk in hunks]

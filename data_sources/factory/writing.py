@@ -13,9 +13,7 @@ from itertools import groupby
 from typing import ClassVar
 
 from slime_swe import syntax
-from slime_swe.data_sources.factory.candidates import Candidate
-from slime_swe.data_sources.factory.packages import Package
-from slime_swe.data_sources.factory.releases import changed_spans
+from slime_swe.data_sources.factory.packages import Candidate, Package, changed_spans
 from slime_swe.data_sources.task import Oracle, Task, Workspace
 from slime_swe.patches import PatchError, apply_patch, reverse_patch
 

@@ -8,17 +8,16 @@ later ones.
 from __future__ import annotations
 
 import ast
+import doctest
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from slime_swe import syntax
-from slime_swe.data_sources.factory import coverage_map
-from slime_swe.data_sources.factory.commands import found_from
-from slime_swe.data_sources.factory.coverage_map import CoverageMap
+from slime_swe.data_sources.factory import runs as coverage_map
 from slime_swe.data_sources.factory.packages import Package
-from slime_swe.data_sources.factory.runs import Job, outcomes
-from slime_swe.data_sources.specification import doctests
+from slime_swe.data_sources.factory.runs import CoverageMap, Job, found_from, outcomes
 from slime_swe.data_sources.specification.removal import Definition, Source, UnreadableError, lines_of
 
 MOST_TESTS = 40
@@ -147,7 +146,7 @@ def _functions(module: _Module) -> Iterator[Removal]:
         if tests := module.runs.get(definition.name):
             yield Removal(module.path, (definition,), tests=tests)
         elif text := _documented(module, definition):
-            path = f"{doctests.test_name(definition.name)}.py"
+            path = f"{test_name(definition.name)}.py"
             yield Removal(module.path, (definition,), documented=((path, text),))
 
 
@@ -159,7 +158,53 @@ def _untested(module: _Module) -> Iterator[Removal]:
 
 
 def _documented(module: _Module, definition: Definition) -> str | None:
-    return doctests.test_file(dotted(module.path), definition.name, definition.docstring)
+    return test_file(dotted(module.path), definition.name, definition.docstring)
+
+
+# A function's doctests as a test file of its own: what grades a function that no test of its project runs.
+#
+# The docstring is in the file that the agent edits, so it decides nothing. The file has the examples as they were, each
+# with a comparison: `assert repr(EXAMPLE) == 'WHAT IT SHOWS'`.
+_NAMES = "globals().update({{name: value for name, value in vars({module}).items() if not name.startswith('__')}})"
+_DIRECTIVE = re.compile(r"#\s*doctest:")
+
+
+def test_file(module: str, name: str, docstring: str) -> str | None:
+    """The source of a test of `name` in this module; None where an example can't be compared by its `repr`: one with
+    options, with `...` in what it shows, or that prints or raises; or where none shows anything."""
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+    except ValueError:
+        return None
+    written = [_lines(example) for example in examples]
+    lines = [line for found in written for line in found or ()]
+    if None in written or not any(line.startswith("assert") for line in lines):
+        return None
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"import {module}\n\n{_NAMES.format(module=module)}\n\n\ndef {test_name(name)}():\n{body}"
+
+
+def test_name(name: str) -> str:
+    return f"test_{name.replace('.', '_')}_as_documented"
+
+
+def _lines(example: doctest.Example) -> list[str] | None:
+    if example.exc_msg is not None or _DIRECTIVE.search(example.source) or "..." in example.want:
+        return None
+    try:
+        tree = syntax.parse(example.source)
+    except (SyntaxError, ValueError):
+        return None
+    source = ast.unparse(tree)
+    if not example.want:
+        return source.splitlines()
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr) or _prints(tree):
+        return None
+    return [f"assert repr({source}) == {example.want.rstrip()!r}"]
+
+
+def _prints(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in ("print", "pprint") for node in ast.walk(tree))
 
 
 def _classes(module: _Module) -> Iterator[Removal]:

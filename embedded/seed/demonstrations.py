@@ -22,9 +22,15 @@ from slime_swe.data_sources.synthetic.functions import (
     run_call,
     watched,
 )
-from slime_swe.data_sources.synthetic.repository import Function, Repository
 from slime_swe.data_sources.synthetic.runtests import shorten
-from slime_swe.data_sources.synthetic.tasks import draw_repository, draw_scrambled, failing_tests, statement
+from slime_swe.data_sources.synthetic.tasks import (
+    Function,
+    Repository,
+    draw_repository,
+    draw_scrambled,
+    failing_tests,
+    statement,
+)
 from slime_swe.rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."

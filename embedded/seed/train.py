@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_swe.data_sources.synthetic.names import PIECES
+from slime_swe.data_sources.synthetic.tasks import PIECES
 from slime_swe.embedded.forward import MicroBatch, forward, micro_batches
 from slime_swe.embedded.model import Attention, Layer, ModelConfig, Qwen2
 from slime_swe.embedded.seed.demonstrations import GOLD_SHARE, Part, demonstration

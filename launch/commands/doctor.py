@@ -13,8 +13,7 @@ import dataclasses
 import shlex
 
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
-from slime_swe.launch.doctor.finding import Finding, show
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Finding, Machine, show
 from slime_swe.launch.output import print_json
 
 

@@ -37,10 +37,8 @@ from slime_swe.launch.args import checkpoint_folder
 from slime_swe.launch.config import add_recipe_arguments, with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import BY_EMBEDDED, require_legal
-from slime_swe.launch.evaluation.costs import as_json
-from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, output
-from slime_swe.launch.evaluation.limits import limits_of
-from slime_swe.launch.evaluation.options import budget_of, prices_of
+from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, limits_of, output
+from slime_swe.launch.evaluation.options import as_json, budget_of, prices_of
 from slime_swe.launch.evaluation.served import PORT, require_serves, start_command
 from slime_swe.launch.evaluation.show import show
 from slime_swe.launch.evaluation.target import Endpoint, endpoint_of, recipe_at, recipe_for
@@ -48,7 +46,7 @@ from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.endpoint.spending import SPENDING, Spending
+from slime_swe.rollout.endpoint.replies import SPENDING, Spending
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,8 +26,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.extras import require
 from slime_swe.launch.factory.containers import write_harbor, write_swebench
 from slime_swe.launch.factory.episodes import patches_of, solve_rates, with_rate
-from slime_swe.launch.factory.journal import Journal
-from slime_swe.launch.factory.make import FactorySettings, Outcome, make
+from slime_swe.launch.factory.make import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.task_file import prepare, write_tasks

@@ -11,10 +11,9 @@ import argparse
 
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
 from slime_swe.launch.output import print_json
-from slime_swe.launch.plan.assumptions import assume
-from slime_swe.launch.plan.plan import make_plan, propose
-from slime_swe.launch.plan.show import document, show
-from slime_swe.launch.plan.whole_run import with_outlook
+from slime_swe.launch.plan.formulae import assume
+from slime_swe.launch.plan.plan import document, make_plan, propose, show
+from slime_swe.launch.plan.timing import with_outlook
 
 REFUSED = 1
 

@@ -46,8 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if drills:
         return _drill(recipe, on or CPU, drills, as_json=options.json)
     from slime_swe.launch.rehearse.platforms import platform_of  # torch and Transformers take seconds to import
-    from slime_swe.launch.rehearse.rehearsal import rehearse
-    from slime_swe.launch.rehearse.show import document, show
+    from slime_swe.launch.rehearse.rehearsal import document, rehearse, show
 
     outcome = rehearse(recipe, platform_of(on or CPU), folder_of(recipe))
     if options.json:
@@ -58,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drill(recipe: Recipe, on: str, drills: list[faults.Drill], *, as_json: bool) -> int:
+    from slime_swe.launch.rehearse.faults.drill import play
     from slime_swe.launch.rehearse.faults.outcome import document, show
-    from slime_swe.launch.rehearse.faults.rehearsal import play
     from slime_swe.launch.rehearse.platforms import platform_of
 
     outcomes = list(play(recipe, platform_of(on), folder_of(recipe), drills))

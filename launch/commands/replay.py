@@ -22,7 +22,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.replay.asked import asked
-from slime_swe.launch.replay.recorded import Recorded
+from slime_swe.launch.replay.replayed import Recorded
 from slime_swe.launch.replay.sums import Row
 from slime_swe.launch.runs import find_run
 from slime_swe.rollout.json_lines import encoded

@@ -34,9 +34,7 @@ from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.selection import select
-from slime_swe.launch.sft.choosing import Rules, candidates, choose
-from slime_swe.launch.sft.errors import ERROR
-from slime_swe.launch.sft.lines import trained_samples
+from slime_swe.launch.sft import ERROR, Rules, candidates, choose, trained_samples
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, secrets_of
 from slime_swe.rollout.chat.tokenizer import vocabulary_of

@@ -29,9 +29,8 @@ from rich.console import Console
 from rich.progress import track
 
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.fetch import fetch
 from slime_swe.data_sources.registry import SOURCES, counted, load_tasks, parse
-from slime_swe.data_sources.repositories import checkout
+from slime_swe.data_sources.repositories import checkout, fetch
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.errors import UserError, unknown
 from slime_swe.launch.images import get, images_command, survey

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.launch.watch.follow import Follower
-from slime_swe.launch.watch.shown import AsJson, AsLines, Shown
-from slime_swe.launch.watch.state import RunState, state_of
+from slime_swe.launch.watch import AsJson, AsLines, Follower, RunState, Shown, state_of
 from slime_swe.rollout.records import METRICS
 
 POLL = 1.0  # seconds between two looks

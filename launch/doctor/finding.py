@@ -1,7 +1,14 @@
-"""`Finding`: what one check has to say, with what to do about it; the report of all of them."""
+"""`Finding`: what one check has to say, with what to do about it; the report of all; what they ask of a machine."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +19,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from slime_swe.errors import InfrastructureError
 
 
 class Status(StrEnum):
@@ -76,3 +85,53 @@ def summary(findings: Sequence[Finding]) -> str:
         f"{failures} failure{'s'[failures == 1 :]}, {warnings} warning{'s'[warnings == 1 :]}, {counts[Status.OK]} ok"
     )
     return f"{verdict}: {counted}."
+
+
+# `Machine`: how checks ask this machine. Whatever it answers, a question ends after a while.
+MAX_BYTES = 1 << 20  # of an answer: nothing that is asked for here says more
+
+
+class MachineError(InfrastructureError):
+    """A program is missing, fails, or doesn't answer; the message says which and what it printed."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """seconds: for any command to answer."""
+
+    seconds: float = 15.0
+
+    def has(self, program: str) -> bool:
+        return shutil.which(program) is not None
+
+    def ask(self, *command: str) -> str:
+        """What the command prints, errors included. Raises `MachineError` unless it exits with 0 in time."""
+        asked = " ".join(command)
+        if not self.has(command[0]):
+            raise MachineError(f"there is no program {command[0]!r} on PATH")
+        with tempfile.TemporaryFile() as output:  # a pipe would be held open by what the command leaves behind
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES)),
+                )
+            except OSError as error:
+                raise MachineError(f"`{asked}` can't be run: {error.strerror}") from error
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self.seconds)
+            code = process.poll()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        if code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that the kernel holds is left to it
+                process.wait(1.0)
+            raise MachineError(f"`{asked}` has not answered within {self.seconds:g} s")
+        if code != 0:
+            raise MachineError(f"`{asked}` failed (exit code {code}): {' '.join(text.split())[-300:]}")
+        return text

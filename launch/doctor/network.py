@@ -9,12 +9,11 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
-from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped, warning
 from slime_swe.launch.doctor.versions import judged, packages, upstream_of
 from slime_swe.launch.ray.dashboard import reaching
-from slime_swe.launch.ray.network import listed, proxies, speaks_socks
-from slime_swe.launch.ray.run import existing, require_gpus, require_no_ray
+from slime_swe.launch.ray.jobs import existing, require_gpus, require_no_ray
+from slime_swe.launch.ray.node import listed, proxies, speaks_socks
 from slime_swe.recipes.base import Recipe
 
 ANSWER_SECONDS = 5.0

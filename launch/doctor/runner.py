@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from slime_swe.dotted import load_registered
-from slime_swe.launch.doctor.finding import Finding, Status, failure, skipped
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Finding, Machine, Status, failure, skipped
 from slime_swe.launch.engines import engine_of
 from slime_swe.recipes.base import Recipe
 
@@ -15,10 +14,10 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
     "plan": "slime_swe.launch.doctor.recipe.check_plan",
     "gpus": "slime_swe.launch.doctor.gpus.check_gpus",
     "nvlink": "slime_swe.launch.doctor.gpus.check_links",
-    "machine": "slime_swe.launch.doctor.capacity.check_capacity",
-    "limits": "slime_swe.launch.doctor.capacity.check_limits",
-    "run folder": "slime_swe.launch.doctor.capacity.check_run_folder",
-    "model folder": "slime_swe.launch.doctor.capacity.check_model_folder",
+    "machine": "slime_swe.launch.doctor.checkpoint.check_capacity",
+    "limits": "slime_swe.launch.doctor.checkpoint.check_limits",
+    "run folder": "slime_swe.launch.doctor.checkpoint.check_run_folder",
+    "model folder": "slime_swe.launch.doctor.checkpoint.check_model_folder",
     "sources": "slime_swe.launch.doctor.versions.check_sources",
     "versions": "slime_swe.launch.doctor.versions.check_versions",
     "packages": "slime_swe.launch.doctor.versions.check_packages",

@@ -17,12 +17,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Finding, failure, ok, skipped, warning
-from slime_swe.launch.doctor.machine import Machine, MachineError
+from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.slime.checkouts import Checkout
-from slime_swe.launch.slime.render import PYTHON
+from slime_swe.launch.slime.flags import PYTHON
 from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.recipes.base import Recipe
 

@@ -16,11 +16,10 @@ from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.recipes import checks
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import Fixed, against, only
-from slime_swe.recipes.violation import Violation, refuse
+from slime_swe.recipes.checks import Fixed, Violation, against, only, refuse
 
 if TYPE_CHECKING:
-    from slime_swe.launch.slime.job import Job
+    from slime_swe.launch.slime.manifest import Job
     from slime_swe.launch.slime.upstream import Upstream
 
 ENGINES: Mapping[str, str] = {

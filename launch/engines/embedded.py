@@ -13,10 +13,9 @@ from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import SGLANG, Recipe
-from slime_swe.recipes.checks import Fixed, acting_on_ratio, against, not_fixed, only
+from slime_swe.recipes.checks import Fixed, Violation, acting_on_ratio, against, listed, not_fixed, only
 from slime_swe.recipes.rules import schedules, staleness
-from slime_swe.recipes.violation import Violation, listed
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.status import StatusFile
 
 _LOSS = "the embedded engine has no other"
@@ -110,7 +109,7 @@ def losses(recipe: Recipe) -> Iterator[Violation]:
 
 def check_args(args: Namespace) -> None:
     """Load every part that needs no server. Raises the `UserError` of the first that can't be used."""
-    from slime_swe.embedded.hooks import Hooks
+    from slime_swe.embedded.loop import Hooks
     from slime_swe.embedded.loss import LossConfig
     from slime_swe.rewards.grade import GradingSettings
     from slime_swe.rollout.evaluation import load_evaluation_tasks

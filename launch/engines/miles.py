@@ -12,8 +12,7 @@ from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime import flags
 from slime_swe.recipes import adapters, rules
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import against
-from slime_swe.recipes.violation import Violation
+from slime_swe.recipes.checks import Violation, against
 
 SPECULATIVE = "sglang-speculative-algorithm"
 

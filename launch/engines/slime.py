@@ -15,16 +15,15 @@ from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import fit
 from slime_swe.launch.slime import flags
-from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.manifest import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
-from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.launch.summary import EVALUATED_ONLY, say_untrained
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Data, Recipe
-from slime_swe.recipes.checks import not_fixed
-from slime_swe.recipes.violation import Violation
-from slime_swe.rollout.group_outcomes import why_untrained
+from slime_swe.recipes.checks import Violation, not_fixed
+from slime_swe.rollout.metrics import why_untrained
 from slime_swe.rollout.records import METRICS
 from slime_swe.rollout.retention import INDEX, last_saved
 
@@ -75,7 +74,7 @@ class Slime(Engine):
         self.job(recipe, Path(recipe.run.dir), resume=start.resume)
 
     def run(self, recipe: Recipe, folder: Path, start: Start) -> int:
-        from slime_swe.launch.ray.run import run_job  # Ray takes seconds to import
+        from slime_swe.launch.ray.jobs import run_job  # Ray takes seconds to import
 
         folder = folder.resolve()
         if start.resume:

@@ -7,7 +7,7 @@ journal is not played again; episodes that infrastructure broke are, and their r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from slime_swe.launch.config import flatten, read_recipe, save_recipe
 from slime_swe.launch.runs import RECIPE_FILE, make_folder
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.journals import append_records, read_records, read_summaries
-from slime_swe.rollout.line_index import Place
+from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.records import EVALUATIONS, Record, Summary, trajectory_of
 from slime_swe.sample import Sample
 
@@ -172,3 +172,23 @@ def _lines(journal: Path, places: list[Place]) -> Iterator[bytes]:
         for place in places:
             file.seek(place.start)
             yield file.read(place.length)
+
+
+# The limits that a solve rate is stated with: more turns and more context solve more tasks.
+Limits = Mapping[str, int]  # as `rollout.evaluation.limits` has them
+
+
+def limits_of(recipe: Recipe) -> dict[str, int]:
+    return {"max_turns": recipe.rollout.max_turns, "max_context": recipe.rollout.max_context}
+
+
+def limits_in(folder: Path) -> dict[str, int] | None:
+    """Those of a run or an evaluation; None where its recipe can't be read, as of another version."""
+    try:
+        return limits_of(read_recipe(folder / RECIPE_FILE))
+    except UserError:
+        return None
+
+
+def in_words(limits: Limits) -> str:
+    return f"at most {limits['max_turns']} turns, {limits['max_context']:,} tokens of context"

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.launch.evaluation.limits import in_words
+from slime_swe.launch.evaluation.folder import in_words
 from slime_swe.launch.output import rate
 
 Results = Mapping[str, Mapping[str, Any]]

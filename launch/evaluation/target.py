@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_swe.errors import UserError
-from slime_swe.launch.config import DEFAULT_RECIPE, resolve, value_of, with_value
+from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.config import DEFAULT_RECIPE, read_recipe, resolve, value_of, with_value
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS
-from slime_swe.launch.slime.unconverted import megatron_checkpoint, unconverted
+from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.endpoint.client import key_of, require_endpoint
+from slime_swe.rollout.retention import METADATA, TRACKER, saved
 
 # Whose limits an endpoint's model has where no recipe is named: those of a model of full size.
 ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
@@ -103,3 +106,41 @@ def newest_weights(folder: Path) -> Path:
     if not exported:
         raise UserError(f"{folder} has no checkpoint yet: train it for one rollout at least")
     return max(exported, key=lambda path: int(path.name))
+
+
+# Checkpoints in Megatron's format, which no server reads, and the command that makes a Hugging Face model of one.
+def megatron_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that a folder is, or the newest one in it; None where it holds none."""
+    if (folder / METADATA).is_file():
+        return folder
+    if not (folder / TRACKER).is_file():
+        return None
+    found = saved(folder)
+    return found[max(found)] if found else folder / "release"
+
+
+def unconverted(checkpoint: Path) -> UserError:
+    """The error of one that should be a model in Hugging Face format: it says where one is, and how it is made."""
+    checkpoint = checkpoint.resolve()
+    run = next((folder for folder in checkpoint.parents[:3] if (folder / RECIPE_FILE).is_file()), None)
+    said = f"{checkpoint} is a checkpoint in Megatron's format, and evaluations read Hugging Face's"
+    if run is None:
+        return UserError(f"{said}. MODEL being the folder that training began with, convert it: {_command(checkpoint)}")
+    return UserError(
+        f"{said}: take one of {run / EXPORTS}, where the run keeps its weights in that format, or convert it: "
+        f"{_command(checkpoint, read_recipe(run / RECIPE_FILE))}"
+    )
+
+
+def _command(checkpoint: Path, recipe: Recipe | None = None) -> str:
+    """SLiME's own tool, on one line."""
+    checkouts, origin, size = SLIME.checkouts(), "MODEL", list[str]()
+    if recipe is not None:
+        origin = str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder))
+        size = ["--vocab-size", str(recipe.model.shape.vocab)]  # without the rows that pad it
+    words = ["--input-dir", str(checkpoint), "--output-dir", f"{checkpoint}_hf", "--origin-hf-dir", origin, *size]
+    path = shlex.quote(f"{checkouts.megatron}:{checkouts.loop}")
+    return (
+        f"cd {shlex.quote(str(checkouts.loop))} && PYTHONPATH={path} "
+        f"python tools/convert_torch_dist_to_hf.py {shlex.join(words)}"
+    )

@@ -12,7 +12,7 @@ import orjson
 
 from slime_swe.launch.export import Exporter
 from slime_swe.launch.export.episodes import ExportedEpisode
-from slime_swe.rollout.openai_chat import read_arguments
+from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_swe.launch.export import Exporter
 from slime_swe.launch.export.episodes import ExportedEpisode, ExportedRun, utc
-from slime_swe.rollout.openai_chat import read_arguments
+from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import sampled_tokens
 from slime_swe.rollout.turns import Call, Turn
 

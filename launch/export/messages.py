@@ -6,7 +6,7 @@ import orjson
 
 from slime_swe.launch.export import Exporter
 from slime_swe.launch.export.episodes import ExportedEpisode
-from slime_swe.rollout.openai_chat import chat_message
+from slime_swe.rollout.proxy.conversation import chat_message
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Turn
 

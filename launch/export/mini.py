@@ -12,7 +12,7 @@ import orjson
 from slime_swe.launch.export import Exporter
 from slime_swe.launch.export.episodes import ExportedEpisode
 from slime_swe.rollout.episode import StopReason
-from slime_swe.rollout.openai_chat import chat_message, read_arguments
+from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
 from slime_swe.rollout.turns import Turn
 
 FORMAT = "mini-swe-agent-1.1"

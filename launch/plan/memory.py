@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from pathlib import Path
 
-from slime_swe.launch.plan import activations, formulae, serving
+from slime_swe.launch.plan import admission, formulae
 from slime_swe.launch.plan.admission import (
+    adapter_bytes,
     cache_pool,
     cache_tokens,
+    checkpoint_bytes,
     episodes_of,
     informative,
-    running_requests,
-    sglang_engine,
-)
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.formulae import GIB
-from slime_swe.launch.plan.images import most_at_once
-from slime_swe.launch.plan.result import Budget, Component, TaskImages
-from slime_swe.launch.plan.trained import (
-    adapter_bytes,
-    checkpoint_bytes,
     resident_bytes,
+    running_requests,
     served_bytes,
+    sglang_engine,
     trained,
     whole,
 )
-from slime_swe.launch.plan.warm_start import supervised
+from slime_swe.launch.plan.formulae import GIB, Assumptions, padded_vocab
+from slime_swe.launch.plan.images import most_at_once
+from slime_swe.launch.plan.result import Budget, Component, TaskImages
+from slime_swe.launch.warm_start import stage_of
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.layers import WEIGHT_BYTES
-from slime_swe.recipes.layout import Layout
-from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
+from slime_swe.recipes.layers import WEIGHT_BYTES, Layout, Shape
 from slime_swe.rollout.sandbox.pool import make_backend
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
+from slime_swe.rollout.warm_start import RecordedEpisode, read_recorded
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
 
@@ -88,16 +87,57 @@ def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component
     """Activations that are kept, and the larger of what the loss and one layer's backward pass need for a moment."""
     model, layout, parallel = recipe.model.shape, layout_of(recipe), recipe.parallel
     tokens, recompute = parallel.max_tokens_per_gpu, parallel.recompute
-    kept = activations.saved_bytes(
+    kept = saved_bytes(
         model, layout, tokens, recompute=recompute, stage=stage, in_flight=layout.pp - stage, skew=assumed.skew
     )
-    work = activations.workspace_bytes(model, layout, tokens, recompute=recompute, stage=stage, skew=assumed.skew)
+    work = workspace_bytes(model, layout, tokens, recompute=recompute, stage=stage, skew=assumed.skew)
     peak = Component("one layer's backward pass", work, f"{tokens} tokens")
     if stage == layout.pp - 1:
         entropy, scaled = recipe.algorithm.entropy_coef != 0, recipe.rollout.temperature != 1
-        loss = activations.logits_bytes(model, layout, tokens, entropy=entropy, scaled=scaled)
+        loss = logits_bytes(model, layout, tokens, entropy=entropy, scaled=scaled)
         peak = max(peak, Component("logits", loss, f"fp32, {tokens} tokens"), key=lambda part: part.bytes)
     return [Component("activations", kept, f"{tokens} tokens, recompute {recompute}"), peak]
+
+
+# Bytes of activations on one GPU in training. Pure arithmetic.
+#
+# What a layer keeps, its parts know (`recipes/layers/`); here layers, micro-batches and the logits are added up. bf16
+# unless said; sequence parallelism wherever tp > 1, as in SLiME's scripts. Tokens are those of one micro-batch on one
+# GPU: `parallel.max_tokens_per_gpu`.
+#
+# Invariants, which tests hold: none of it grows with tp; full recomputation never takes more than selective, and
+# selective never more than none; all of it is proportional to the tokens.
+def saved_bytes(
+    shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int, in_flight: int, skew: float
+) -> float:
+    """What the forward passes of all micro-batches in flight keep for the backward pass.
+
+    in_flight: micro-batches that a pipeline stage has begun and not finished: at most pp - stage in the schedule 1F1B
+        (Narayanan et al. 2021), and no more than there are.
+    skew: tokens that the busiest expert-parallel rank gets, over the mean.
+    """
+    layers = shape.stage(stage, layout.pp).items()
+    kept = sum(count * layer.saved(layout, recompute=recompute, skew=skew) for layer, count in layers)
+    final = 4 * shape.hidden / layout.tp if stage == layout.pp - 1 else 0.0  # the last norm's input and output
+    return tokens * (in_flight * kept + final)
+
+
+def workspace_bytes(shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int = 0, skew: float) -> float:
+    """The most that one layer's backward pass needs for a moment."""
+    layers = shape.stage(stage, layout.pp)
+    return tokens * max(layer.workspace(layout, recompute=recompute, skew=skew) for layer in layers)
+
+
+def logits_bytes(shape: Shape, layout: Layout, tokens: int, *, entropy: bool, scaled: bool) -> float:
+    """fp32 `[tokens, vocab / tp]`: the logits and their softmax, which becomes the gradient in place; a third one where
+    entropy has a gradient or the temperature is not 1.
+
+    Taken on the last stage, over all tokens. Computing log-probabilities in chunks saves nothing here: each chunk keeps
+    its softmax, and the gradients are joined again. Source: SLiME `utils/ppo_utils.py`,
+    `_VocabParallelLogProbEntropy`, and `backends/megatron_utils/loss.py`, `get_log_probs_and_entropy`.
+    """
+    copies = 3 if entropy or scaled else 2
+    return 4.0 * copies * tokens * padded_vocab(shape.vocab, layout.tp) / layout.tp
 
 
 def _context(layout: Layout, assumed: Assumptions) -> Component:
@@ -119,7 +159,7 @@ def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _served_weights(recipe: Recipe) -> tuple[Component, Component]:
     engine = sglang_engine(recipe)
-    held = serving.weight_bytes(recipe.model.shape, engine)
+    held = admission.weight_bytes(recipe.model.shape, engine)
     return (
         Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine"),
         Component("adapters", served_bytes(recipe), f"bf16, rank {recipe.algorithm.lora_rank}"),
@@ -138,7 +178,7 @@ def _paused_trainer(recipe: Recipe, assumed: Assumptions) -> tuple[Component, ..
 
 
 def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
-    needed = serving.runtime_bytes(recipe.model.shape, sglang_engine(recipe), int(assumed.prefill_chunk))
+    needed = admission.runtime_bytes(recipe.model.shape, sglang_engine(recipe), int(assumed.prefill_chunk))
     return Component("CUDA graphs and workspace", needed, f"prefill of {assumed.prefill_chunk:.0f} tokens")
 
 
@@ -235,6 +275,34 @@ def most_kept(recipe: Recipe) -> tuple[int, int]:
     one more than `run.keep_checkpoints`, as the oldest goes when another rollout begins."""
     stages = [stage for stage in (recipe, supervised(recipe)) if stage]
     return sum(stage.most_checkpoints for stage in stages), sum(stage.most_exports for stage in stages)
+
+
+# What of a recipe's `warm_start` a plan needs: its episodes, and the recipe of its stage.
+#
+# A step of the stage needs no more of a GPU and of a machine than one of the rollouts: the same layout and the same
+# `parallel.max_tokens_per_gpu`, without a server, a reference policy or an entropy bonus. That holds while its longest
+# sample has at most `rollout.max_context` tokens, for which a micro-batch has room; a longer one is a problem.
+Episodes = tuple[RecordedEpisode, ...]
+
+
+def recorded(recipe: Recipe) -> Episodes:
+    """Of `warm_start.data`; none where that is empty or not on this machine. Raises `UserError` for another file."""
+    path = Path(recipe.warm_start.data)
+    if not recipe.warm_start.data or not path.is_file():
+        return ()
+    found = path.stat()
+    return _read(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1)  # a search for proposals asks for each of thousands of recipes
+def _read(path: Path, changed: int, size: int) -> Episodes:
+    return tuple(read_recorded(path))
+
+
+def supervised(recipe: Recipe) -> Recipe | None:
+    """The recipe of the stage; None without one."""
+    episodes = recorded(recipe)
+    return stage_of(recipe, Path(recipe.run.dir), episodes) if episodes else None
 
 
 def gpus(count: int) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.formulae import GIB
-from slime_swe.recipes.violation import Violation
+from slime_swe.launch.plan.formulae import GIB, Assumptions
+from slime_swe.recipes.checks import Violation
 
 IDLE = "idle slots"  # the phase of a rollout in which slots of episodes are empty
 HOUR = 3600.0

@@ -10,17 +10,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from slime_swe.launch.args import chat_template, checkpoint_folder
+from slime_swe.launch.output import rate, visible
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.agents.native import SCHEMAS, NativeAgent, load_template
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ParsedTurn, ToolCall, Tools, parse
 from slime_swe.rollout.chat.tool_formats import tool_format as load_tool_format
-from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.journals import read_records, read_tools
 from slime_swe.rollout.metrics import wilson_interval
 from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectories
-from slime_swe.rollout.tool_lists import read_tools
 
 ENOUGH = 0.5  # share of the turns with a call from which on a policy can act
 LINES, LENGTH = 3, 100  # first lines that are shown, and characters of one
@@ -191,3 +197,182 @@ def _why_broken(segments: Sequence[Record]) -> str:
 
 def _most_common(texts: Sequence[str]) -> dict[str, int]:
     return dict(Counter(texts).most_common(LINES))
+
+
+# What to change in a recipe after a first look at its policy: sentences, each with a field and its value.
+OFTEN = 0.25  # share of the episodes that a limit ends, from which on it is worth more
+CUT = 0.1  # the same of turns
+
+
+def advice(look: Look, recipe: Recipe) -> list[str]:
+    """What to change, the most pressing first; empty where the recipe is fine as it is."""
+    if not look.episodes:
+        return [_broken(look, recipe)]
+    found = [_broken(look, recipe)] if look.broken else []
+    found += _calls(look)
+    found += _limits(look, recipe)
+    if look.acts:
+        found += _rewards(look)
+    return found
+
+
+def _broken(look: Look, recipe: Recipe) -> str:
+    count = sum(look.broken.values())
+    reason, _ = max(look.broken.items(), key=lambda item: item[1])
+    return (
+        f"Infrastructure broke {count} of {count + look.episodes} episodes, most of them by {reason}. Mend that first: "
+        f"slime-swe doctor recipe={recipe.name}"
+    )
+
+
+def _calls(look: Look) -> list[str]:
+    """What keeps turns from holding a call."""
+    if not look.turns:
+        return ["The policy had no turn: the tasks' statements leave no room. Give it a larger rollout.max_context."]
+    found, better = [], look.better_format
+    if better:
+        found.append(
+            f"Set model.tool_format={better}: it reads a call in {look.read_by[better]} of {look.turns} turns, where "
+            f"{look.tool_format} reads one in {look.with_call}."
+        )
+    if max(look.with_call, look.read_by.get(better, 0)) >= ENOUGH * look.turns:
+        return found
+    missing = look.turns - look.with_call
+    if look.cut > missing / 2:
+        return found  # more room may be all that it needs, which `_limits` says
+    why = (
+        f"its calls are malformed in {look.malformed} of {look.turns} turns"
+        if look.malformed > look.without_call
+        else f"it writes no call in {look.without_call} of {look.turns} turns, and no model.tool_format reads more"
+    )
+    return [
+        *found,
+        f"Begin with a warm start: {why}. Play tasks with a model that calls tools (slime-swe eval ... --output kept), "
+        "choose solved episodes (slime-swe sft kept --out solved.jsonl), and set warm_start.data=solved.jsonl. Or take "
+        "a model of the family that calls tools (model=ORG/NAME).",
+    ]
+
+
+def _limits(look: Look, recipe: Recipe) -> list[str]:
+    """Limits of the recipe's that end many turns or episodes."""
+    rollout, most = recipe.rollout, recipe.model.config.get("max_position_embeddings")
+    found = []
+    if look.cut > CUT * look.turns:
+        found.append(
+            f"Set rollout.max_response={2 * rollout.max_response}: its limit of {rollout.max_response} tokens cut "
+            f"{look.cut} of {look.turns} turns before a call was complete."
+        )
+    full = look.stop_reasons.get(StopReason.CONTEXT_FULL, 0)
+    if full > OFTEN * look.episodes:
+        wider = min(2 * rollout.max_context, most) if isinstance(most, int) else 2 * rollout.max_context
+        what = (
+            f"Set rollout.max_context={wider}"
+            if wider > rollout.max_context
+            else f"Take easier tasks or a model of more context (this one was made for {most} tokens)"
+        )
+        found.append(f"{what}: {full} of {look.episodes} episodes filled their {rollout.max_context} tokens.")
+    over = look.stop_reasons.get(StopReason.MAX_TURNS, 0)
+    if over > OFTEN * look.episodes and look.share >= ENOUGH:
+        found.append(
+            f"Set rollout.max_turns={2 * rollout.max_turns}: {over} of {look.episodes} episodes used all of their "
+            f"{rollout.max_turns}."
+        )
+    late = look.stop_reasons.get(StopReason.TIME_BUDGET, 0)
+    if late > OFTEN * look.episodes:
+        found.append(
+            f"Set rollout.time_budget={2 * rollout.time_budget:g}: {late} of {look.episodes} episodes used all of "
+            f"their {rollout.time_budget:g} seconds."
+        )
+    return found
+
+
+def _rewards(look: Look) -> list[str]:
+    """Outcomes that leave nothing to learn; with few episodes they are a hint, and no more."""
+    low, high = (f"{100 * bound:.0f} %" for bound in look.interval)
+    if look.solved == 0:
+        return [
+            f"No episode of {look.episodes} solved its task (a solve rate of {high} may look so): groups without a "
+            "solved episode teach nothing. Take easier tasks (data.train, data.filters), or a warm start "
+            "(warm_start.data)."
+        ]
+    if look.solved == look.episodes:
+        return [
+            f"All {look.episodes} episodes solved their tasks (a solve rate of {low} may look so): groups without an "
+            "unsolved episode teach nothing. Take harder tasks (data.train, data.filters)."
+        ]
+    return []
+
+
+# A first look as a page of text.
+WIDTH = 100
+
+
+def show(look: Look, wanted: Sequence[str], served: str, console: Console) -> None:
+    """wanted: what to change. served: the model, and who serves it."""
+    console.width = min(console.width, WIDTH)
+    table = Table(box=SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for heading, text in _rows(look, served):
+        table.add_row(heading, escape(visible(text)))
+    console.print(table)
+    verdict = "[green]The policy can act.[/]" if look.acts else "[bold red]The policy can't act.[/]"
+    console.print(f"{verdict} {escape(_why(look))}", highlight=False)
+    console.print("\n[bold]What to change[/]", highlight=False)
+    sentences = Table(box=None, show_header=False, pad_edge=False)
+    sentences.add_column(no_wrap=True)
+    sentences.add_column(overflow="fold")
+    for sentence in wanted or ["Nothing: it is fine as it is."]:
+        sentences.add_row("-", escape(visible(sentence)))
+    console.print(sentences)
+
+
+def _rows(look: Look, served: str) -> list[tuple[str, str]]:
+    """Heading and text of each line; what there is nothing to say of is left out."""
+    tokens, turns = look.tokens_of_turn, look.turns_of_episode
+    rows = [
+        ("model", served),
+        ("episodes", f"{look.episodes} played" + (f", {sum(look.broken.values())} broken" if look.broken else "")),
+        ("broken by", _counted(look.broken)),
+        ("turns with a call", f"{look.with_call} of {look.turns} in {look.tool_format}" if look.turns else "no turn"),
+        ("written as", _counted(look.forms) if [*look.forms] != [look.tool_format] else ""),
+        ("malformed calls", f"{look.malformed} turns: {'; '.join(look.errors)}" if look.malformed else ""),
+        ("without a call", f"{look.without_call} turns, which begin with\n{_lines(look.first_lines)}"
+                           if look.without_call else ""),
+        ("cut", f"{look.cut} turns by their limit, before a call was complete" if look.cut else ""),
+        ("other formats", _others(look)),
+        ("stop reasons", _counted(look.stop_reasons)),
+        ("tokens of a turn", f"median {tokens.median:,g}, 90 % at most {tokens.nine_in_ten:,g}"),
+        ("turns of an episode", f"median {turns.median:g}, 90 % at most {turns.nine_in_ten:g}"),
+        ("cached", f"{rate(look.cached)} of the prompt tokens" if look.cached is not None else ""),
+        ("solved", f"{look.solved} of {look.episodes}, {rate(look.solved / look.episodes, look.interval)}"
+                   if look.episodes else ""),
+        ("reward", f"{look.reward:.2f} on average" if look.reward is not None else ""),
+    ]  # fmt: skip
+    return [(heading, text) for heading, text in rows if text]
+
+
+def _why(look: Look) -> str:
+    if not look.episodes:
+        return "No episode was played to its end."
+    if look.episodes <= sum(look.broken.values()):
+        return "Infrastructure broke at least half of the episodes, so that the others say little."
+    return f"{rate(look.share)} of its turns hold a call, and {100 * ENOUGH:.0f} % should."
+
+
+def _others(look: Look) -> str:
+    read = {name: count for name, count in look.read_by.items() if name != look.tool_format and count}
+    return ", ".join(f"{name} reads a call in {count}" for name, count in _sorted(read))
+
+
+def _lines(lines: Mapping[str, int]) -> str:
+    return "\n".join(f"{count} × {line or '(nothing)'}" for line, count in lines.items())
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in _sorted(counts))
+
+
+def _sorted(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The most frequent first."""
+    return sorted(counts.items(), key=lambda item: -item[1])

@@ -23,8 +23,7 @@ from slime_swe.launch.evaluation.play import embedded_server, play_sets
 from slime_swe.launch.evaluation.served import PORT, models_at, start_command
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.preflight import require_plug_ins, require_sandbox
-from slime_swe.launch.probe.advice import advice
-from slime_swe.launch.probe.look import Look, look
+from slime_swe.launch.probe.look import Look, advice, look
 from slime_swe.launch.task_file import write_tasks
 from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.rollout.agents.base import AGENTS, agent_class

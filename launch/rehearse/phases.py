@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -10,35 +11,36 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.launch.args import converted_folder
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.ray.node import free_ports
-from slime_swe.launch.rehearse import jobs, logs
-from slime_swe.launch.rehearse.batch import write_batches
+from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.differences import Difference, differences
-from slime_swe.launch.rehearse.dumps import ROLLOUTS, read_rollouts, read_steps
-from slime_swe.launch.rehearse.evidence import Evidence, Trainer
+from slime_swe.launch.rehearse.evidence import ROLLOUTS, Evidence, Reference, Trainer, read_rollouts, read_steps
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.router import Router, serve
-from slime_swe.launch.rehearse.scaled import one_rank, scaled
-from slime_swe.launch.rehearse.toy import end_replies, shape_keys, write_toy
+from slime_swe.launch.rehearse.toy import EPISODES as SCALED_EPISODES
+from slime_swe.launch.rehearse.toy import GROUPS, end_replies, one_rank, scaled, shape_keys, write_toy
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.manifest import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, LOG, TENSORBOARD
-from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.figures import scalars
-from slime_swe.launch.slime_cpu.process import follow
+from slime_swe.launch.slime_cpu.process import follow, scalars
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template, opening
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tool_formats import tool_format
 from slime_swe.rollout.journals import read_records
-from slime_swe.rollout.records import EPISODES
+from slime_swe.rollout.records import EPISODES, write_version_spans
 from slime_swe.rollout.retention import TRACKER, saved
+from slime_swe.sample import Sample
 
 PHASES = ("toy", "conversion", "rollouts", "alone", "resume", "export")
 
@@ -169,7 +171,7 @@ class Rehearsal:
         log = (run / LOG).read_text(encoding="utf-8", errors="replace")
         exports = {int(path.name): path for path in (run / EXPORTS).iterdir() if path.name.isdigit()}
         figures = scalars(run / TENSORBOARD)
-        return Trainer(read_steps(run), figures, exports, logs.arguments(log), logs.parameters(log))
+        return Trainer(read_steps(run), figures, exports, arguments(log), parameters(log))
 
     async def _follow(self, name: str, job: Job) -> None:
         job.directory.mkdir(parents=True, exist_ok=True)
@@ -197,3 +199,57 @@ class Rehearsal:
 
     def run_of(self, name: str) -> Path:
         return self.folder / name
+
+
+# What a trainer's log says of it: Megatron's table of its arguments, and its count of each rank's parameters.
+_ARGUMENT = re.compile(r"^(?:\(.*?\)\s)?\s{2}(\w+) \.{2,} ?(.*)$")
+_COUNTED = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+), (\d+)\): (\d+)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def arguments(log: str) -> dict[str, str]:
+    """Attribute -> its value as text, as Megatron prints them once all are final."""
+    lines = _COLOURS.sub("", log).splitlines()
+    return {match[1]: match[2] for line in lines if (match := _ARGUMENT.match(line))}
+
+
+def parameters(log: str) -> dict[tuple[int, int], int]:
+    """Rank of tensor and of pipeline parallelism -> parameters, those of its experts among them."""
+    return {(int(tp), int(pp)): int(count) for tp, pp, count in _COUNTED.findall(_COLOURS.sub("", log))}
+
+
+# Batches of random tokens in the format of SLiME's dumps, to train on where no server can sample from the model.
+#
+# They are no rollouts: there is no agent, no sandbox and no reward in them. Their log-probabilities, and experts where
+# the recipe replays them, are those that Transformers computes with the toy's weights.
+LEAST, MOST, PROMPT = 200, 400, 100  # tokens of a sample, and of its prompt
+
+
+def write_batches(recipe: Recipe, config: dict[str, Any], folder: Path) -> None:
+    """One for each rollout of the recipe, all of the first weights."""
+    model, generator = Reference(config, Path(recipe.model.checkpoint)), torch.Generator().manual_seed(recipe.run.seed)
+    for number in range(recipe.run.num_rollouts):
+        samples = [_sample(recipe, model, generator, number, place) for place in range(GROUPS * SCALED_EPISODES)]
+        path = folder / ROLLOUTS.format(rollout_id=number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"rollout_id": number, "samples": [sample.to_dict() for sample in samples]}, path)
+
+
+def _sample(recipe: Recipe, model: Reference, generator: torch.Generator, number: int, place: int) -> Sample:
+    length = int(torch.randint(LEAST, MOST, (), generator=generator))
+    tokens = torch.randint(recipe.model.shape.vocab, (length,), generator=generator).tolist()
+    found, first = model.forward(tokens), number * GROUPS * SCALED_EPISODES
+    sample = Sample(index=first + place, group_index=number * GROUPS + place // SCALED_EPISODES, metadata={})
+    sample.tokens, sample.response_length = tokens, length - PROMPT
+    sample.loss_mask = [1] * sample.response_length
+    sample.rollout_log_probs = found.log_probs_T[PROMPT - 1 :].tolist()
+    sample.reward, sample.status = float(torch.rand((), generator=generator)), Sample.Status.COMPLETED
+    write_version_spans(sample, [("1", sample.response_length)])
+    if recipe.algorithm.routing_replay == "rollout":
+        layers = recipe.model.shape.megatron["num_layers"]
+        chosen = next(iter(found.experts.values()))
+        table = torch.zeros(length - 1, layers, chosen.shape[-1], dtype=torch.int32)
+        for layer, experts in found.experts.items():
+            table[:, layer] = experts[: length - 1].int()
+        sample.rollout_routed_experts = table
+    return sample

@@ -24,10 +24,8 @@ from slime_swe.files import cache_folder, keep_in_cache
 from slime_swe.launch.doctor.versions import packages
 from slime_swe.launch.rehearse.platforms import platform_of
 from slime_swe.launch.rehearse.platforms.gpu import GpuPlatform, versions
-from slime_swe.launch.rehearse.rehearsal import rehearse
-from slime_swe.launch.rehearse.scaled import scaled
-from slime_swe.launch.rehearse.show import Outcome, document, figure
-from slime_swe.launch.rehearse.toy import shape_keys, toy_config
+from slime_swe.launch.rehearse.rehearsal import Outcome, document, figure, rehearse
+from slime_swe.launch.rehearse.toy import scaled, shape_keys, toy_config
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Recipe

@@ -6,18 +6,27 @@ import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime_swe.errors import UserError
 from slime_swe.files import replace_file
+from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.model import own_template
+from slime_swe.launch.rehearse.evidence import Reference
 from slime_swe.launch.rehearse.platforms import Platform
-from slime_swe.launch.rehearse.reference import Reference
-from slime_swe.launch.rehearse.tokenizer import template_of, write_tokenizer
-from slime_swe.recipes.base import Model
-from slime_swe.recipes.families import Config
+from slime_swe.recipes.base import Data, Model, Parallel, Recipe
+from slime_swe.recipes.families import Config, ControlTokens
+from slime_swe.rewards.compose import GAPS
+from slime_swe.rollout.agents.native import cut_notice
+from slime_swe.rollout.chat.tokenizer import template_path
+from slime_swe.rollout.chat.tool_formats import tool_format
+from slime_swe.rollout.tools import TOOLS
 
 HEADS, KEY_HEADS, HEAD_DIM = 8, 4, 16  # as many as a layout of eight ranks divides
 VOCABULARY = 1152  # divided by every layout; more than the tokenizer has, as published models have it
@@ -119,6 +128,62 @@ def write_toy(model: Model, platform: Platform, folder: Path) -> dict[str, Any]:
     return {"config": kept, "template": source}
 
 
+# A tokenizer of a small vocabulary with a model's control tokens and chat template.
+WORDS = 1024  # tokens of plain text
+
+
+def template_of(model: Model) -> tuple[str, str]:
+    """The chat template that the recipe's run has, and what it is: the recipe's, the checkpoint's, or, where that is
+    not on this machine, a shipped one of its family or with the same tool calls. Raises `UserError` where none is."""
+    if model.chat_template:
+        return template_path(model.chat_template).read_text(encoding="utf-8"), model.chat_template
+    folder = checkpoint_path(model.checkpoint, model.folder)
+    own = own_template(folder)
+    if own:
+        return own, f"that of {folder}"
+    name = model.kind.template or tool_format(model.tool_calls).template
+    if not name:
+        raise UserError(
+            f"{folder} holds no chat template, and none is shipped for model.tool_format={model.tool_calls}: "
+            "download the checkpoint's tokenizer, or name a template by model.chat_template"
+        )
+    return template_path(name).read_text(encoding="utf-8"), f"shipped {name}, as {folder} holds none"
+
+
+def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
+    """Train it on the template and what the agent says, write its files; returns it.
+
+    Raises `UserError` where the template holds none of the tokens that end a turn.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if not any(token in template for token in control.ends):
+        raise UserError(
+            f"the chat template holds none of {', '.join(control.ends)}, which end a turn by the model's family "
+            "(control_tokens in its file)"
+        )
+    special = [control.pad, *control.control]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=WORDS, initial_alphabet=alphabet, show_progress=False)
+    schemas = json.dumps([tool.spec.schema() for tool in TOOLS])
+    tokenizer.train_from_iterator([schemas, template, cut_notice(1, any_run=False)], trainer)
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([word for word in control.words if word in template])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=control.ends[0],
+        pad_token=control.pad,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+    made.save_pretrained(folder)
+    return made
+
+
 def make_model(config: dict[str, Any]) -> Any:
     """The Transformers model of a `config.json`, on the CPU in float32."""
     import transformers
@@ -184,3 +249,119 @@ def shape_keys(config: dict[str, Any], model: Model) -> dict[str, Any]:
 
     values: Config = read_config(model.kind, config)[1]
     return values.part()
+
+
+# A recipe -> the recipe that is rehearsed: its algorithm, schedule and layout, with a toy of its model, small amounts
+# and no more ranks than one machine bears.
+ROLLOUTS = 3
+GROUPS, EPISODES = 2, 4
+CONTEXT, REPLY, TURNS = 2048, 48, 4  # tokens of an episode, and of a micro-batch; of a reply; replies
+EPSILON = 1e-4  # of AdamW: what a gradient of 0 has of rounding is then no step
+SECONDS = 900.0  # of an episode, on a machine that trains meanwhile
+
+
+@dataclass(frozen=True)
+class Layout:
+    """parallel: the sizes that are rehearsed. ranks: of the trainer. halved: what is smaller than the recipe's."""
+
+    parallel: Parallel
+    ranks: int
+    halved: tuple[str, ...]
+
+
+def layout_of(recipe: Recipe, platform: Platform) -> Layout:
+    """The recipe's layout, of which context, then tensor, then pipeline parallelism is halved, the largest first, until
+    it fits; then experts' parallelism. A stage of the pipeline has one of the toy's layers at least. As many copies of
+    the model as the recipe has, fit, and show how they share."""
+    given, most = recipe.parallel, platform.ranks(recipe)
+    sizes = {"cp": given.cp, "tp": given.tp, "pp": given.pp}
+    while layers(recipe.model) % sizes["pp"]:
+        sizes["pp"] //= 2
+    while prod(sizes.values()) > most:
+        largest = max(sizes, key=lambda way: sizes[way])
+        sizes[largest] //= 2
+    group = prod(sizes.values())
+    copies = recipe.cluster.train_gpus // prod((given.cp, given.tp, given.pp))
+    kept = min(copies, platform.copies, most // group)
+    ranks = kept * group
+    sizes |= {"ep": given.ep, "etp": given.etp}
+    while ranks % (sizes["ep"] * sizes["etp"] * sizes["pp"]):
+        sizes["ep" if sizes["ep"] > 1 else "etp"] //= 2
+    if given.etp > 1 and sizes["ep"] == 1:
+        sizes["etp"] = sizes["tp"]  # another size leaves gradients unsummed (recipes/rules.py)
+    parallel = replace(
+        given,
+        tp=sizes["tp"],
+        pp=sizes["pp"],
+        cp=sizes["cp"],
+        ep=sizes["ep"],
+        etp=sizes["etp"],
+        max_tokens_per_gpu=CONTEXT // sizes["cp"],
+    )
+    pairs = {f"parallel.{way}": (int(getattr(given, way)), size) for way, size in sizes.items()}
+    pairs["copies of the model"] = (copies, kept)
+    halved = tuple(f"{name} {whole} -> {size}" for name, (whole, size) in pairs.items() if whole != size)
+    return Layout(parallel, ranks, halved)
+
+
+def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any], folder: Path) -> Recipe:
+    """What is rehearsed, of a toy at a path whose `config.json` says that, in a folder of runs."""
+    layout = layout_of(recipe, platform)
+    small = replace(
+        recipe,
+        model=replace(recipe.model, checkpoint=str(toy), config=config, folder=str(toy.parent)),
+        cluster=replace(recipe.cluster, nodes=1, ray_address=""),
+        parallel=layout.parallel,
+        serving=replace(
+            recipe.serving,
+            concurrency=2 * GROUPS * EPISODES,
+            external_engines=[],
+            router_ip="",
+            router_port=0,
+        ),
+        rollout=replace(
+            recipe.rollout,
+            batch_size=GROUPS,
+            samples_per_task=EPISODES,
+            max_turns=TURNS,
+            max_response=REPLY,
+            max_context=CONTEXT,
+            time_budget=SECONDS,
+            wall_time_budget=0.0,
+            agent="native",
+            grammar="",
+            sandbox="local",
+            sandbox_concurrency=2,
+        ),
+        reward=replace(
+            recipe.reward,
+            overlong_tokens=CONTEXT - 1,
+            overlong_penalty=GAPS[recipe.reward.mode] / 2,
+            overlong_turns=0,
+            weights={},
+        ),
+        data=Data(train=["synthetic:train"], shuffle=recipe.data.shuffle),
+        algorithm=replace(recipe.algorithm, group_filter="", opsm_delta=0.0),
+        optimizer=replace(recipe.optimizer, lr=platform.learning_rate, eps=EPSILON, warmup_steps=0),
+        run=replace(
+            recipe.run,
+            name="",
+            dir=str(folder),
+            num_rollouts=ROLLOUTS,
+            eval_interval=0,
+            save_interval=1,
+            save_every_minutes=0.0,
+            keep_checkpoints=0,
+            keep_exports=0,
+            keep_best="",
+            trackers=["tensorboard"],
+        ),
+    )
+    return platform.placed(small, layout.ranks)
+
+
+def one_rank(recipe: Recipe) -> Recipe:
+    """The rehearsed recipe, trained by a single rank."""
+    alone = Parallel(max_tokens_per_gpu=CONTEXT, recompute=recipe.parallel.recompute)
+    serving = replace(recipe.serving, gpus_per_engine=1, ep=1, dp_attention=False)
+    return replace(recipe, parallel=alone, serving=serving, cluster=replace(recipe.cluster, gpus_per_node=1))

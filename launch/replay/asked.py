@@ -11,9 +11,8 @@ from slime_swe.launch.config import assemble, flatten, read_recipe
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import wrong_fields
-from slime_swe.recipes.violation import refuse
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.recipes.checks import refuse, wrong_fields
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 
 ANSWERED = (
     "algorithm.estimator",

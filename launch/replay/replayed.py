@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_swe.embedded.packing import split_steps
-from slime_swe.embedded.reductions import token_weights
-from slime_swe.embedded.train_data import TrainData, to_train_data
+import msgspec
+
+from slime_swe.embedded.train_data import TrainData, split_steps, to_train_data, token_weights
 from slime_swe.errors import UserError
+from slime_swe.fields import read_arguments
 from slime_swe.launch.args import ours, shared
-from slime_swe.launch.replay.recorded import Groups, Recorded
-from slime_swe.launch.replay.rescored import rescored
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Recipe, Reward
 from slime_swe.recipes.rules import staleness
-from slime_swe.rollout.dropping import LOST, is_lost, why_filtered
+from slime_swe.rewards.compose import OVERLONG, Composition, composed, weights_in_use
+from slime_swe.rewards.grade import value_of
 from slime_swe.rollout.hooks import optional_hook, required_hook
-from slime_swe.rollout.records import Record, loss_mask_of, sample_of
+from slime_swe.rollout.journals import read_rollouts
+from slime_swe.rollout.player import LOST, is_lost, why_filtered
+from slime_swe.rollout.records import Record, Score, loss_mask_of, sample_of, trajectories
+from slime_swe.rollout.replies import INITIAL_WEIGHTS
 from slime_swe.rollout.samples import is_removed, leaves_out
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.sample import Sample
 
 STALE, NOT_NEEDED = "too_stale", "not_needed"  # why groups that the filter keeps are in no batch
@@ -149,6 +152,102 @@ class Replay:
             return found
 
         return to_train_data(self.args, [samples[place] for place in places], post_process), order
+
+
+# One rollout of a record: its groups, their episodes, and how old the weights were that sampled them.
+Groups = dict[int, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """groups: number -> its episodes, each the places of its records, in the order in which groups began. staleness:
+    of each group, by how many weight updates the oldest weights that sampled it were behind those that it trains; None
+    where the record does not say.
+    """
+
+    rollout: int
+    records: list[Record]
+    groups: Groups
+    staleness: dict[int, int | None]
+
+    @property
+    def episodes(self) -> Iterator[list[int]]:
+        return (places for group in self.groups.values() for places in group)
+
+
+def read_recorded(journal: Path) -> Iterator[Recorded]:
+    """A run's rollouts, one in memory at a time. Raises `UserError` where there are none, or a sample is of none."""
+    first: dict[int | None, tuple[int, int | None]] = {}  # attempt -> its first rollout, and its newest weights
+    empty = True
+    for records in read_rollouts(journal):
+        empty = False
+        rollout, attempt = records[0].rollout_id, records[0].attempt
+        if rollout is None:
+            raise UserError(f"{journal}: record {records[0].index} names no rollout: it was not written by a run")
+        start, newest = first.setdefault(attempt, (rollout, _newest(records)))
+        current = None if newest is None else newest + rollout - start
+        groups = _groups(records, journal)
+        ages = {
+            number: _age([records[p] for places in group for p in places], current) for number, group in groups.items()
+        }
+        yield Recorded(rollout, records, groups, ages)
+    if empty:
+        raise UserError(f"{journal} has no episode yet: there is nothing to replay")
+
+
+def _groups(records: list[Record], journal: Path) -> Groups:
+    places = {id(record): place for place, record in enumerate(records)}
+    groups: Groups = {}
+    for segments in trajectories(records):
+        number = segments[0].group_index
+        if number is None:
+            raise UserError(f"{journal}: record {segments[0].index} names no group: there is no baseline to compute")
+        groups.setdefault(number, []).append([places[id(segment)] for segment in segments])
+    return dict(sorted(groups.items()))
+
+
+def _newest(records: Iterable[Record]) -> int | None:
+    return max((version for record in records for version in _versions(record) or ()), default=None)
+
+
+def _age(records: list[Record], current: int | None) -> int | None:
+    versions = [_versions(record) for record in records]
+    if current is None or None in versions:
+        return None
+    return max(0, current - min((version for found in versions for version in found or ()), default=current))
+
+
+def _versions(record: Record) -> list[int] | None:
+    """The weights that sampled it, by number: those of a server's start come before the first update's. None where one
+    has another name."""
+    names = record.weight_versions
+    if not all(name == INITIAL_WEIGHTS or name.isdecimal() for name in names):
+        return None
+    return [-1 if name == INITIAL_WEIGHTS else int(name) for name in names]
+
+
+# Recorded scores under another `reward.mode` or other components.
+def rescored(segments: Sequence[Record], args: Namespace, own: Reward, other: Reward) -> list[Record]:
+    """An episode's records with the reward that it would have had; the recorded one where it has no score."""
+    score, episode = segments[0].score, segments[0].episode
+    if score is None or episode is None or own == other:
+        return [*segments]
+    new = composed(_bare(score, own, other), segments, episode, read_arguments(Composition, args))
+    return [msgspec.structs.replace(segment, score=new, reward=new.value) for segment in segments]
+
+
+def _bare(score: Score, own: Reward, other: Reward) -> Score:
+    """The outcome's score, without the components that the run had."""
+    windows = {name: getattr(own, name) for name in OVERLONG}
+    names = weights_in_use(own.weights, windows, own.overlong_penalty)
+    components = {name: part for name, part in score.components.items() if name not in names}
+    if own.mode != other.mode:
+        value = value_of(other.mode, score.solved)
+    elif own.mode == "fraction" and "quality" in score.evidence:
+        value = score.evidence["quality"]
+    else:  # rounded, so that what was equal before components were added is equal again
+        value = round(score.value - sum(score.components.get(name, 0.0) for name in names), 12)
+    return msgspec.structs.replace(score, value=value, components=components)
 
 
 def _steps(data: TrainData, steps: int) -> list[list[int]]:

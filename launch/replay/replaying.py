@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,11 @@ from typing import Any
 from slime_swe.attempts import of_last_attempt
 from slime_swe.embedded.journal import Journal
 from slime_swe.launch.replay.asked import Asked
-from slime_swe.launch.replay.check import Check
-from slime_swe.launch.replay.draws import averaged, draws, intervals
-from slime_swe.launch.replay.figures import changes, compared, figures
-from slime_swe.launch.replay.recorded import Groups, Recorded, read_recorded
-from slime_swe.launch.replay.replayed import Replay
-from slime_swe.launch.replay.sums import Row, Sums, rows_of, sums_of
+from slime_swe.launch.replay.replayed import Groups, Recorded, Replay, Replayed, read_recorded
+from slime_swe.launch.replay.sums import BINS, NOT_DRAWN, STATES, Row, Sums, rows_of, sums_of
+from slime_swe.launch.replay.sums import TRAINED as TRAINED_SUMS
+from slime_swe.recipes.base import Algorithm
+from slime_swe.rollout.metrics import depends_on_timing, episode_metrics
 from slime_swe.rollout.records import EPISODES
 from slime_swe.rollout.trained import TRAINED, TrainedSamples
 
@@ -72,6 +74,99 @@ def replay(folder: Path, asked: Asked, count: int, on_episodes: EpisodeSink | No
     return {"changed": asked.changed, "check": check.document(), **_document(overall, asked), "rollouts": rollouts}
 
 
+# Whether a replay with a run's own settings gives what the run recorded. What differs would make a replay with others
+# worthless, so it is looked at first.
+FILTERED = "rollout/dynamic_filter/drop_"
+TOLERANCE = 1e-5  # of a loss, which the trainer computes with 32 bits
+
+
+def compared(recorded: Recorded, before: Sequence[Row], after: Sequence[Row], pair: tuple[Replayed, Replayed]) -> Sums:
+    """Sums over a rollout's episodes and tokens under two recipes. A token's weight is signed: advantage times weight
+    where it is in the loss, 0 elsewhere."""
+    found = Sums()
+    counts = found.counts
+    for old, new in zip(before, after, strict=True):
+        x, y = old.advantage * bool(old.tokens), new.advantage * bool(new.tokens)
+        counts.update({"flipped": x * y < 0, "gained": not x and bool(y), "lost": bool(x) and not y})
+    for place, record in enumerate(recorded.records):
+        n = record.sampled
+        x, y = (_signed(replayed, place) for replayed in pair)
+        counts.update({"n": n, "x": n * x, "y": n * y, "xx": n * x * x, "yy": n * y * y, "xy": n * x * y})
+    return found
+
+
+@dataclass
+class Check:
+    """records_dropped: the record has groups that the run dropped. trained: what the run's steps made of its samples;
+    None where it wrote no such file. compared: name of a figure -> in how many rollouts. differences: as sentences.
+    unrecorded: rollouts of which there are no metrics."""
+
+    own: Algorithm
+    records_dropped: bool
+    trained: TrainedSamples | None
+    compared: dict[str, int] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    unrecorded: int = 0
+
+    def rollout(self, recorded: Recorded, replayed: Replayed, metrics: Mapping[str, Any] | None) -> None:
+        """metrics: the rollout's line of `metrics.jsonl`; None where there is none."""
+        self.unrecorded += metrics is None
+        for name, given, found in self._pairs(recorded, replayed, metrics or {}):
+            self.compared[name] = self.compared.get(name, 0) + 1
+            if not math.isclose(given, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                self.differences.append(f"rollout {recorded.rollout}: {name} is {found:g}, and {given:g} was recorded")
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "holds": not self.differences,
+            "compared": self.compared,
+            "differences": self.differences,
+            "rollouts_without_metrics": self.unrecorded,
+        }
+
+    def _pairs(
+        self, recorded: Recorded, replayed: Replayed, metrics: Mapping[str, Any]
+    ) -> Iterator[tuple[str, float, float]]:
+        """Name, what was recorded, what the replay gives."""
+        trained = [group for number, group in recorded.groups.items() if number not in replayed.dropped]
+        places = {place for group in trained for episode in group for place in episode}
+        removed = {place for place in places if recorded.records[place].remove_sample}
+        yield "samples left out otherwise", 0, len(removed ^ replayed.removed)
+        yield from self._trained(recorded, replayed)
+        reasons, dropped = [*replayed.dropped.values()], {}
+        if self.records_dropped and metrics:
+            dropped = {key.removeprefix(FILTERED): count for key, count in metrics.items() if key.startswith(FILTERED)}
+        for reason in sorted({*reasons, *dropped}) if metrics or not self.records_dropped else ():
+            yield f"groups dropped: {reason}", dropped.get(reason, 0), reasons.count(reason)
+        for name, value in episode_metrics(recorded.records).items() if metrics else ():
+            if name in metrics and not depends_on_timing(name):
+                yield name, metrics[name], value
+        if "trained_tokens" in metrics:
+            yield "trained_tokens", metrics["trained_tokens"], replayed.trained_tokens
+        if "pg_loss" in metrics and replayed.pg_loss is not None and _ratio_is_1(metrics, self.own):
+            yield "pg_loss", metrics["pg_loss"], replayed.pg_loss
+
+    def _trained(self, recorded: Recorded, replayed: Replayed) -> Iterator[tuple[str, float, float]]:
+        """Nothing of a rollout that has no line yet. Advantages that differ within a sample are not compared."""
+        given = [self.trained.of(record) if self.trained else None for record in recorded.records]
+        if not any(given):
+            return
+        found = [weighed if weighed is not None and weighed.tokens else None for weighed in replayed.weighed]
+        yield "samples trained otherwise", 0, sum((a is None) != (b is None) for a, b in zip(given, found, strict=True))
+        differences = [
+            abs(a.advantage - b.advantage)
+            for a, b in zip(given, found, strict=True)
+            if a is not None and b is not None and isinstance(a.advantage, float)
+        ]
+        yield "largest difference of an advantage", 0, max(differences, default=0.0)
+
+
+def _ratio_is_1(metrics: Mapping[str, Any], own: Algorithm) -> bool:
+    """Whether each token's ratio is 1 and no other weight is in the policy's loss."""
+    plain = own.estimator != "cispo" and own.mismatch == "none"
+    return plain and own.steps_per_rollout == 1 and not metrics.get("rollout/staleness_max")
+
+
 def _asked_groups(recorded: Recorded, asked: Asked, count: int) -> Iterator[Groups]:
     """The groups of each replay: one of all episodes, or as many as there are draws."""
     if asked.is_subsample:
@@ -88,6 +183,152 @@ def _document(pairs: Sequence[_Pair], asked: Asked) -> dict[str, Any]:
     if not asked.is_subsample:
         return before | documents[0]
     return before | averaged(documents) | {"intervals": intervals(documents), "draws": len(documents)}
+
+
+# From sums to the figures that are shown: of one recipe, and of two of them beside each other.
+TIMES = ("seconds", "engine")
+
+
+def figures(sums: Sums) -> dict[str, Any]:
+    """What docs/replay.md names. None for a mean or share of nothing."""
+    counts = sums.counts
+    return {
+        "groups": {
+            **{name: counts[key] for name, key in (("recorded", "groups"), ("trained", "groups/trained"))},
+            "missing": counts["groups/missing"],
+            "dropped": _below("dropped/", counts),
+        },
+        "episodes": {"recorded": counts["episodes"], **{state: counts[f"episodes/{state}"] for state in STATES}},
+        "tokens": {
+            "sampled": counts["tokens/sampled"],
+            "in_loss": counts["tokens/in_loss"],
+            "trained": counts["tokens/trained"],
+            "masked_share": _ratio(counts["sampled/masked"], counts["tokens/sampled"]),
+        },
+        "advantage": {
+            "largest": sums.largest if counts["all/episodes"] else None,
+            **{of: _spread(counts, of) for of in ("all", "solved", "unsolved")},
+        },
+        "weight": _weights(counts),
+        "seconds": _seconds(counts),
+    }
+
+
+def changes(sums: Sums, before: Sums, after: Sums) -> dict[str, Any]:
+    """flipped, gained, lost: episodes whose advantage has the other sign, has one now, or has none any more.
+    correlation: of the tokens' weights, Pearson's; None where either does not vary. gradient: the sum of |advantage| x
+    weight over tokens, after over before.
+    """
+    counts = sums.counts
+    return {
+        **{name: counts[name] for name in ("flipped", "gained", "lost")},
+        "correlation": _correlation(counts),
+        "gradient": _ratio(after.counts["gradient"], before.counts["gradient"]),
+    }
+
+
+def _signed(replayed: Replayed, place: int) -> float:
+    found = replayed.weighed[place]
+    return found.advantage * found.weight if found is not None and found.tokens else 0.0
+
+
+def _correlation(counts: Counter[str]) -> float | None:
+    n = counts["n"]
+    across = n * counts["xy"] - counts["x"] * counts["y"]
+    spread = (n * counts["xx"] - counts["x"] ** 2) * (n * counts["yy"] - counts["y"] ** 2)
+    return max(-1.0, min(1.0, across / math.sqrt(spread))) if spread > 0 else None
+
+
+def _spread(counts: Counter[str], of: str) -> dict[str, Any]:
+    """deviation: the population's. bins: episodes by advantage."""
+    n = counts[f"{of}/episodes"]
+    mean = _ratio(counts[f"{of}/sum"], n)
+    square = _ratio(counts[f"{of}/squares"], n)
+    deviation = None if mean is None or square is None else math.sqrt(max(0.0, square - mean * mean))
+    return {"episodes": n, "mean": mean, "deviation": deviation, "bins": {b: counts[f"{of}/bin/{b}"] for b in BINS}}
+
+
+def _weights(counts: Counter[str]) -> dict[str, Any]:
+    of_gradient = ("longest", "unsolved", "largest", "effective")
+    return {
+        "loss_of_longest": _ratio(counts["loss/longest"], counts["rollouts/loss"]),
+        **{f"gradient_of_{name}": _ratio(counts[f"gradient/{name}"], counts["rollouts/gradient"])
+           for name in of_gradient[:3]},
+        "effective_episodes": _ratio(counts["gradient/effective"], counts["rollouts/gradient"]),
+        "gradient": _ratio(counts["gradient"], counts["rollouts"]),
+    }  # fmt: skip
+
+
+def _seconds(counts: Counter[str]) -> dict[str, Any]:
+    """Of episodes that were drawn. unused: of those that train nothing. unused_engine: what of that is model calls.
+    dropped: of those whose group is dropped."""
+    spent, engine = ({state: counts[f"{of}/{state}"] for state in STATES if state != NOT_DRAWN} for of in TIMES)
+    total, unused = sum(spent.values()), sum(spent.values()) - spent[TRAINED_SUMS]
+    return {
+        "episodes": total,
+        "unused": unused,
+        "unused_engine": sum(engine.values()) - engine[TRAINED_SUMS],
+        "dropped": spent["dropped"],
+        "unused_share": _ratio(unused, total),
+    }
+
+
+def _below(prefix: str, counts: Counter[str]) -> dict[str, Any]:
+    return {key.removeprefix(prefix): count for key, count in sorted(counts.items()) if key.startswith(prefix)}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+# Fewer episodes of each group: drawn anew several times from those that were recorded, and averaged.
+COVERED = 0.95  # of the draws lie between the two ends of an interval
+
+
+def draws(recorded: Recorded, size: int, count: int) -> Iterator[Groups]:
+    """`count` times a rollout's groups with `size` of their episodes each, without replacement, in recorded order.
+
+    The same for one rollout and group however often it is asked for; those of a group are independent of each other.
+    """
+    for number in range(count):
+        yield {group: _drawn(episodes, size, f"{recorded.rollout}/{group}/{number}")
+               for group, episodes in recorded.groups.items()}  # fmt: skip
+
+
+def _drawn(episodes: Sequence[list[int]], size: int, seed: str) -> list[list[int]]:
+    chosen = random.Random(seed).sample(range(len(episodes)), min(size, len(episodes)))
+    return [episodes[place] for place in sorted(chosen)]
+
+
+def averaged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of each figure over the draws that have one; a count that a draw does not name is 0 there."""
+    return _combined(documents, lambda values: math.fsum(values) / len(values))
+
+
+def intervals(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """In place of each figure, between which values 95 % of the draws lie."""
+    ends = ((1 - COVERED) / 2, (1 + COVERED) / 2)
+    return _combined(documents, lambda values: [_quantile(sorted(values), share) for share in ends])
+
+
+def _combined(documents: Sequence[Mapping[str, Any]], combine: Callable[[list[float]], Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for document in documents for name in document):
+        values = [document.get(name, 0) for document in documents]
+        if any(isinstance(value, Mapping) for value in values):
+            found[name] = _combined([value or {} for value in values], combine)
+        else:
+            numbers = [value for value in values if value is not None]
+            found[name] = combine(numbers) if numbers else None
+    return found
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two values beside it."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _metrics(folder: Path) -> dict[int, dict[str, Any]]:

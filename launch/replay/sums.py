@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slime_swe.launch.replay.recorded import Recorded
-from slime_swe.launch.replay.replayed import Replayed, Weighed
+from slime_swe.launch.replay.replayed import Recorded, Replayed, Weighed
 from slime_swe.rollout.records import Record
 
 TRAINED, NOT_DRAWN = "trained", "not_drawn"

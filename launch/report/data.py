@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import msgspec
+import orjson
 
 from slime_swe import __version__
+from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.evaluation.folder import read_evaluation
 from slime_swe.launch.export.episodes import ExportedEpisode
-from slime_swe.launch.report.charts import run_charts
-from slime_swe.launch.report.detail import COLUMNS, detail_of, row_of
-from slime_swe.launch.report.figures import Segments, group_kind, groups_of, moment_figures
-from slime_swe.launch.report.reading import TrainedOrSkipped, read_lines, read_moments
-from slime_swe.launch.report.shards import Shards
-from slime_swe.launch.report.tokens import ShownTokens, decoder_of, shown_tokens
+from slime_swe.launch.extras import require
+from slime_swe.launch.report.charts import Segments, group_kind, groups_of, moment_figures, run_charts
+from slime_swe.launch.report.detail import COLUMNS, ShownTokens, decoder_of, detail_of, row_of, shown_tokens
+from slime_swe.launch.report.page import Shards
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
-from slime_swe.rollout.group_outcomes import INFORMATIVE
-from slime_swe.rollout.metrics import GAP_BEFORE
+from slime_swe.rollout.journals import read_record
+from slime_swe.rollout.json_lines import Place
+from slime_swe.rollout.metrics import GAP_BEFORE, INFORMATIVE
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, is_broken, trajectories
-from slime_swe.rollout.trained import TRAINED
+from slime_swe.rollout.trained import TRAINED, TrainedSample, TrainedSamples
 
 SAMPLE = 0.05  # share of the other episodes whose tokens go in
 _TEXTS = ("run", "set", "task", "outcome", "stop", "search")  # columns in which texts repeat
@@ -111,6 +115,114 @@ def _add_moment(
         into.rows.append({**where, **row_of(episode)})
 
 
+# A journal's records, moment by moment. What can't be read is left out and said, so that a damaged run still opens.
+_SAID = 3  # damaged lines of one file that are named each
+
+
+class _Moment(msgspec.Struct):
+    """The fields of a record by which those of one moment are found."""
+
+    rollout_id: int | None = None
+    dataset: str | None = None
+    attempt: int | None = None
+
+
+def read_moments(journal: Path, secrets: Secrets, notes: list[str]) -> Iterator[list[Record]]:
+    """The records of each training rollout, or of each evaluation, in the order of the journal.
+
+    Where a run was killed and has played a moment again, its last attempt counts. notes: is given a sentence for what
+    is left out.
+    """
+    moments: dict[Any, list[Place]] = {}
+    skipped = _Skipped(journal, notes)
+    for place, moment in of_last_attempt(_places(journal, skipped), _moment, lambda found: found[1].attempt):
+        moments.setdefault(_moment((place, moment)), []).append(place)
+    for places in moments.values():
+        yield [*_records(journal, places, secrets, skipped)]
+    skipped.close()
+
+
+def _moment(found: tuple[Place, _Moment]) -> tuple[str | None, int | None]:
+    return found[1].dataset, found[1].rollout_id
+
+
+class TrainedOrSkipped:
+    """What the steps made of a run's samples. notes: is given a sentence for what is left out."""
+
+    def __init__(self, path: Path, notes: list[str]) -> None:
+        self._skipped = _Skipped(path, notes)
+        self._samples: TrainedSamples | None = None
+        try:
+            self._samples = TrainedSamples(path)
+        except UserError as error:
+            notes.append(f"advantages and the trainer's log-probabilities are left out: {error}")
+
+    def of(self, record: Record) -> TrainedSample | None:
+        try:
+            return self._samples.of(record) if self._samples else None
+        except UserError as error:
+            self._skipped.add(f"the line of sample {record.index}, rollout {record.rollout_id},", str(error))
+            return None
+
+    def close(self) -> None:
+        self._skipped.close()
+
+
+def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The JSON objects of a file of figures, one a line; none where there is no such file."""
+    skipped, found = _Skipped(path, notes), []
+    for number, line in enumerate(path.open("rb") if path.is_file() else (), 1):
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            skipped.add(f"line {number}" if line.endswith(b"\n") else "the last line, half written", str(error))
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    skipped.close()
+    return found
+
+
+class _Skipped:
+    """The lines of a file that are left out."""
+
+    def __init__(self, path: Path, notes: list[str]) -> None:
+        self._path, self._notes, self._more = path, notes, -_SAID
+
+    def add(self, line: str, why: str) -> None:
+        self._more += 1
+        if self._more <= 0:
+            self._notes.append(f"{self._path.name}: {line} was skipped: {why}")
+
+    def close(self) -> None:
+        if self._more > 0:
+            self._notes.append(f"{self._path.name}: {self._more} more lines were skipped")
+
+
+def _places(journal: Path, skipped: _Skipped) -> Iterator[tuple[Place, _Moment]]:
+    decoder = msgspec.json.Decoder(_Moment)
+    start = 0
+    with journal.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            place = Place(start, len(line), crc32(line))
+            start += len(line)
+            if not line.endswith(b"\n"):
+                skipped.add("the last line, half written", f"{len(line):,} bytes without an end")
+                continue
+            try:
+                yield place, decoder.decode(line)
+            except msgspec.DecodeError as error:
+                skipped.add(f"line {number}", str(error))
+
+
+def _records(journal: Path, places: list[Place], secrets: Secrets, skipped: _Skipped) -> Iterator[Record]:
+    for place in places:
+        try:
+            yield read_record(journal, place, secrets)
+        except UserError as error:
+            skipped.add(f"the record at byte {place.start}", str(error))
+
+
 def _has_tokens(segments: Segments, informative: set[int], into: Collected) -> bool:
     """Of failures, of informative groups, and of a random sample of the rest."""
     drawn = into.chosen.random() < SAMPLE
@@ -150,3 +262,27 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             columns[name] = values
     return columns
+
+
+# The first run against each other one, as `slime-swe compare` has it.
+def compare_runs(folders: Sequence[Path], notes: list[str]) -> list[dict[str, Any]]:
+    """By evaluation set, the newest evaluation of each. notes: is given why a comparison is not there."""
+    found: list[dict[str, Any]] = []
+    for folder in folders[1:]:
+        try:
+            found += _compared(folders[0], folder)
+        except UserError as error:
+            notes.append(f"{folders[0].name} and {folder.name} are not compared: {error}")
+    return found
+
+
+def _compared(a: Path, b: Path) -> Iterator[dict[str, Any]]:
+    require("numpy", "scipy", extra="compare")
+    from slime_swe.launch.compare.comparison import compare  # numpy and scipy are of the `compare` extra
+    from slime_swe.launch.compare.sources import matched, read_side
+
+    for name, left, right in matched(*(read_side(str(folder), "") for folder in (a, b))):
+        found = compare(name, left, right)
+        shown = {key: found[key] for key in ("difference", "intervals", "verdict", "p_value", "test", "tasks")}
+        rates = {"solve_rate_a": found["a"]["solve_rate"], "solve_rate_b": found["b"]["solve_rate"]}
+        yield {"set": name, "a": a.name, "b": b.name, **shown, **rates}

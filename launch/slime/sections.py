@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from slime_swe.data_sources.registry import absolute
 from slime_swe.launch.args import Attributes, checkpoint_path, converted_folder, shared
 from slime_swe.launch.slime.paths import CHECKPOINTS, EVALUATION, EXPORTS, SETTINGS, WEIGHTS
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
 RECORD = "slime_swe.launch.slime.slime_plugin.write_trained"
@@ -155,3 +159,17 @@ def vocabulary_unit(vocab: int, tp: int) -> int:
     while unit > 1 and vocab % (unit * tp):
         unit //= 2
     return unit
+
+
+# The evaluation sets as SLiME's parser wants them: it takes no `--eval-interval` without datasets.
+#
+# Our rollout function plays the sets of `args.swe_eval_tasks`, so that nothing reads the paths that stand here.
+def evaluation_config(recipe: Recipe) -> str:
+    """The YAML for `--eval-config`."""
+    datasets = [{"name": name, "path": absolute(spec)} for name, spec in recipe.data.evaluation_sets.items()]
+    return as_yaml({"eval": {"datasets": datasets}})
+
+
+def as_yaml(content: Any) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    return text

@@ -15,17 +15,16 @@ from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.args import to_args
-from slime_swe.launch.evaluation.limits import limits_of
+from slime_swe.launch.evaluation.folder import limits_of
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.figures import read_figures
-from slime_swe.launch.slime_cpu.process import follow
+from slime_swe.launch.slime_cpu.process import follow, read_figures
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import SGLANG, Data, Recipe
 from slime_swe.rollout.metrics import paced
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
-from slime_swe.rollout.scheduling.schedule import SCHEDULES
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.saving import raise_if_stopped
 
 

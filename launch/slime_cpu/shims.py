@@ -11,9 +11,9 @@ where.
   it asks of a GPU: those of a Hopper.
 - `device="cuda"` where Megatron makes tensors: the CPU. `pin_memory=True`: ordinary memory.
 - `torch.compile`: the function as it is written.
-- What PyTorch calls of a process group and SLiME's wrapper of one lacks: `collectives.py`.
-- Megatron's copy of a checkpoint into the optimizer: without gradients, `optimizer.py`.
-- Counts of tokens that Megatron copies from a GPU to its host: as they are, `splits.py`.
+- What PyTorch calls of a process group and SLiME's wrapper of one lacks.
+- Megatron's copy of a checkpoint into the optimizer: without gradients.
+- Counts of tokens that Megatron copies from a GPU to its host: as they are.
 
 Transformer Engine and flash-linear-attention are in `packages/`, on these processes' PYTHONPATH.
 
@@ -31,10 +31,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from slime_swe.launch.slime_cpu.collectives import forward_single_collectives
-from slime_swe.launch.slime_cpu.optimizer import load_without_gradients
-from slime_swe.launch.slime_cpu.splits import give_splits_to_host
+from torch import Tensor
 
 CPU = torch.device("cpu")
 ACCELERATOR = "cpu"
@@ -56,6 +53,66 @@ def install() -> None:
     forward_single_collectives()
     load_without_gradients()
     give_splits_to_host()
+
+
+def give_splits_to_host() -> None:
+    """How many tokens go to which rank of a mixture of experts: an array on a GPU's host, a tensor on a CPU.
+
+    Megatron copies these counts from the GPU to the host, where they become numpy's, as all-to-all takes them. Of a
+    tensor that is on the host already it makes no copy, and leaves a tensor, which all-to-all does not take.
+    """
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = on_host
+
+
+def on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What Megatron's function of a tensor on a GPU returns."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+
+# Megatron's distributed optimizer loads a checkpoint of float32 weights.
+#
+# On a GPU weights are in half precision, and a checkpoint is copied into their float32 copies, which need no gradients.
+# In float32 there are no copies: it is copied into the model's own parameters, which PyTorch refuses while it records.
+COPY = "_set_main_param_and_optimizer_states"
+
+
+def load_without_gradients() -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    optimizer: Any = DistributedOptimizer
+    original = getattr(optimizer, COPY)
+
+    @functools.wraps(original)
+    def copy(*args: Any, **options: Any) -> None:
+        with torch.no_grad():
+            original(*args, **options)
+
+    setattr(optimizer, COPY, copy)
+
+
+# What PyTorch 2.13 calls of a process group and SLiME's wrapper of one, `ReloadableProcessGroup`, does not pass on.
+#
+# `reduce_scatter_tensor` and its like call the group's `reduce_scatter_single`, a method of the class that the wrapper
+# derives from, which knows no backend. The wrapper is of older PyTorch, as SLiME's image has it.
+METHODS = ("all_gather_single", "reduce_scatter_single", "all_to_all_single")
+
+
+def forward_single_collectives() -> None:
+    """Let the wrapper pass these on, as it does the others."""
+    from slime.utils.reloadable_process_group import ReloadableProcessGroup
+
+    for name in METHODS:
+        if name not in vars(ReloadableProcessGroup):
+            setattr(ReloadableProcessGroup, name, _forward(name))
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        return self._fwd(name, *args, **options)
+
+    return call
 
 
 @functools.cache

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.families.config import Config
-from slime_swe.recipes.layers import Layer
-from slime_swe.recipes.layers.attention import GroupedAttention
+from slime_swe.recipes.families import Config
+from slime_swe.recipes.layers import Layer, Shape
+from slime_swe.recipes.layers.attention import GroupedAttention, LatentAttention
 from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
-from slime_swe.recipes.layers.latent import LatentAttention
-from slime_swe.recipes.shape import Shape
 
 SOFTMAX_ROUTER: Mapping[str, Any] = {
     "moe_router_score_function": "softmax",

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families import Config, ControlTokens, Family
 from slime_swe.recipes.families.decoder import ROTARY, latent_attention, latent_flags, toy_decoder, unscaled
 from slime_swe.recipes.families.glm4_moe import TOY_EXPERTS, dense_then_experts
-from slime_swe.recipes.families.tokens import ControlTokens
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
 """What Megatron has no flags for. Source: Megatron-LM `core/transformer/transformer_config.py`, the defaults of

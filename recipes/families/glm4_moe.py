@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families import Config, ControlTokens, Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, expert_flags, grouped_attention, toy_decoder
-from slime_swe.recipes.families.tokens import ControlTokens
-from slime_swe.recipes.layers import Layer, Part
+from slime_swe.recipes.layers import Layer, Part, Shape
 from slime_swe.recipes.layers.feed_forward import Experts, GatedFeedForward
-from slime_swe.recipes.shape import Shape
 
 SIGMOID_ROUTER: Mapping[str, Any] = {
     "moe_router_score_function": "sigmoid",

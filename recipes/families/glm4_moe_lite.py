@@ -11,7 +11,7 @@ from typing import Any
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.decoder import latent_attention, latent_flags, toy_decoder
 from slime_swe.recipes.families.glm4_moe import GLM, TOY_EXPERTS, dense_then_experts
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 
 class Glm4MoeLite(Family):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.families.config import Config
+from slime_swe.recipes.families import Config
 from slime_swe.recipes.families.decoder import (
     SOFTMAX_ROUTER,
     attention_flags,
@@ -19,10 +19,9 @@ from slime_swe.recipes.families.decoder import (
     grouped_attention,
     toy_decoder,
 )
-from slime_swe.recipes.layers import Layer, Part
+from slime_swe.recipes.layers import Layer, Part, Shape
+from slime_swe.recipes.layers.attention import GatedDeltaNet
 from slime_swe.recipes.layers.feed_forward import Experts
-from slime_swe.recipes.layers.linear_attention import GatedDeltaNet
-from slime_swe.recipes.shape import Shape
 
 FULL, LINEAR = "full_attention", "linear_attention"
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families import Config, ControlTokens, Family
 from slime_swe.recipes.families.decoder import ROTARY, dense_decoder, grouped_attention, toy_decoder, unscaled
-from slime_swe.recipes.families.tokens import ControlTokens
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Source: Megatron-LM `core/models/common/embeddings/rotary_pos_embedding.py`, the defaults of `_apply_scaling`."""

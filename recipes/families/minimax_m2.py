@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.recipes.families import Config, Family
+from slime_swe.recipes.families import Config, ControlTokens, Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, expert_flags, grouped_attention, toy_decoder
 from slime_swe.recipes.families.glm4_moe import SIGMOID_ROUTER
-from slime_swe.recipes.families.tokens import ControlTokens
-from slime_swe.recipes.layers import Layer
+from slime_swe.recipes.layers import Layer, Layout, Shape, Shard
 from slime_swe.recipes.layers.attention import GroupedAttention
 from slime_swe.recipes.layers.feed_forward import Experts
-from slime_swe.recipes.layout import Layout, Shard
-from slime_swe.recipes.shape import Shape
 
 
 @dataclass(frozen=True)

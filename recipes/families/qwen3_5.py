@@ -10,8 +10,8 @@ from typing import Any
 
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.hybrid import hybrid_decoder, mixture, toy_hybrid
+from slime_swe.recipes.layers import Shape
 from slime_swe.recipes.layers.feed_forward import GatedFeedForward
-from slime_swe.recipes.shape import Shape
 
 DENSE, MIXTURE = "qwen3_5", "qwen3_5_moe"
 

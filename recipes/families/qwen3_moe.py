@@ -18,8 +18,7 @@ from slime_swe.recipes.families.decoder import (
     grouped_attention,
     toy_decoder,
 )
-from slime_swe.recipes.layers import Layer
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Layer, Shape
 
 
 class Qwen3Moe(Family):

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_swe.recipes.families import Config, Family
 from slime_swe.recipes.families.hybrid import hybrid_decoder, mixture, toy_hybrid
-from slime_swe.recipes.shape import Shape
+from slime_swe.recipes.layers import Shape
 
 
 class Qwen3Next(Family):

@@ -6,11 +6,11 @@ planner sums over parts, and the rules compare their `Cut`s with a recipe's size
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
-
-from slime_swe.recipes.layout import ONE_GPU, Cut, Layout, SglangEngine, Shard
+from typing import Any, ClassVar
 
 WEIGHT_BYTES = 2  # bf16, of activations too
 
@@ -155,3 +155,191 @@ class Layer:
             return widest
         again = self.saved(layout, recompute="none", skew=skew)
         return widest + again - self.saved(layout, recompute="full", skew=skew)
+
+
+# How GPUs share out a model: `Layout` in the trainer, `SglangEngine` in one server, `Cut` what must come out even.
+LISTED = 64  # GPUs that a message goes up to
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the trainer's GPUs are grouped: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
+
+    gpus: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Copies of the model that see different episodes."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def edp(self) -> int:
+        """Copies of each expert."""
+        return self.gpus // (self.etp * self.ep * self.pp)
+
+    def is_whole(self, layers: int, *, experts: bool) -> bool:
+        """Whether the sizes divide what they must for the planner's numbers to mean something."""
+        sizes = (self.gpus, self.tp, self.pp, self.cp, self.ep, self.etp)
+        if min(sizes) < 1 or self.gpus % (self.tp * self.pp * self.cp) or layers % self.pp:
+            return False
+        return not experts or self.gpus % (self.etp * self.ep * self.pp) == 0
+
+
+@dataclass(frozen=True)
+class SglangEngine:
+    """One copy of the model that samples.
+
+    gpus: that it is spread over, by tensor parallelism.
+    dp_attention: each GPU attends for its own requests, with whole attention weights and tables of the vocabulary.
+    mixture: of experts; its feed-forward layers without any are whole too where attention is.
+    """
+
+    gpus: int = 1
+    dp_attention: bool = False
+    mixture: bool = False
+
+    @property
+    def attention_gpus(self) -> int:
+        """That attend to one request together."""
+        return 1 if self.dp_attention else self.gpus
+
+    @property
+    def dense_gpus(self) -> int:
+        """That share a feed-forward layer without experts."""
+        return self.attention_gpus if self.mixture else self.gpus
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Parameters that one GPU of the trainer holds, of routed experts and of all else."""
+
+    dense: float = 0.0
+    expert: float = 0.0
+
+    @property
+    def parameters(self) -> float:
+        return self.dense + self.expert
+
+
+ONE_GPU, ONE_SERVER = Layout(), SglangEngine()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What GPUs share out evenly.
+
+    way: who shares it. In the trainer `tp`, `ep` or `etp`; in an engine `attention` (its GPUs, or one of them with
+        `dp_attention`), `gpus`, or `expert` (the GPUs that share one expert).
+    what: in words, for a message.
+    whole: the number that their number must divide.
+    copied: a number that theirs must divide or be a multiple of: where there are more GPUs, they hold copies.
+    """
+
+    way: str
+    what: str
+    whole: int
+    copied: int = 1
+
+    def allows(self, gpus: int) -> bool:
+        return self.whole % gpus == 0 and (self.copied % gpus == 0 or gpus % self.copied == 0)
+
+
+def legal_sizes(cuts: tuple[Cut, ...]) -> list[int]:
+    """The numbers of GPUs that all of these allow, up to `LISTED`."""
+    return [gpus for gpus in range(1, LISTED + 1) if all(cut.allows(gpus) for cut in cuts)]
+
+
+# `Shape`: what a `config.json` says of a model, as its family reads it.
+@dataclass(frozen=True)
+class Shape:
+    """A decoder: an embedding table, layers, a last norm, and an output projection.
+
+    hidden: hidden size.
+    vocab: rows of the embedding table, its padding in the checkpoint included.
+    tied: the output projection is the embedding table.
+    max_context: tokens that the checkpoint was trained for.
+    layers: in order.
+    megatron: attribute of SLiME's and Megatron's `args` -> value, of all that the model is built from, its vocabulary's
+        padding left out.
+    """
+
+    hidden: int
+    vocab: int
+    tied: bool
+    max_context: int
+    layers: tuple[Layer, ...]
+    megatron: Mapping[str, Any]
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def tables(self) -> int:
+        """How many such tables the model has."""
+        return 1 if self.tied else 2
+
+    @cached_property
+    def kinds(self) -> Counter[Layer]:
+        """Each different layer, and how many of it there are."""
+        return Counter(self.layers)
+
+    def stage(self, stage: int, pp: int) -> Counter[Layer]:
+        """The layers of one of `pp` equal pipeline stages."""
+        count = len(self.layers) // pp
+        return self.kinds if pp == 1 else Counter(self.layers[stage * count : (stage + 1) * count])
+
+    def total(self, amount: Callable[[Part], float]) -> float:
+        """The sum over all parts of all layers."""
+        return summed(self.kinds, amount)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Each different part once."""
+        return tuple(dict.fromkeys(part for layer in self.kinds for part in layer.parts))
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights of the model."""
+        return int(self.total(lambda part: part.parameters)) + self.tables * self.table + self.hidden
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that one token meets."""
+        return int(self.total(lambda part: part.active)) + self.tables * self.table + self.hidden
+
+    @cached_property
+    def experts(self) -> int:
+        """Routed experts of a layer; 0 is a dense model."""
+        return max((cut.whole for cut in self.trainer_cuts("ep")), default=0)
+
+    def cache(self, engine: SglangEngine) -> float:
+        """Bytes that a token of context takes, on a GPU of the engine that holds part of it."""
+        return self.total(lambda part: part.cache(engine))
+
+    def state(self, engine: SglangEngine) -> float:
+        """Bytes that a request takes there whatever its length."""
+        return self.total(lambda part: part.state(engine))
+
+    def trainer_cuts(self, way: str) -> tuple[Cut, ...]:
+        """What GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
+        return _cuts(way, (cut for part in self.parts for cut in part.trainer_cuts()))
+
+    def engine_cuts(self, way: str) -> tuple[Cut, ...]:
+        """What GPUs of an engine share out by `way`: `attention`, `gpus` or `expert`."""
+        return _cuts(way, (cut for part in self.parts for cut in part.engine_cuts()))
+
+
+def summed(layers: Mapping[Layer, int], amount: Callable[[Part], float]) -> float:
+    """The sum over the parts of some layers, each as often as it is there."""
+    return sum(count * amount(part) for layer, count in layers.items() for part in layer.parts)
+
+
+def _cuts(way: str, cuts: Iterable[Cut]) -> tuple[Cut, ...]:
+    return tuple(dict.fromkeys(cut for cut in cuts if cut.way == way))

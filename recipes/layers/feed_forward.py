@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_swe.recipes.layers import Linear, Part
-from slime_swe.recipes.layout import Cut, Layout, SglangEngine, Shard
+from slime_swe.recipes.layers import Cut, Layout, Linear, Part, SglangEngine, Shard
 
 
 def feed_forward(hidden: int, width: int, experts: int = 0) -> tuple[Linear, Linear]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes.base import Recipe
-from slime_swe.rewards.diff.similarity import require_cydifflib
+from slime_swe.rewards.diff import require_cydifflib
 
 
 def adapted(recipe: Recipe) -> Recipe:

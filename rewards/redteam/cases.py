@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from slime_swe.data_sources.arc.oracle import Pair
-from slime_swe.data_sources.arc.statement import arc_task
-from slime_swe.data_sources.diff.oracle import DiffOracle
-from slime_swe.data_sources.factory.commands import command_of
+from slime_swe.data_sources.arc.tasks import Pair, arc_task
+from slime_swe.data_sources.diff import DiffOracle
+from slime_swe.data_sources.factory.runs import command_of
 from slime_swe.data_sources.factory.writing import WrittenOracle
 from slime_swe.data_sources.task import CallsOracle, HarnessOracle, Image, Oracle, Task, TestsOracle, Workspace
 from slime_swe.data_sources.vulnerability import pairs

@@ -6,8 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, python_command
-from slime_swe.rollout.agents.layer import folder_of, pip_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder_of, pip_install, python_command
 from slime_swe.rollout.agents.toy_task import BUG, FIX
 from slime_swe.rollout.proxy.conversation import Request
 

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, python_command
-from slime_swe.rollout.agents.layer import folder_of, pip_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder_of, pip_install, python_command
 from slime_swe.rollout.agents.toy_task import repair, tool_call
 from slime_swe.rollout.episode import StopReason
 

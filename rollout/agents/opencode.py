@@ -6,8 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
-from slime_swe.rollout.agents.layer import folder_of, machine, npm_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder_of, machine, npm_install
 from slime_swe.rollout.agents.toy_task import BUG, FIX, PATH, TEST_COMMAND, tool_call
 from slime_swe.rollout.proxy.conversation import Request
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
-from slime_swe.rollout.agents.layer import folder_of, pip_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder_of, pip_install
 from slime_swe.rollout.agents.own_python import copy_python, own_python_command
 from slime_swe.rollout.agents.toy_task import repair
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch
-from slime_swe.rollout.agents.layer import folder_of, node_install, npm_install
+from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder_of, node_install, npm_install
 from slime_swe.rollout.agents.toy_task import BUG, FIX, PATH, TEST_COMMAND, tool_call
 from slime_swe.rollout.episode import StopReason
 

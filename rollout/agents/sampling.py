@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.client import EngineClient, Generation, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
-from slime_swe.rollout.session import Node, Session
+from slime_swe.rollout.episode import EpisodeStatistics, Node, Session
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.turns import Turn
 

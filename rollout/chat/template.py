@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from slime_swe.rollout.chat.reasoning import reasoning_of
 from slime_swe.rollout.chat.tokenizer import END_OF_MESSAGE, Encoder, Piece, TemplateError
+from slime_swe.rollout.chat.tool_formats import reasoning_of
 
 Message = Mapping[str, Any]  # role and content; an assistant's may have reasoning_content and tool_calls
 Edit = Callable[[str], str]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from slime_swe.dotted import load_registered
+from slime_swe.errors import UserError, unknown
 
 # Short name -> dotted path of a `ToolFormat`. Any such path works as a name.
 TOOL_FORMATS = {
@@ -84,6 +86,11 @@ _EXAMPLE = ToolCall("bash", {"command": "ls"})
 
 class CallError(Exception):
     """Raised by the parser of one call; the message is for the policy."""
+
+
+def parse(text: str, format: str, tools: Tools = ()) -> ParsedTurn:
+    """The calls in `text`, of one who was offered these tools. Raises `UserError` for an unknown format."""
+    return tool_format(format).parse(text, tools)
 
 
 @dataclass(frozen=True)
@@ -265,13 +272,138 @@ def skip_space(text: str, position: int) -> int:
 def tool_format(name: str) -> ToolFormat:
     """The format of a name in `TOOL_FORMATS`, of SGLang's (`sglang.NAME`), or at a dotted path. Raises `UserError`."""
     if name.startswith("sglang."):
-        from slime_swe.rollout.chat.sglang_detectors import sglang_format  # that imports this module
-
         return sglang_format(name)
     found: ToolFormat = load_registered(name, TOOL_FORMATS, "model.tool_format")
     return found
 
 
-def parse(text: str, format: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls in `text`, of one who was offered these tools. Raises `UserError` for an unknown format."""
-    return tool_format(format).parse(text, tools)
+# SGLang's parsers of tool calls, by SGLang's names for them: `model.tool_format=sglang.kimi_k2`.
+#
+# What SGLang drops is dropped here too: a malformed call beside one that is read is lost, and with most parsers a call
+# of a tool that was not offered. Only where nothing is left of a turn that holds the format's tags is the policy told
+# that it is malformed. The project's own formats tell it what is wrong with each call.
+PREFIX = "sglang."
+_MODULE = "sglang.srt.function_call.function_call_parser"
+# Characters: several of these parsers take time in the square of a hostile turn's length.
+MAX_TURN_OF_SGLANG = 1 << 15
+_NAME = "slime_swe_name"
+_PROBE = ToolCall("probe", {"text": "a"})
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+
+
+def sglang_format(name: str) -> ToolFormat:
+    """The format of `sglang.NAME`. Its `render` is None where SGLang does not say how such a call is written, or writes
+    what it can't read. Raises `UserError`.
+    """
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        raise UserError(
+            f"model.tool_format={name!r} is a parser of SGLang, which can't be imported here: {error}. The training "
+            "image has it; elsewhere, name one of the project's own formats"
+        ) from error
+    detectors: dict[str, Any] = module.FunctionCallParser.ToolCallParserEnum
+    wanted = name.removeprefix(PREFIX)
+    if wanted not in detectors:
+        raise UserError(unknown("model.tool_format=sglang.", wanted, detectors))
+    parse = partial(_parse, detectors[wanted], module.Tool, wanted)
+    render = _renderer(detectors[wanted])
+    if render and parse("".join(render([_PROBE])), [_PROBE_TOOL]).written != [_PROBE]:
+        render = None
+    return ToolFormat(parse, render)
+
+
+def _parse(detector_class: Any, tool_class: Any, name: str, text: str, tools: Tools) -> ParsedTurn:
+    detector = detector_class()
+    if not detector.has_tool_call(text):
+        return ParsedTurn(text, [])
+    if len(text) > MAX_TURN_OF_SGLANG:
+        error = f"a turn with tool calls must not have more than {MAX_TURN_OF_SGLANG} characters"
+        return ParsedTurn("", [MalformedCall("", "", error)])
+    offered = ", ".join(tool["function"]["name"] for tool in tools)
+    why = f"SGLang's parser {name} reads no call of an available tool in the turn; available: {offered or 'none'}"
+    try:
+        found = detector.detect_and_parse(text, [_tool(tool_class, tool) for tool in tools])
+    except Exception as error:  # others' code, of which the policy may trip any line
+        return ParsedTurn("", [MalformedCall("", text, f"{why} ({error or type(error).__name__})")])
+    if not found.calls:
+        return ParsedTurn("", [MalformedCall("", text, why)])
+    return ParsedTurn(found.normal_text, [_call(item) for item in found.calls[:MOST_CALLS]])
+
+
+def _tool(tool_class: Any, tool: Any) -> Any:
+    """A tool as SGLang has it; only its name where its schema is none for SGLang."""
+    try:
+        return tool_class.model_validate(tool)
+    except ValueError:
+        return tool_class.model_validate({"type": "function", "function": {"name": tool["function"]["name"]}})
+
+
+def _call(item: Any) -> ToolCall | MalformedCall:
+    try:
+        arguments = json.loads(item.parameters)
+    except (ValueError, RecursionError):
+        arguments = item.parameters
+    if isinstance(arguments, dict):
+        return ToolCall(item.name or "", arguments)
+    return MalformedCall(item.name or "", item.parameters, "the arguments of the tool call must be an object")
+
+
+def _renderer(detector_class: Any) -> Callable[[Sequence[ToolCall]], list[str]] | None:
+    try:
+        info = detector_class().structure_info()(_NAME)
+    except NotImplementedError:
+        return None
+    before, named, after = info.begin.partition(_NAME)
+    if not named:
+        return None
+
+    def render(calls: Sequence[ToolCall]) -> list[str]:
+        texts, tag = [], ""
+        for call in calls:
+            texts += [tag + before, call.name, after, json.dumps(call.arguments, ensure_ascii=False)]
+            tag = info.end
+        return [*texts, tag]
+
+    return render
+
+
+# Reasoning formats: the tags between which a policy thinks before it speaks. A new one is a line here.
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """A turn is `open`, the reasoning, `close`, and then what is said. Some chat templates open the reasoning
+    themselves, at the end of the prompt; then the policy's own turn begins inside it.
+    """
+
+    open: str
+    close: str
+
+    def opened_by(self, prompt_end: str) -> str:
+        """With what the prompt that ends so opens the turn's reasoning; empty where it does not."""
+        at = prompt_end.rfind(self.open)
+        return prompt_end[at:] if at > prompt_end.rfind(self.close) else ""
+
+    def split(self, text: str, *, opened: bool) -> tuple[str, str]:
+        """A turn's reasoning and what it says, without the white space that the format puts around each.
+
+        Reasoning that is never closed goes on to the turn's end. A turn that does not begin with reasoning has none.
+        """
+        begun = text.lstrip()
+        if begun.startswith(self.open):
+            text = begun[len(self.open) :]
+        elif not opened:
+            return "", text
+        reasoning, _, said = text.partition(self.close)
+        return reasoning.strip(), said.lstrip()
+
+
+THINK = ReasoningFormat("<think>", "</think>")  # Qwen3, GLM-4.5, MiniMax-M2, Kimi-K2, DeepSeek-R1
+REASONING_FORMATS = (THINK,)
+
+
+def reasoning_of(chat_template: str) -> ReasoningFormat | None:
+    """The format whose tags a chat template's source names."""
+    return next((one for one in REASONING_FORMATS if one.close in chat_template), None)

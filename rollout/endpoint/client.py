@@ -16,19 +16,19 @@ import orjson
 
 from slime_swe.errors import UserError
 from slime_swe.redaction import LEAST, secrets_of
-from slime_swe.rollout.client import UNREACHABLE, read_body
+from slime_swe.rollout.client import UNREACHABLE, Gate, read_body
 from slime_swe.rollout.endpoint.replies import (
+    SPENDING,
     ChatReply,
     ContextFull,
     Passing,
     Refused,
+    Spending,
     Unfit,
     failure_of,
     parse_chat_reply,
     said_in,
 )
-from slime_swe.rollout.endpoint.spending import SPENDING, Spending
-from slime_swe.rollout.gate import Gate
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.loop_scope import opened_once
 from slime_swe.rollout.replies import EngineError

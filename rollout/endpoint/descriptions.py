@@ -12,7 +12,7 @@ import msgspec
 from slime_swe import files
 from slime_swe.errors import UserError
 from slime_swe.rollout.endpoint.client import EndpointClient, require_endpoint
-from slime_swe.rollout.endpoint.spending import Spending
+from slime_swe.rollout.endpoint.replies import Spending
 from slime_swe.rollout.replies import EngineError
 
 MOST_TOKENS = 1024

@@ -21,9 +21,9 @@ import orjson
 from slime_swe.rollout.chat.template import ChatTemplate, Rendered
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.episode import Node, Session
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.session import Node, Session
 from slime_swe.rollout.turns import Call
 from slime_swe.rollout.turns import Turn as RecordedTurn
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slime_swe import files
+from slime_swe.files import replace_file
 
 
 def cache_folder() -> Path:
@@ -64,3 +68,74 @@ def remove_tree(folder: Path) -> None:
 
     if folder.exists():
         shutil.rmtree(folder, onerror=widen)
+
+
+# `Room`: keeps a disk from filling up with images, by removing those that a run has got and used longest ago.
+_log = logging.getLogger(__name__)
+
+
+class Room:
+    """keep_free: GiB of the disk that images are on; 0 removes none.
+
+    A folder has a file for each image that was got by a run with this on, by any of this machine's; when it was used
+    last is the file's time. What somebody else has got stays, as does what `remove` finds in use. How an image is
+    removed is the subclass's.
+
+    Not covered: what else fills the disk.
+    """
+
+    def __init__(self, records: Path, keep_free: float) -> None:
+        self._records, self._keep_free = records, keep_free
+
+    def remove(self, name: str, made: Sequence[str]) -> bool:
+        """Remove an image, and before it what was made of it; False where it is in use, and stays."""
+        raise NotImplementedError
+
+    def make(self, disk: Path) -> None:
+        """Remove images until enough of the disk is free, if that is wanted. disk: a folder of it. Blocks."""
+        if not self._keep_free:
+            return
+        with locked(self._records):
+            for file in self._oldest():
+                if free_gib(disk) >= self._keep_free:
+                    return
+                name, *made = file.read_text(encoding="utf-8").splitlines()
+                if self.remove(name, made):
+                    file.unlink()
+                    _log.info("removed the image %s, as the disk is nearly full", name)
+            if free_gib(disk) < self._keep_free:
+                _log.warning("%s has %.0f GiB free, and no image is left to remove", disk, free_gib(disk))
+
+    def got(self, name: str) -> None:
+        """Note that this run got the image."""
+        if not self._keep_free:
+            return
+        with locked(self._records):
+            self._records.mkdir(exist_ok=True)
+            replace_file(self._file(name), name.encode())
+        self.used(name)
+
+    def made(self, name: str, *what: str) -> None:
+        """Note what was made of an image that a run got."""
+        if not self._keep_free:
+            return
+        with locked(self._records), suppress(FileNotFoundError):
+            lines = self._file(name).read_text(encoding="utf-8").splitlines()
+            replace_file(self._file(name), "\n".join(dict.fromkeys((*lines, *what))).encode())
+
+    def used(self, name: str) -> None:
+        if not self._keep_free:
+            return
+        with suppress(FileNotFoundError):
+            os.utime(self._file(name), ns=(now := time.time_ns(), now))  # the kernel's own clock is coarser
+
+    def _oldest(self) -> Iterator[Path]:
+        records = (file for file in self._records.glob("*") if not file.name.startswith("."))  # one is half written
+        return iter(sorted(records, key=lambda file: file.stat().st_mtime_ns))
+
+    def _file(self, name: str) -> Path:
+        return self._records / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def free_gib(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / 2**30

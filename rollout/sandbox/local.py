@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from slime_swe.patches import OVERSIZED
-from slime_swe.rollout.sandbox import common
+from slime_swe.rollout.sandbox import pool
 from slime_swe.rollout.sandbox.base import Backend, ExecResult, Isolation, Requirement, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, confinement
 from slime_swe.rollout.sandbox.fork_server import UNPROTECTED, ForkServer, ForkServerError
@@ -134,7 +134,7 @@ class Channel:
         return bytes(self._received[:size])
 
 
-class LocalSandbox(common.BaseSandbox):
+class LocalSandbox(pool.BaseSandbox):
     """One sandbox. Made by `LocalBackend.open`; entering it starts it, with its files in place.
 
     If a file operation fails because of what the agent did (no such file, disk full, a folder in the way), it raises
@@ -178,11 +178,11 @@ class LocalSandbox(common.BaseSandbox):
         try:
             answer, blob = await self._call({"op": "exec", "command": command, "seconds": seconds}, seconds=seconds)
         except SandboxGone:
-            return ExecResult(common.KILLED, common.GONE, time.monotonic() - started)
+            return ExecResult(pool.KILLED, pool.GONE, time.monotonic() - started)
         except OSError as error:  # the first process has been kept from forking
-            return ExecResult(common.KILLED, f"[the command was not started: {error}]\n", time.monotonic() - started)
+            return ExecResult(pool.KILLED, f"[the command was not started: {error}]\n", time.monotonic() - started)
         head, tail = blob[: answer.head], blob[answer.head :]
-        return await common.result(answer.exit_code, answer.seconds, head, tail, answer.missing)
+        return await pool.result(answer.exit_code, answer.seconds, head, tail, answer.missing)
 
     async def read_file(self, path: str) -> bytes:
         return (await self._file_operation({"op": "read", "path": path}, path))[1]
@@ -198,7 +198,7 @@ class LocalSandbox(common.BaseSandbox):
             return ""
         except OSError as error:
             return OVERSIZED if error.errno == errno.EFBIG else ""
-        return await common.patch(files, answer.oversized, answer.deleted, self._files.get)
+        return await pool.patch(files, answer.oversized, answer.deleted, self._files.get)
 
     async def _file_operation(
         self, request: dict[str, Any], path: str, files: Mapping[str, bytes] | None = None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import codecs
 import difflib
+import logging
+import re
+import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +19,9 @@ from typing import Any, Self
 from slime_swe.data_sources.task import Image
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.base import Backend, Limits, Sandbox, SandboxSpec
-from slime_swe.rollout.sandbox.slots import Slots
+from slime_swe.patches import bounded_patch
+from slime_swe.rollout.sandbox.base import Backend, ExecResult, Limits, Sandbox, SandboxSpec
+from slime_swe.rollout.scheduling.admission import HIGH_MEMORY, Concurrency
 
 BACKENDS = {
     "local": "slime_swe.rollout.sandbox.local.LocalBackend",
@@ -118,6 +124,87 @@ class SandboxPool:
             )
 
 
+# `Slots`: how many sandboxes of a pool are open at once, by what the machine bears.
+SECONDS = 1.0  # between two looks at the machine
+_SOME = re.compile(r"some avg10=([\d.]+)")  # per cent
+
+_log = logging.getLogger(__name__)
+
+
+class Slots:
+    """At most `limit` at once, in order of arrival.
+
+    With `least` and `pressure` the limit adapts to the machine between `least` and `most`, by `Concurrency`; else it is
+    `most`. What is open stays open when it shrinks; what wants to open waits. Those that come and wait look at the
+    machine, so that nothing runs where none does. pressure: a folder with the files `cpu` and `memory` of Linux's
+    /proc/pressure. Where they can't be read, as on kernels that were built or booted without, the limit is `most` too.
+
+    Not covered: pressure is the whole machine's, whoever causes it; that of a container's own limit is not looked at.
+    """
+
+    def __init__(self, most: int, least: int | None = None, pressure: Path | None = None) -> None:
+        self.limit, self.in_use = most, 0
+        self._peak = 0  # most in use since the machine was looked at
+        self._pressure = pressure
+        self._concurrency = Concurrency(least, most) if least is not None and read_pressure(pressure) else None
+        self._looked = 0.0
+        self._turn, self._changed = asyncio.Lock(), asyncio.Event()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """One of them, inside the context."""
+        async with self._turn:
+            while self.in_use >= self.look():
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if self._concurrency is None else SECONDS):
+                        await self._changed.wait()
+            self.in_use += 1
+            self._peak = max(self._peak, self.in_use)
+        try:
+            yield
+        finally:
+            self.in_use -= 1
+            self._changed.set()
+
+    def opened(self, kind: Hashable, seconds: float) -> None:
+        """What has a slot has opened: see `Concurrency.opened`."""
+        if self._concurrency is not None:
+            self._concurrency.opened(kind, seconds)
+
+    def look(self) -> int:
+        """The limit, by how the machine is now, or was less than a second ago."""
+        now = time.monotonic()
+        if self._concurrency is not None and now - self._looked >= SECONDS:
+            self._looked = now
+            found = read_pressure(self._pressure)
+            if found is not None:
+                self._adapt(self._concurrency, *found)
+        return self.limit
+
+    def _adapt(self, concurrency: Concurrency, cpu: float, memory: float) -> None:
+        before, peak, self._peak = self.limit, self._peak, self.in_use
+        self.limit = concurrency.observe(in_use=peak, cpu_pressure=cpu, memory_pressure=memory)
+        if self.limit < before:
+            _log.log(
+                logging.WARNING if memory > HIGH_MEMORY else logging.INFO,  # busy processors are what a run wants
+                "this machine bears fewer sandboxes: %d at once from now on, %d before, %d were open; some process "
+                "waited %.0f %% of the last 10 s for a CPU, and %.0f %% for memory",
+                *(self.limit, before, peak, 100 * cpu, 100 * memory),
+            )
+
+
+def read_pressure(folder: Path | None) -> tuple[float, float] | None:
+    """For CPU and for memory, the share of the last 10 s in which some process waited; None where it is not known."""
+    if folder is None:
+        return None
+    try:
+        cpu, memory = (_SOME.match((folder / name).read_text(encoding="ascii")) for name in ("cpu", "memory"))
+    except OSError:
+        return None
+    return None if cpu is None or memory is None else (float(cpu[1]) / 100, float(memory[1]) / 100)
+
+
 @asynccontextmanager
 async def open_sandbox(
     backend: str, files: Mapping[str, str | bytes], limits: Limits | None = None
@@ -158,3 +245,75 @@ def backend_maker(kind: str) -> Any:
 def names_that(capability: str) -> list[str]:
     """The built-in backends that have a capability of `Backend`."""
     return [name for name in BACKENDS if getattr(backend_maker(name), capability)]
+
+
+# What the sandboxes of every backend do alike.
+GONE = "[the sandbox's shell was killed and does not start again]\n"
+KILLED = 137
+_PIECE = 1 << 20  # bytes that are decoded at once: no other thread runs meanwhile
+_UNKNOWN = b"\0"  # stands for a content that is not known: a patch only names what is not text
+
+
+class BaseSandbox(abc.ABC):
+    """Leaves what it could not enter, and gives out no port unless its backend can."""
+
+    @abc.abstractmethod
+    async def _enter(self) -> None:
+        """Bring it up, with its files in place. Raises `SandboxError`."""
+
+    @abc.abstractmethod
+    async def _leave(self) -> None:
+        """Leave nothing of it, whatever there is. Raises `SandboxError`."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._enter()
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._leave()
+
+    async def listen(self, port: int) -> socket.socket:
+        allowed = ", ".join(names_that("takes_layers"))
+        raise UserError(f"this sandbox gives out no port (asked for {port}): set rollout.sandbox to one of {allowed}")
+
+
+async def result(code: int | None, seconds: float, head: bytes, tail: bytes, missing: int) -> ExecResult:
+    """`missing` bytes of output were dropped between head and tail. A long text is decoded in a thread."""
+    short = len(head) + len(tail) <= _PIECE
+    output = render(head, tail, missing) if short else await asyncio.to_thread(render, head, tail, missing)
+    return ExecResult(code, output, seconds, timed_out=code is None, truncated=missing > 0)
+
+
+def render(head: bytes, tail: bytes, missing: int) -> str:
+    """The text; where `missing` bytes were dropped between head and tail, with a marker that says how many."""
+    if not missing:
+        return "".join(_decoded(head + tail, "replace"))
+    marker = f"\n[truncated: {missing} bytes missing here]\n"
+    return "".join((*_decoded(head, "ignore"), marker, *_decoded(tail, "ignore")))
+
+
+def _decoded(data: bytes, errors: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for start in range(0, len(data), _PIECE):
+        yield decoder.decode(data[start : start + _PIECE], final=start + _PIECE >= len(data))
+
+
+async def patch(
+    files: Mapping[str, bytes], oversized: Iterable[str], deleted: Iterable[str], before: Callable[[str], bytes | None]
+) -> str:
+    """The patch to `files`, the new and changed ones. `before` gives a file's content at the start, if it was there.
+
+    oversized: changed files of too many bytes, which are only named. It is made in a thread, in bounded time: what a
+    command has written decides how long it takes.
+    """
+
+    def make() -> str:
+        after = {**files, **dict.fromkeys(oversized, _UNKNOWN)}
+        found = {path: content for path in (*after, *deleted) if (content := before(path)) is not None}
+        return bounded_patch(found, after)
+
+    return await asyncio.to_thread(make)

@@ -26,18 +26,12 @@ import aiohttp
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED
-from slime_swe.rollout.sandbox import common
+from slime_swe.rollout.sandbox import pool
 from slime_swe.rollout.sandbox.base import Backend, SandboxError, SandboxSpec
 from slime_swe.rollout.sandbox.guest.files import CACHE_FOLDERS
 from slime_swe.rollout.sandbox.guest.wire import CappedOutput
 from slime_swe.rollout.sandbox.image.driver import Kind, limit_flags, retrieve
-from slime_swe.rollout.sandbox.image.sandbox import (
-    FILE_SECONDS,
-    HISTORY,
-    NO_HISTORY,
-    SETUP_SECONDS,
-    ShellSandbox,
-)
+from slime_swe.rollout.sandbox.image.sandbox import FILE_SECONDS, HISTORY, NO_HISTORY, SETUP_SECONDS, ShellSandbox
 
 KINDS = ("modal", "daytona", "fargate", "docker")
 ANSWER_SECONDS = 60.0  # for one request of SWE-ReX, which waits for no command
@@ -251,7 +245,7 @@ class RemoteSandbox(ShellSandbox):
             code, missing, printed = await asyncio.to_thread(_outcome, answer)
         except ValueError as error:  # nothing runs there any more, or a command has written the answer
             output.add(f"[it is not known how the command has ended: {error}]\n".encode())
-            return common.KILLED
+            return pool.KILLED
         output.add(printed)
         output.total += missing
         return None if late else code

@@ -10,9 +10,8 @@ import pytest
 from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.rollout_schedule import measure, play
 from slime_swe.launch.plan.simulation import schedules
-from slime_swe.launch.plan.simulation.clock import simulate
-from slime_swe.launch.plan.simulation.ledger import Ledger
-from slime_swe.launch.plan.simulation.machines import Cluster
+from slime_swe.launch.plan.simulation.machines import Cluster, simulate
+from slime_swe.launch.plan.simulation.schedules import Ledger
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded
 from slime_swe.rollout.episode import Episode, StopReason, Timings
 from slime_swe.rollout.journals import append_records

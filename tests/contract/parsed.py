@@ -7,8 +7,7 @@ import sys
 from enum import Enum
 from types import SimpleNamespace
 
-from slime_swe.launch.slime.flags import attributes_of, without_replaced
-from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.flags import attributes_of, render, without_replaced
 from tests.recipes.changes import changed
 
 

@@ -21,12 +21,11 @@ import torch
 from slime_swe.launch.config import resolve
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.rehearse.checks import run_checks
-from slime_swe.launch.rehearse.dumps import ROLLOUTS
-from slime_swe.launch.rehearse.evidence import Evidence
+from slime_swe.launch.rehearse.evidence import ROLLOUTS, Evidence
 from slime_swe.launch.rehearse.phases import PHASES, Rehearsal
 from slime_swe.launch.rehearse.platforms import platform_of
-from slime_swe.launch.rehearse.scaled import one_rank
-from slime_swe.launch.slime.job import Job
+from slime_swe.launch.rehearse.toy import one_rank
+from slime_swe.launch.slime.manifest import Job
 
 
 def half_of_the_rotation(made: Rehearsal, evidence: Evidence) -> Evidence:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.samples import to_samples
-from slime_swe.rollout.session import Segment
 
 GROUP = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.launch.rehearse.faults.promises import PROMISES
+from slime_swe.launch.rehearse.faults.outcome import PROMISES
 from tests.contract.test_rehearse import outcome_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

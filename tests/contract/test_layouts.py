@@ -112,7 +112,7 @@ def test_a_known_fault_is_still_there(step, row):
 
 def test_linear_attention_is_wrong_without_the_mend(step, monkeypatch):
     """So that the mend goes when SLiME needs it no longer."""
-    from slime_swe.recipes.layers.linear_attention import GatedDeltaNet
+    from slime_swe.recipes.layers.attention import GatedDeltaNet
 
     monkeypatch.setattr(GatedDeltaNet, "context_parallel_init", "")
     layout = {"cp": 2, "max_tokens_per_gpu": 4095}  # another than above

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from slime_swe.embedded.logprobs import action_log_probs
+from slime_swe.embedded.forward import action_log_probs
 from slime_swe.embedded.loss import Actions, LossConfig, policy_loss, supervised_loss
-from slime_swe.embedded.reductions import token_weights
-from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.train_data import TrainData, token_weights
 from slime_swe.launch.args import MISMATCH
 
 H, V = 8, 23  # sizes of hidden states and vocabulary

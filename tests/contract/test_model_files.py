@@ -13,10 +13,9 @@ import pytest
 from slime_swe.launch.plan.formulae import padded_vocab, shard
 from slime_swe.launch.slime.sections import model_section
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.recipes.families import FAMILIES, load_family, read_config
+from slime_swe.recipes.families import FAMILIES, REFUSED, load_family, read_config
 from slime_swe.recipes.families.qwen2 import Qwen2
-from slime_swe.recipes.families.refused import REFUSED
-from slime_swe.recipes.layout import Layout
+from slime_swe.recipes.layers import Layout
 
 PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
 FILES = {

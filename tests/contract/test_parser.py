@@ -7,8 +7,7 @@ import pytest
 from slime_swe.launch.config import resolve
 from slime_swe.launch.plan.admission import most_an_engine
 from slime_swe.launch.rehearse import jobs
-from slime_swe.launch.rehearse.scaled import one_rank, scaled
-from slime_swe.launch.rehearse.toy import shape_keys, toy_config
+from slime_swe.launch.rehearse.toy import one_rank, scaled, shape_keys, toy_config
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.warm_start import stage_of
 from slime_swe.recipes.base import Parallel

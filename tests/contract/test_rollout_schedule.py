@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import schedule_slime
-from slime_swe.launch.plan.simulation.clock import simulate
-from slime_swe.launch.plan.simulation.ledger import Ledger
-from slime_swe.launch.plan.simulation.machines import Cluster
+from slime_swe.launch.plan.simulation.machines import Cluster, simulate
+from slime_swe.launch.plan.simulation.schedules import Ledger
 from slime_swe.launch.plan.simulation.workload import Assumed
 
 

@@ -10,9 +10,8 @@ import pytest
 from slime_swe.launch.args import PLUG_INS
 from slime_swe.launch.slime.sections import OURS
 from slime_swe.rollout.engine import ADAPTER
-from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.samples import to_samples
-from slime_swe.rollout.session import Segment
 from tests.contract.asked import is_as_the_loop_takes_it
 from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, play
 

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.fetch import fetch
 from slime_swe.data_sources.registry import SOURCES, load_tasks
+from slime_swe.data_sources.repositories import fetch
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade

@@ -8,9 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slime_swe.data_sources.corpora import polyglot_needs
-from slime_swe.data_sources.corpora.polyglot import LANGUAGES, load
-from slime_swe.data_sources.corpora.polyglot_needs import is_here
+from slime_swe.data_sources.corpora import polyglot
+from slime_swe.data_sources.corpora.polyglot import LANGUAGES, is_here, load
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
@@ -180,9 +179,9 @@ def test_an_exercise_that_needs_what_is_not_here_is_left_out_with_its_reason(
     (tmp_path / "go/bin").mkdir(parents=True)
     (tmp_path / "go/src/fmt").mkdir(parents=True)
     (tmp_path / "go/bin/go").touch(mode=0o755)
-    monkeypatch.setattr(polyglot_needs, "CRATES", tmp_path / "crates")
-    monkeypatch.setattr(polyglot_needs, "_BOOST", str(tmp_path / "libboost*"))
-    monkeypatch.setattr(polyglot_needs, "_PATH", str(tmp_path / "go/bin"))
+    monkeypatch.setattr(polyglot, "CRATES", tmp_path / "crates")
+    monkeypatch.setattr(polyglot, "_BOOST", str(tmp_path / "libboost*"))
+    monkeypatch.setattr(polyglot, "_PATH", str(tmp_path / "go/bin"))
     assert [task.metadata["exercise"] for task in load(language, tmp_path / "copy")] == ["twice"]
     assert caplog.messages == [f"polyglot: left out in {language}: thrice ({reason})"]
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.agents.cli import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from tests.e2e.test_sandboxes import start
 

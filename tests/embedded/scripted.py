@@ -14,9 +14,9 @@ import aiohttp
 import torch
 from aiohttp import web
 
+from slime_swe.embedded.forward import hidden_states
 from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.packing import pack
-from slime_swe.embedded.tree_forward import hidden_states
+from slime_swe.embedded.train_data import pack
 from slime_swe.sample import Sample
 
 PROMPT_TOKENS, CONTEXT_TOKENS, TURNS = 6, 3, 2

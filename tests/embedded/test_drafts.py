@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.embedded.decoder import Decoder
-from slime_swe.embedded.drafts import Drafter, OwnPlaces
-from slime_swe.embedded.kv_cache import KVCache
-from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.exact_forward import Decoder
+from slime_swe.embedded.model import KVCache, Qwen2
 from slime_swe.embedded.sampling import SamplingParams
-from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.scheduler import Completion, Drafter, OwnPlaces, Request, Scheduler
 
 
 def run(checkpoint, draft_tokens: int, params: SamplingParams, siblings: int) -> tuple[list[Completion], int]:

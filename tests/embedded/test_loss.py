@@ -9,7 +9,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime_swe.embedded.logprobs import action_log_probs
+from slime_swe.embedded.forward import action_log_probs
 from slime_swe.embedded.loss import Actions, LossConfig, LossError, policy_loss
 
 
@@ -81,7 +81,7 @@ def random_config(rng: random.Random) -> LossConfig:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_loss_and_gradients_agree_with_the_reference(seed, monkeypatch):
-    monkeypatch.setattr("slime_swe.embedded.logprobs.CHUNK_ELEMENTS", 64)  # several chunks
+    monkeypatch.setattr("slime_swe.embedded.forward.CHUNK_ELEMENTS", 64)  # several chunks
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     n, width, vocabulary = rng.randint(1, 24), 5, 11

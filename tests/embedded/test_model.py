@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from slime_swe.embedded.model import ModelConfig, Qwen2
-from slime_swe.embedded.packing import pack
-from slime_swe.embedded.tree_forward import hidden_states
-from slime_swe.embedded.weights import CheckpointError
+from slime_swe.embedded.forward import hidden_states
+from slime_swe.embedded.model import CheckpointError, ModelConfig, Qwen2
+from slime_swe.embedded.train_data import pack
 
 
 def hidden(model: Qwen2, tokens: torch.Tensor) -> torch.Tensor:

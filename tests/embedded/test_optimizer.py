@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from slime_swe.embedded.optimizer import OptimizerError, PolicyOptimizer
+from slime_swe.embedded.trainer import OptimizerError, PolicyOptimizer
 
 ARGS = Namespace(
     lr=1e-3, lr_decay_style="linear", lr_warmup_iters=3, num_rollout=5, num_steps_per_rollout=2,
@@ -58,7 +58,7 @@ PROGRAM = """
 import sys, torch
 from argparse import Namespace
 from slime_swe.embedded.loop import _fix_numerics
-from slime_swe.embedded.optimizer import PolicyOptimizer
+from slime_swe.embedded.trainer import PolicyOptimizer
 from tests.embedded.test_optimizer import ARGS, network, take_step
 
 _fix_numerics(Namespace(swe_threads=1, seed=0))

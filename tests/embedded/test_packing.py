@@ -1,4 +1,4 @@
-"""The invariants that `slime_swe.embedded.packing` states."""
+"""The invariants that `slime_swe.embedded.train_data` states."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_swe.embedded.packing import PackingError, pack, split_steps
-from slime_swe.embedded.prefix_tree import build_tree
+from slime_swe.embedded.train_data import PackingError, build_tree, pack, split_steps
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=30)
 
 
 @given(SEQUENCES, st.integers(40, 120), st.integers(1, 8))
 def test_pack(sequences, max_tokens, min_shared):
-    with patch("slime_swe.embedded.prefix_tree.MIN_SHARED", min_shared):
+    with patch("slime_swe.embedded.train_data.MIN_SHARED", min_shared):
         trees = pack(sequences, max_tokens)
         assert pack(sequences, max_tokens) == trees
     order = [member for tree in trees for member in tree.members]
@@ -25,7 +24,7 @@ def test_pack(sequences, max_tokens, min_shared):
     for tree, following in zip(trees, [*trees[1:], None], strict=False):
         assert len(tree.tokens) <= min(max_tokens, sum(len(sequences[member]) for member in tree.members))
         if following is not None:
-            with patch("slime_swe.embedded.prefix_tree.MIN_SHARED", min_shared):
+            with patch("slime_swe.embedded.train_data.MIN_SHARED", min_shared):
                 wider = build_tree(sequences, [*tree.members, following.members[0]])
             assert len(wider.tokens) > max_tokens
         check_tree(tree, sequences, min_shared)

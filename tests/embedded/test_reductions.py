@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.embedded.reductions import token_weights
+from slime_swe.embedded.train_data import token_weights
 from tests.embedded.test_train_data import made, sampled
 
 # An episode of 2 trained tokens, and one of 6 in two training sequences.

@@ -9,12 +9,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from slime_swe.embedded.decoder import Decoder
-from slime_swe.embedded.kv_cache import KVCache
-from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.requests import Completion, Request
+from slime_swe.embedded.exact_forward import Decoder
+from slime_swe.embedded.model import KVCache, Qwen2
 from slime_swe.embedded.sampling import SamplingParams
-from slime_swe.embedded.scheduler import Scheduler
+from slime_swe.embedded.scheduler import Completion, Request, Scheduler
 
 EOS = frozenset({2})
 

@@ -14,8 +14,18 @@ import pytest
 
 from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.loop import train
-from slime_swe.embedded.tracked import COLUMNS, EPISODES, SHOWN, STEP, figures_of
-from slime_swe.embedded.trackers import MOST_WAITING, TRACKERS, Opening, Trackers, require_account
+from slime_swe.embedded.trackers import (
+    COLUMNS,
+    EPISODES,
+    MOST_WAITING,
+    SHOWN,
+    STEP,
+    TRACKERS,
+    Opening,
+    Trackers,
+    figures_of,
+    require_account,
+)
 from slime_swe.errors import UserError
 from tests.embedded.scripted import NoProgress, TinyEngine, make_args
 from tests.embedded.test_loop import lasting

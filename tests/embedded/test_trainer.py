@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime_swe.embedded.forward import forward, input_length, micro_batches, recompute_log_probs
+from slime_swe.embedded.forward import _masks, forward, input_length, micro_batches, recompute_log_probs
 from slime_swe.embedded.loss import LossError
 from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.packing import PackingError
-from slime_swe.embedded.train_data import TrainData
+from slime_swe.embedded.train_data import PackingError, TrainData
 from slime_swe.embedded.trainer import Trainer, TrainingError
-from slime_swe.embedded.tree_forward import _masks
 
 
 def make_args(checkpoint, **changes) -> Namespace:

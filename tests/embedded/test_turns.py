@@ -14,8 +14,7 @@ from transformers import Qwen2ForCausalLM
 from slime_swe.embedded.api import Api
 from slime_swe.embedded.engine import Engine
 from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.protocol import Limits
-from slime_swe.embedded.tokenizer import Detokenizer
+from slime_swe.embedded.protocol import Detokenizer, Limits
 from slime_swe.rollout.client import EngineClient, Generation
 
 PROMPT = [5, 6, 7]

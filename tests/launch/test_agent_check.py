@@ -21,11 +21,11 @@ from slime_swe.rollout.agents.toy_task import with_malformed_call
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import parse
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.episode import Segment, Session
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, Request
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, _joined
 from slime_swe.rollout.scripted import Sampled
-from slime_swe.rollout.session import Segment, Session
 from tests.rollout.agents.tiny_agent import PROGRAM, TinyAgent
 from tests.rollout.support import of_agents
 

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from slime_swe.launch.cli import run
-from slime_swe.launch.commands.episodes import readable, row_of, runs
+from slime_swe.launch.commands.episodes import GRADED, STOPS, readable, row_of, runs
 from slime_swe.launch.config import resolve
-from slime_swe.launch.explanation import GRADED, STOPS
 from slime_swe.launch.runs import create_run
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.episode import StopReason

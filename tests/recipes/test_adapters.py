@@ -8,7 +8,7 @@ import pytest
 
 from slime_swe.recipes import adapters
 from slime_swe.recipes.families import load_family
-from slime_swe.recipes.layout import Layout
+from slime_swe.recipes.layers import Layout
 from tests.recipes.changes import variant
 
 RANK = 4

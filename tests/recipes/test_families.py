@@ -10,9 +10,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.model import read_folder
 from slime_swe.launch.plan.plan import make_plan
-from slime_swe.launch.rehearse.tokenizer import template_of, write_tokenizer
+from slime_swe.launch.rehearse.toy import template_of, write_tokenizer
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.render import render
+from slime_swe.launch.slime.flags import render
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.agents.native import load_template
@@ -191,10 +191,10 @@ from dataclasses import dataclass, replace
 from slime_swe.recipes import qwen25_coder_7b
 from slime_swe.recipes.families import Family
 from slime_swe.recipes.families.decoder import attention_flags, decoder, grouped_attention, toy_decoder
-from slime_swe.recipes.families.tokens import ControlTokens
+from slime_swe.recipes.families import ControlTokens
 from slime_swe.recipes.layers import Layer, Part
 from slime_swe.recipes.layers.feed_forward import GatedFeedForward
-from slime_swe.recipes.layout import Cut, Shard
+from slime_swe.recipes.layers import Cut, Shard
 
 
 @dataclass(frozen=True)

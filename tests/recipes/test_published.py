@@ -10,10 +10,10 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.formulae import shard
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
+from slime_swe.recipes.families import REFUSED as REASONS
 from slime_swe.recipes.families.minimax_m2 import WholeNormAttention
-from slime_swe.recipes.families.refused import REFUSED as REASONS
-from slime_swe.recipes.layers.latent import LatentAttention
-from slime_swe.recipes.layout import Layout, SglangEngine, legal_sizes
+from slime_swe.recipes.layers import Layout, SglangEngine, legal_sizes
+from slime_swe.recipes.layers.attention import LatentAttention
 
 PUBLISHED = Path(__file__).parent / "published"
 TAKEN = {  # billions of parameters, and of those that one token meets; without those that predict further tokens

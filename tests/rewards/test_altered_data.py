@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from slime_swe.rewards.altered_data import alter_data, is_read_by
 from slime_swe.rewards.altered_tests import FORMS
+from slime_swe.rewards.data_cases import alter_data, is_read_by
 from slime_swe.rewards.mutated_files import MutatedFiles, alter_files
 
 LINES = '[["a", 12], 30]\n[["b", 41], 25]\n\n[["c", 0.5], 18]\n'

@@ -10,8 +10,7 @@ from itertools import chain
 import pytest
 import pytest_asyncio
 
-from slime_swe.data_sources.arc.oracle import ArcOracle, Pair
-from slime_swe.data_sources.arc.statement import ANSWER, arc_task
+from slime_swe.data_sources.arc.tasks import ANSWER, ArcOracle, Pair, arc_task
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import make_patch

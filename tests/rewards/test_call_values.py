@@ -26,9 +26,8 @@ from slime_swe.rewards.call_values import Calls, calls_of, read_calls, try_patch
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
-from slime_swe.rewards.sandbox_source import sandbox_source
 from slime_swe.rewards.validation import Status, validate
-from slime_swe.rewards.withheld import read_records
+from slime_swe.rewards.withheld import read_records, sandbox_source
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError

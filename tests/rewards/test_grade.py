@@ -9,8 +9,7 @@ import pytest
 from slime_swe.data_sources.task import Oracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
-from slime_swe.rewards.answers import answer_in
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, grade
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, answer_in, grade
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.validation import Status, validate
 from tests.data_sources.tasks import GOLD, make_task

@@ -14,8 +14,8 @@ import pytest_asyncio
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GradingSettings, grade, image_limits
-from slime_swe.rewards.patched_image import patch_image
-from slime_swe.rewards.swebench.apply import Applied, apply_in
+from slime_swe.rewards.swebench.harness import Applied, apply_in
+from slime_swe.rewards.test_log import patch_image
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import Sandbox
 from tests.rewards.image_backend import committed, sandboxes_with

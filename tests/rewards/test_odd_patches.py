@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.patches import header_paths
-from slime_swe.rewards.swebench.apply import _BY_PATCH, _commands
+from slime_swe.rewards.swebench.harness import _BY_PATCH, _commands
 
 pytestmark = pytest.mark.skipif(shutil.which("patch") is None, reason="GNU patch is not installed here")
 

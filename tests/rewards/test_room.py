@@ -17,11 +17,11 @@ import pytest
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, PatchError
-from slime_swe.rewards import room
+from slime_swe.rewards import grade as room
 from slime_swe.rewards.grade import GraderError, grade
-from slime_swe.rewards.redteam.honeypot import leaky_image
-from slime_swe.rewards.swebench import evaluation
-from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests
+from slime_swe.rewards.redteam.gate import leaky_image
+from slime_swe.rewards.swebench import grader
+from slime_swe.rewards.swebench.grader import Evaluation, RestoredTests
 from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError, Sandboxes
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
@@ -51,7 +51,7 @@ def patch_that_unpacks(folder: Path, size: int) -> str:
 async def test_a_patch_that_fills_the_disk_of_its_sandbox_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "image_limits", lambda seconds: Limits(disk_bytes=16 << 20))
+    monkeypatch.setattr(grader, "image_limits", lambda seconds: Limits(disk_bytes=16 << 20))
     oracle = HarnessOracle(("t",), (), ("tests/test_calc.py",), eval_script="true", log_parser="x", gold_patch=GOLD)
     restored = RestoredTests({}, {"tests/test_calc.py": bytes(3 << 20)})
     async with SandboxPool("overlay") as pool:

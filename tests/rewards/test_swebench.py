@@ -18,8 +18,7 @@ from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.mutated_files import mutate_files
-from slime_swe.rewards.swebench.evaluation import Evaluation, RestoredTests, embeds_test_patch, restored_tests
-from slime_swe.rewards.swebench.grader import places_of
+from slime_swe.rewards.swebench.grader import Evaluation, RestoredTests, embeds_test_patch, places_of, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, instance_of
 from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox import SandboxPool

@@ -6,7 +6,7 @@ import pytest
 
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.mutated_files import pytest_options
-from slime_swe.rewards.swebench.evaluation import (
+from slime_swe.rewards.swebench.grader import (
     before_the_tests,
     embeds_test_patch,
     with_copied_tests,

@@ -17,7 +17,7 @@ from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.negative_control import FURTHER_RUNS
 from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
-from slime_swe.rewards.redteam.honeypot import leaky_image
+from slime_swe.rewards.redteam.gate import leaky_image
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.sandbox import SandboxPool
 from tests.rewards.swebench_here import harness_python, need_docker

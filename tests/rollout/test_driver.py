@@ -13,17 +13,15 @@ import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, state_path, task_id_of
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.driver import MOST_OF_A_TASK, Driver, FilterError, driver_of
+from slime_swe.rollout.driver import MOST_OF_A_TASK, Driver, FilterError, FirstCalls, driver_of
 from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import TRIES, Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
-from slime_swe.rollout.scheduling.dynamic import DynamicSampling
-from slime_swe.rollout.scheduling.first_calls import FirstCalls
 from slime_swe.rollout.scheduling.outage import LONGEST, Outage, Outages
-from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
 from slime_swe.sample import Sample
 from tests.data_sources.tasks import make_task
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from slime_swe.rollout import slime_plugin
-from slime_swe.rollout.gate import Gate
+from slime_swe.rollout.client import Gate
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.replies import EngineAborted
 from slime_swe.rollout.scripted import ScriptedEngine, serve

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from slime_swe.errors import UserError
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.group_outcomes import OUTCOMES, UNIFORM
 from slime_swe.rollout.journals import append_records, read_records
 from slime_swe.rollout.metrics import (
+    OUTCOMES,
+    UNIFORM,
     compare,
     episode_metrics,
     evaluation_metrics,

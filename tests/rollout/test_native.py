@@ -12,12 +12,11 @@ from slime_swe.rollout.chat.bash_block import INSTRUCTIONS
 from slime_swe.rollout.chat.qwen25_coder import EXAMPLE, FORMS
 from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
-from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.episode import Episode, Segment, StopReason
+from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import ScriptedEngine, serve
-from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import RolloutSettings
 from tests.data_sources.tasks import BROKEN, make_task
 from tests.rollout.chat.forms import WRITERS

@@ -10,15 +10,14 @@ from collections import Counter
 import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource
-from slime_swe.launch.plan.simulation.clock import simulate
+from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rollout.driver import Driver, Rollout
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import TRIES, Player
 from slime_swe.rollout.records import flatten, write_failure
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.scheduling.dynamic import DynamicSampling
 from slime_swe.rollout.scheduling.outage import LONGEST, Outages
-from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
 from slime_swe.sample import Sample
 from tests.rollout.test_driver import SIZE, Played, make
 

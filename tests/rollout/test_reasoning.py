@@ -14,19 +14,17 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.native import NativeAgent
-from slime_swe.rollout.chat.reasoning import THINK
 from slime_swe.rollout.chat.template import ChatTemplate, TemplateError
 from slime_swe.rollout.chat.tokenizer import load_tokenizer, shipped_templates, template_path
-from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
+from slime_swe.rollout.chat.tool_formats import THINK, ToolCall, tool_format
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
+from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.runner import run_episode
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import scripted_engine
-from slime_swe.rollout.session import Session
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS
 from tests.data_sources.tasks import make_task

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from slime_swe.rollout import scripted
 from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.episode import Node, Session
 from slime_swe.rollout.scripted import Request, ScriptedEngine, scripted_engine
-from slime_swe.rollout.session import Node, Session
 from tests.rollout.support import said
 
 

@@ -17,12 +17,11 @@ from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import TemplateError
 from slime_swe.rollout.client import EngineClient
-from slime_swe.rollout.episode import TRUNCATED, Episode, StopReason
+from slime_swe.rollout.episode import TRUNCATED, Episode, Segment, StopReason
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.records import version_spans_of
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scripted import serve
-from slime_swe.rollout.session import Segment
 from slime_swe.rollout.settings import Truncation
 from slime_swe.sample import Sample
 from tests.rollout.conftest import make_tokenizer
@@ -320,7 +319,7 @@ async def test_cancelling_ends_the_episode_at_once(run_with):
         ({"swe_tool_format": "hermess"}, "Did you mean 'hermes'"),
         ({"swe_agent": "nativ"}, "Did you mean 'native'.*or a dotted path"),
         ({"swe_agent": "no_such.module.open"}, "rollout.agent='no_such.module.open': there is no module 'no_such'"),
-        ({"swe_agent": "slime_swe.rollout.runner.open"}, "rollout.agent=.*has no 'open'"),
+        ({"swe_agent": "slime_swe.rollout.player.open"}, "rollout.agent=.*has no 'open'"),
         ({"swe_agent": "..open"}, "rollout.agent='..open' is no dotted path"),
         ({"rollout_top_p": 0.9}, "args.rollout_top_p is 0.9: training needs 1.0"),
         ({"rollout_top_k": 5}, "args.rollout_top_k is 5: training needs -1"),

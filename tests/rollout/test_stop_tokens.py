@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_swe.embedded.tokenizer import Detokenizer
+from slime_swe.embedded.protocol import Detokenizer
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.bash_block import INSTRUCTIONS
@@ -17,12 +17,11 @@ from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import eos_token_ids, template_path
 from slime_swe.rollout.chat.tool_formats import tool_format
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import by_turn, scripted_engine
-from slime_swe.rollout.session import Session
 from tests.rollout.conftest import CHATML, make_tokenizer
 from tests.rollout.proxy.test_sessions import ASKED, ask
 from tests.rollout.support import FIX, PARAMS, SUBMIT

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_swe.rollout.version_spans import joined, part_of
+from slime_swe.rollout.replies import joined, part_of
 
 SPANS = st.lists(st.tuples(st.sampled_from([None, "1", "2"]), st.integers(0, 4)))
 

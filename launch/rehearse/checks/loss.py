@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_swe.launch.rehearse.checks import Measured, NotMadeError, worst
-from slime_swe.launch.rehearse.dumps import Trained
-from slime_swe.launch.rehearse.evidence import Evidence
+from slime_swe.launch.rehearse.evidence import Evidence, Trained
 
 LOSS, GAPS = "train/pg_loss", "train/train_rollout_logprob_abs_diff"
 SMALL = 1e-9  # shares of what is 0 are taken of this

@@ -12,8 +12,7 @@ from typing import Any
 from slime_swe.launch.args import Attributes
 from slime_swe.launch.engines.slime_cpu import PACKAGES
 from slime_swe.launch.extras import require
-from slime_swe.launch.rehearse.limits import FLOAT32
-from slime_swe.launch.rehearse.platforms import Platform
+from slime_swe.launch.rehearse.platforms import FLOAT32, Platform
 from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu import sglang_cpu

@@ -19,16 +19,14 @@ from typing import Any
 
 from slime_swe.data_sources.task import Image
 from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.cache import locked, made_once
+from slime_swe.rollout.sandbox.cache import Room, locked, made_once, remove_tree
 from slime_swe.rollout.sandbox.docker import client as docker_client
-from slime_swe.rollout.sandbox.docker.changes import as_file
 from slime_swe.rollout.sandbox.docker.client import errors
-from slime_swe.rollout.sandbox.docker.room import DockerRoom
+from slime_swe.rollout.sandbox.docker.container import as_file
 from slime_swe.rollout.sandbox.image import host as host_image
-from slime_swe.rollout.sandbox.image.changes import Originals, is_tracked
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
 from slime_swe.rollout.sandbox.image.layers import Layer, find_layers, taken
-from slime_swe.rollout.sandbox.image.sandbox import HISTORY, NO_HISTORY
+from slime_swe.rollout.sandbox.image.sandbox import HISTORY, NO_HISTORY, Originals, is_tracked
 
 PREPARED = "slime-swe/prepared"  # images without later history
 _HOST = "slime-swe/host"
@@ -161,3 +159,50 @@ class Images:
                     elif (content := tar.extractfile(entry)) is not None:
                         with place.open("wb") as file:
                             shutil.copyfileobj(content, file)
+
+
+# `DockerRoom`: the images of a Docker daemon that may go when its disk is nearly full.
+_IN_USE = 409  # the daemon's answer where a container has the image, or another image is made of it
+
+
+class DockerRoom(Room):
+    """A daemon on another machine removes none.
+
+    Not covered: an image that is removed between the look for it and the start of its container, which fails the
+    episode as infrastructure does.
+    """
+
+    def __init__(self, client: Any, cache: Path, keep_free: float) -> None:
+        super().__init__(cache / "pulled", keep_free)
+        self._client = client
+
+    def pulled(self, name: str) -> str:
+        """The id of the image, which is pulled where it isn't here, with room made for it before. Blocks."""
+        if self._keep_free and docker_client.find(name) is None:
+            with docker_client.errors("docker does not tell where it keeps images"):
+                disk = Path(self._client.info()["DockerRootDir"])
+            if disk.is_dir():
+                self.make(disk)
+            identity = docker_client.identify(name)
+            self.got(name)
+            return identity
+        return docker_client.identify(name)
+
+    def has_gone(self, identity: str) -> bool:
+        """Whether an image that was here has been removed, by whatever process."""
+        return bool(self._keep_free) and docker_client.find(identity) is None
+
+    def remove(self, name: str, made: Sequence[str]) -> bool:
+        """made: other images, and folders of the cache."""
+        for each in (*(each for each in made if not each.startswith("/")), name):
+            try:
+                with docker_client.errors(f"docker could not remove {each}"):
+                    self._client.remove_image(each)
+            except docker_client.DockerError as error:
+                if error.status == _IN_USE:
+                    return False
+                if error.status != docker_client.NOT_FOUND:
+                    raise
+        for folder in (each for each in made if each.startswith("/")):
+            remove_tree(Path(folder))
+        return True

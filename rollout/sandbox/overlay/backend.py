@@ -27,8 +27,8 @@ from slime_swe.rollout.sandbox.bubblewrap import BUBBLEWRAP, Bubblewrap, Runner,
 from slime_swe.rollout.sandbox.cache import cache_folder, disk_used, made_once, remove_tree
 from slime_swe.rollout.sandbox.fork_server import Launcher
 from slime_swe.rollout.sandbox.image import host as host_image
-from slime_swe.rollout.sandbox.image.changes import Originals
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
+from slime_swe.rollout.sandbox.image.sandbox import Originals
 from slime_swe.rollout.sandbox.overlay import cgroups
 from slime_swe.rollout.sandbox.overlay.container import Host, OverlaySandbox, Root
 from slime_swe.rollout.sandbox.overlay.root import Roots, with_layers

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import io
+import os
 import platform
+import stat
+import tarfile
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +24,8 @@ import slime_swe
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError
+from slime_swe.rollout.sandbox.cache import cache_folder, made_once
 from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend
-from slime_swe.rollout.sandbox.ray import layers as layers_of
 from slime_swe.rollout.sandbox.ray.ports import NodePorts
 
 Given = ParamSpec("Given")
@@ -30,21 +34,13 @@ Self_ = TypeVar("Self_")
 
 _CODE = (
     "rollout/sandbox",
-    "rollout/scheduling/concurrency.py",
+    "rollout/scheduling/admission.py",
     "patches",
     "data_sources/task.py",
     "errors.py",
     "files.py",
 )
 _SUFFIXES = (".py", ".sh")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
-
-    code: str
-    confinement: tuple[str, ...]
 
 
 def code() -> str:
@@ -56,6 +52,14 @@ def code() -> str:
             if path.suffix in _SUFFIXES:
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return f"{digest.hexdigest()[:12]}, Python {platform.python_version()}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
+
+    code: str
+    confinement: tuple[str, ...]
 
 
 def _answered(
@@ -148,11 +152,11 @@ class NodeSandboxes:
 
     @_answered
     async def find_layer(self, folder: Path, identity: str) -> Path | None:
-        return await asyncio.to_thread(layers_of.find, folder, identity)
+        return await asyncio.to_thread(find, folder, identity)
 
     @_answered
     async def add_layer(self, identity: str, packed: bytes) -> Path:
-        return await asyncio.to_thread(layers_of.unpack, identity, packed)
+        return await asyncio.to_thread(unpack, identity, packed)
 
     @_answered
     async def close(self) -> None:
@@ -170,6 +174,61 @@ class NodeSandboxes:
         if number not in self._held:
             raise SandboxError("the sandbox is not open")
         return self._held[number]
+
+
+# Layers on other nodes: the same folder where the node sees it too, else a copy in the node's cache, made once.
+def identity(folder: Path) -> str:
+    """Of a layer's names, modes, sizes, times (to the microsecond) and links: the same on every node that sees the
+    folder, and another when a file is written anew. Raises `OSError`.
+    """
+    digest = hashlib.sha256()
+    for path in _below(folder):
+        state = path.lstat()
+        target = os.readlink(path) if path.is_symlink() else ""
+        content = (state.st_size, state.st_mtime_ns // 1000) if stat.S_ISREG(state.st_mode) else ()
+        digest.update(f"{path.relative_to(folder)}\0{state.st_mode}\0{content}\0{target}\0".encode("utf-8", "replace"))
+    return digest.hexdigest()[:24]
+
+
+def find(folder: Path, wanted: str) -> Path | None:
+    """Where this machine has the layer; None where it has not."""
+    copy = _place(wanted)
+    if copy.exists():
+        return copy
+    try:
+        return folder if folder.is_dir() and identity(folder) == wanted else None
+    except OSError:  # it is another's folder, or changes
+        return None
+
+
+def pack(folder: Path) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(folder, ".")
+    return packed.getvalue()
+
+
+def unpack(wanted: str, packed: bytes) -> Path:
+    """The copy in this machine's cache, made if need be. Its bytes are the driver's own, and are trusted as such."""
+
+    def fill(place: Path) -> None:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            # Before 3.11.4 Python has no filters, and extracts as this one does.
+            tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            tar.extractall(place)
+
+    return made_once(_place(wanted), fill)
+
+
+def _place(wanted: str) -> Path:
+    return cache_folder() / "layers" / wanted
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *names]):
+            yield Path(place, name)
 
 
 class _Held:

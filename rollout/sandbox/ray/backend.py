@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.rollout.sandbox.base import MAX_PORT, Backend, ExecResult, Requirement, SandboxError, SandboxSpec
-from slime_swe.rollout.sandbox.common import BaseSandbox
 from slime_swe.rollout.sandbox.image.layers import find_layers
-from slime_swe.rollout.sandbox.pool import BACKENDS, make_backend
+from slime_swe.rollout.sandbox.pool import BACKENDS, BaseSandbox, make_backend
 from slime_swe.rollout.sandbox.ray.ports import DriverPorts
 
 if TYPE_CHECKING:
-    from slime_swe.rollout.sandbox.ray.node import Node
-    from slime_swe.rollout.sandbox.ray.nodes import Nodes
+    from slime_swe.rollout.sandbox.ray.nodes import Node, Nodes
 
 
 class RayBackend(Backend):

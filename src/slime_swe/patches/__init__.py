@@ -12,21 +12,30 @@ Malformed text, and text that does not fit the files, is a `PatchError` and neve
 time that grows faster than its input.
 """
 
-from slime_swe.patches.apply import apply_patch
-from slime_swe.patches.blocks import Answer, read_blocks, write_blocks
-from slime_swe.patches.diff import MAX_PATCH_BYTES, OVERSIZED, bounded_patch, make_patch
-from slime_swe.patches.edits import Edit, Move, Replace, apply_edits, edits_of
+from slime_swe.patches.apply import MAX_PATCH_BYTES, OVERSIZED, apply_patch, bounded_patch, make_patch
+from slime_swe.patches.edits import (
+    Answer,
+    Edit,
+    Move,
+    Replace,
+    apply_edits,
+    apply_reply,
+    edits_of,
+    paths_in_reply,
+    read_blocks,
+    write_blocks,
+)
 from slime_swe.patches.model import Change, Hunk, PatchError, write_patch
-from slime_swe.patches.paths import (
+from slime_swe.patches.read import (
     added_paths,
     binary_paths,
     changed_lines,
     header_paths,
     paths_of,
+    read_patch,
     require_few_folders,
+    reverse_patch,
 )
-from slime_swe.patches.read import read_patch, reverse_patch
-from slime_swe.patches.replies import apply_reply, paths_in_reply
 
 __all__ = [
     "MAX_PATCH_BYTES",

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from slime_swe.data_sources.arc.oracle import Grid, Pair
-from slime_swe.data_sources.arc.score import gain, worth
+from slime_swe.data_sources.arc.tasks import Grid, Pair, gain, worth
 
 A, B = ((1, 2), (3, 4)), ((5, 6), (7, 8))
 

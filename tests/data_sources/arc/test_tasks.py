@@ -7,8 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from slime_swe.data_sources.arc.generated import SIZES, TEST, TRAIN, rules
-from slime_swe.data_sources.arc.score import guessable, shown, worth
+from slime_swe.data_sources.arc.tasks import SIZES, TEST, TRAIN, guessable, rules, shown, worth
 from slime_swe.data_sources.contamination import find_overlaps
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from slime_swe.data_sources.arc.oracle import Pair
-from slime_swe.data_sources.arc.statement import ANSWER, COMMAND, arc_task
+from slime_swe.data_sources.arc.tasks import ANSWER, COMMAND, Pair, arc_task
 from slime_swe.rollout.sandbox.base import ExecResult
 from slime_swe.rollout.sandbox.pool import SandboxPool
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("coverage")
 
-from slime_swe.data_sources.factory import coverage_map, runs
-from slime_swe.data_sources.factory.coverage_map import functions_in, measure
+from slime_swe.data_sources.factory import runs
+from slime_swe.data_sources.factory.runs import functions_in, measure
 from slime_swe.errors import UserError
 
 SOURCE = '''\
@@ -103,7 +103,7 @@ def coverage():
 
 
 def test_each_function_has_the_passing_tests_that_run_its_body(coverage):
-    found = {function.name: tests for function, tests in coverage_map.tests_by_function(FILES, coverage).items()}
+    found = {function.name: tests for function, tests in runs.tests_by_function(FILES, coverage).items()}
     named = {name: found[name] for name in ("double", "double.inner", "Counter", "Counter.add", "wrong")}
     assert named == {
         "double": DOUBLE,
@@ -118,7 +118,7 @@ def test_each_function_has_the_passing_tests_that_run_its_body(coverage):
 def test_what_runs_at_import_is_run_by_every_test(coverage):
     functions = {function.name: function for function in functions_in("shop/code.py", SOURCE)}
     assert [name for name, function in functions.items() if coverage.runs_at_import(function)] == ["register"]
-    assert coverage_map.tests_by_function(FILES, coverage)[functions["register"]] == (*DOUBLE, START, ADD)
+    assert runs.tests_by_function(FILES, coverage)[functions["register"]] == (*DOUBLE, START, ADD)
 
 
 def test_tests_have_their_outcome_and_those_that_take_too_long_fail(coverage):
@@ -139,7 +139,7 @@ def test_other_packages_of_this_python_are_hidden():
         "def test_one():\n    try:\n        import msgspec\n    except ImportError:\n        return\n    assert 0\n"
     )
     assert measure({"test_a.py": source}).tests == {"test_a.py::test_one": True}
-    shown = measure({"test_a.py": source}, packages=(*coverage_map.PYTEST, "msgspec"))
+    shown = measure({"test_a.py": source}, packages=(*runs.PYTEST, "msgspec"))
     assert shown.tests == {"test_a.py::test_one": False}
 
 

@@ -7,9 +7,8 @@ from itertools import islice
 
 import pytest
 
-from slime_swe.data_sources.factory.candidates import Candidate, Span
 from slime_swe.data_sources.factory.faults import Place, combined, faults, places
-from slime_swe.data_sources.factory.releases import between
+from slime_swe.data_sources.factory.packages import Candidate, Span, between
 from slime_swe.patches import apply_patch
 from tests.data_sources.factory import shop
 

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from slime_swe.data_sources.specification.projects import project
+from slime_swe.data_sources.specification.tasks import project
 
 CODE = '''\
 """A shop."""

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from slime_swe.data_sources.specification.details import is_enough
 from slime_swe.data_sources.specification.removal import Definition
+from slime_swe.data_sources.specification.tasks import is_enough
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ pytest.importorskip("coverage")
 pytest.importorskip("libcst")
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.specification import doctests, projects, tasks
+from slime_swe.data_sources.specification import removed, tasks
 from slime_swe.data_sources.specification.tasks import make_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_none_raises_no_reward(functions, cheat):
 def untested():
     """Of the project without its tests."""
     code = {path: text for path, text in SHOP.files.items() if not path.startswith("tests/")}
-    bare = projects.project("bare", "1.0", code)
+    bare = tasks.project("bare", "1.0", code)
     return {task.metadata["names"][0]: task for task in make_tasks(bare, "untested")}
 
 
@@ -135,7 +135,7 @@ async def test_an_untested_body_is_worth_the_more_the_more_it_is_like_the_one_th
 
 async def test_where_there_are_tests_likeness_orders_answers_that_fail(functions):
     pytest.importorskip("cydifflib")
-    from slime_swe.rewards.diff.compare import likeness
+    from slime_swe.rewards.diff import likeness
 
     task = functions["total"]
     near, far = (likeness(task, written(task, body)) for body in ("return max(1, added(prices) - discount)", "pass"))
@@ -185,7 +185,7 @@ def test_the_same_project_gives_the_same_tasks_and_its_tests_run_once(functions,
 
 
 def test_a_project_without_tests_has_its_doctests_alone():
-    bare = projects.project("bare", "1.0", {"shop/__init__.py": "", "shop/till.py": CODE})
+    bare = tasks.project("bare", "1.0", {"shop/__init__.py": "", "shop/till.py": CODE})
     assert [task.metadata["names"] for task in make_tasks(bare)] == [["halves"]]
 
 
@@ -203,11 +203,11 @@ def test_a_project_without_tests_has_its_doctests_alone():
     ],
 )
 def test_examples_that_can_t_be_compared_make_no_test(examples):
-    assert doctests.test_file("shop", "f", examples) is None
+    assert removed.test_file("shop", "f", examples) is None
 
 
 def test_an_installed_package_is_read_and_another_is_refused():
-    found = projects.installed("iniconfig")
+    found = tasks.installed("iniconfig")
     assert "iniconfig/__init__.py" in found.code and "iniconfig/py.typed" in found.files
     assert not any(".dist-info" in path for path in found.files)
     for name, said in (
@@ -226,7 +226,7 @@ def test_a_source_distribution_is_taken_by_its_path_also_where_its_code_is_below
 
 def test_a_project_without_code_is_refused():
     with pytest.raises(UserError, match="no Python code"):
-        projects.project("a", "1", {"test_a.py": "", "a.txt": ""})
+        tasks.project("a", "1", {"test_a.py": "", "a.txt": ""})
 
 
 @pytest.fixture(scope="module")

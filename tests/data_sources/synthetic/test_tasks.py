@@ -15,8 +15,7 @@ import pytest
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES, UNSEEN_CLASSES
 from slime_swe.data_sources.synthetic.functions import run_call
-from slime_swe.data_sources.synthetic.names import PIECES, is_held_out
-from slime_swe.data_sources.synthetic.tasks import SIZES, draw_repository, failing_tests, load
+from slime_swe.data_sources.synthetic.tasks import PIECES, SIZES, draw_repository, failing_tests, is_held_out, load
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import make_patch, paths_of
 from slime_swe.rewards.grade import GradingSettings, grade

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from slime_swe.launch.compare.paired import Paired, Side
+from slime_swe.launch.compare.intervals import Paired, Side
 
 VERIFIED = {
     "django": 231, "sympy": 75, "sphinx": 44, "matplotlib": 34, "scikit-learn": 32, "astropy": 22, "xarray": 22,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from slime_swe.launch.compare.comparison import test_of as significance
+from slime_swe.launch.compare.comparison import verdict, verdict_of
 from slime_swe.launch.compare.intervals import Interval, other_repositories, other_tasks, these_tasks
-from slime_swe.launch.compare.verdict import test_of as significance
-from slime_swe.launch.compare.verdict import verdict, verdict_of
 from tests.launch.compare.simulated import CODES, REPOSITORIES, TASKS, Drawn, World, draw
 
 COUNT = 2000

@@ -10,14 +10,16 @@ from statsmodels.stats.proportion import proportion_confint
 
 from slime_swe.launch.compare.intervals import (
     Interval,
+    Paired,
     Refused,
+    Side,
     effective_clusters,
     intervals,
     other_repositories,
     other_tasks,
+    pair,
     these_tasks,
 )
-from slime_swe.launch.compare.paired import Paired, Side, pair
 from tests.launch.compare.simulated import CODES, SIZES, TASKS, World, draw
 
 SOME = 40  # tasks, of which a regression on cells takes no time

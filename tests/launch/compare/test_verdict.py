@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
-from slime_swe.launch.compare.intervals import intervals, other_tasks, these_tasks
-from slime_swe.launch.compare.paired import Side, pair
-from slime_swe.launch.compare.verdict import detectable, power, run_deviation, runs_each, verdict, verdict_of
-from slime_swe.launch.compare.verdict import test_of as significance
+from slime_swe.launch.compare.comparison import detectable, power, run_deviation, runs_each, verdict, verdict_of
+from slime_swe.launch.compare.comparison import test_of as significance
+from slime_swe.launch.compare.intervals import Side, intervals, other_tasks, pair, these_tasks
 from tests.launch.compare.simulated import TASKS, World, draw
 
 

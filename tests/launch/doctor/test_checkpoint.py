@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.doctor.checkpoint import INDEX, check_checkpoint, check_converted
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Status
+from slime_swe.launch.doctor.finding import Machine, Status
 from slime_swe.launch.doctor.gpus import check_gpus, check_links, parse
-from slime_swe.launch.doctor.machine import Machine
 from tests.launch.doctor import machines
 from tests.recipes.changes import variant
 

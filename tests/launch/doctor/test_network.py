@@ -10,8 +10,7 @@ from threading import Thread
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Status
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine, Status
 from slime_swe.launch.doctor.network import check_interface, check_ports, check_proxies
 from slime_swe.launch.doctor.runner import guarded
 from tests.recipes.changes import variant

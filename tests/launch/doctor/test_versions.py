@@ -9,7 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from slime_swe.launch.doctor import versions
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.doctor.versions import Support, check_sources, check_versions
 from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime.upstream import SLIME

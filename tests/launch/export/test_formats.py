@@ -18,7 +18,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.export import EXPORTERS
 from slime_swe.redaction import redacted, secrets_of
-from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.agents.cli import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from slime_swe.rollout.journals import append_records, read_records
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, trajectories

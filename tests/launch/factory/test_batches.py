@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.data_sources.factory.coverage_map import as_map, measure, tracing
-from slime_swe.data_sources.factory.runs import Job
-from slime_swe.launch.factory.batches import LIMITS, Batches
+from slime_swe.data_sources.factory.runs import Job, as_map, measure, tracing
+from slime_swe.launch.factory.proof import LIMITS, Batches
 from slime_swe.rollout.sandbox import SandboxPool
 from tests.data_sources.factory import shop
 

@@ -17,8 +17,7 @@ from slime_swe.data_sources.factory.writing import written_candidates
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle
 from slime_swe.launch.cli import run
-from slime_swe.launch.factory.journal import Journal
-from slime_swe.launch.factory.make import FactorySettings, make
+from slime_swe.launch.factory.make import FactorySettings, Journal, make
 from slime_swe.launch.factory.verdict import verdict
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import grade

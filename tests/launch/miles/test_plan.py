@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.admission import checkpoint_bytes, sent_bytes, trained, whole
+from slime_swe.launch.plan.formulae import GIB, Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.memory import budgets, layout_of
 from slime_swe.launch.plan.plan import fit
-from slime_swe.launch.plan.roofline import train_flops
-from slime_swe.launch.plan.trained import checkpoint_bytes, sent_bytes, trained, whole
+from slime_swe.launch.plan.rollout import train_flops
 from slime_swe.recipes import adapters
 from tests.recipes.changes import variant
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from slime_swe.launch.output import duration
 from slime_swe.launch.plan.plan import make_plan
-from slime_swe.launch.plan.whole_run import with_outlook
+from slime_swe.launch.plan.timing import with_outlook
 from slime_swe.recipes.registry import RECIPES, load_recipe
 
 HEADING = "## Each recipe"

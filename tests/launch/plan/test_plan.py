@@ -14,16 +14,15 @@ from slime_swe.launch.args import ours, shared
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.plan import admission, formulae, rollout
-from slime_swe.launch.plan.assumptions import Assumptions, assume
+from slime_swe.launch.plan.formulae import Assumptions, assume
 from slime_swe.launch.plan.plan import fit, make_plan, propose
 from slime_swe.launch.plan.problems import nearest
 from slime_swe.launch.plan.simulation import schedules
-from slime_swe.launch.plan.simulation.clock import simulate
-from slime_swe.launch.plan.timing import time_step
-from slime_swe.launch.plan.whole_run import evaluations_of, with_outlook
+from slime_swe.launch.plan.simulation.machines import simulate
+from slime_swe.launch.plan.timing import evaluations_of, time_step, with_outlook
+from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.forecast import CERTAINTY, NARROWER, WIDER, informative_share
 from slime_swe.recipes.registry import RECIPES, load_recipe
-from slime_swe.recipes.sandboxes import sandboxes_at_once
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.player import Player
 from slime_swe.rollout.scheduling.admission import Bounds

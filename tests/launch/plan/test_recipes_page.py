@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.recipes.base import MASKED, Recipe
+from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.registry import load_recipe
-from slime_swe.recipes.sandboxes import sandboxes_at_once
 from tests.launch.plan import plans_page, recipes_page
 
 DOCS = Path(__file__).parents[3] / "docs"

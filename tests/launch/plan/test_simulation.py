@@ -10,9 +10,8 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.plan.simulation import schedules
-from slime_swe.launch.plan.simulation.clock import simulate
-from slime_swe.launch.plan.simulation.ledger import Ledger, kolmogorov_smirnov
-from slime_swe.launch.plan.simulation.machines import Aborted, Cluster, Engine, Processors
+from slime_swe.launch.plan.simulation.machines import Aborted, Cluster, Engine, Processors, simulate
+from slime_swe.launch.plan.simulation.schedules import Ledger, kolmogorov_smirnov
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Script
 from slime_swe.rollout.episode import Episode, StopReason, Timings
 from slime_swe.rollout.journals import append_records

@@ -18,19 +18,15 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.plan.formulae import shard
 from slime_swe.launch.plan.memory import layout_of
 from slime_swe.launch.rehearse import jobs
-from slime_swe.launch.rehearse.dumps import ROLLOUTS, STEPS, read_rollouts, read_steps
-from slime_swe.launch.rehearse.evidence import Evidence, Trainer
+from slime_swe.launch.rehearse.evidence import ROLLOUTS, STEPS, Evidence, Reference, Trainer, read_rollouts, read_steps
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.platforms.cpu import CpuPlatform
-from slime_swe.launch.rehearse.reference import Reference
-from slime_swe.launch.rehearse.scaled import scaled
-from slime_swe.launch.rehearse.toy import end_replies, shape_keys, write_toy
+from slime_swe.launch.rehearse.toy import end_replies, scaled, shape_keys, write_toy
 from slime_swe.rollout.agents.native import load_template, opening
-from slime_swe.rollout.episode import Episode, StopReason
+from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.journals import append_records, read_records
 from slime_swe.rollout.records import EPISODES, Score, write_score
 from slime_swe.rollout.samples import to_samples
-from slime_swe.rollout.session import Segment
 from slime_swe.sample import Sample
 
 RECIPE = "qwen3_coder_30b_a3b"

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime_swe.launch.rehearse.checks import CHECKS, run_check, run_checks, worst
-from slime_swe.launch.rehearse.evidence import Evidence
-from slime_swe.launch.rehearse.reference import Reference
+from slime_swe.launch.rehearse.evidence import Evidence, Reference
 from tests.launch.rehearse.small import play
 
 FAULTS: dict[str, tuple[Callable[[Evidence, Path], Evidence], str]] = {}

@@ -14,7 +14,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.engines import violations
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.differences import (
@@ -29,11 +29,10 @@ from slime_swe.launch.rehearse.differences import (
     differences,
 )
 from slime_swe.launch.rehearse.platforms.gpu import GpuPlatform, gpus_here, require_idle, require_stack
-from slime_swe.launch.rehearse.scaled import layout_of, one_rank, scaled
-from slime_swe.launch.rehearse.toy import shape_keys, toy_config
+from slime_swe.launch.rehearse.toy import layout_of, one_rank, scaled, shape_keys, toy_config
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.flags import environment, render
 from slime_swe.launch.slime.paths import SETTINGS
-from slime_swe.launch.slime.render import environment, render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES
 from tests.launch.doctor import machines

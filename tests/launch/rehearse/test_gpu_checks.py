@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from slime_swe.launch.rehearse.checks import CHECKS, run_check, run_checks
-from slime_swe.launch.rehearse.evidence import Evidence
-from slime_swe.launch.rehearse.limits import BFLOAT16, FLOAT32
-from slime_swe.launch.rehearse.reference import Reference
+from slime_swe.launch.rehearse.evidence import Evidence, Reference
+from slime_swe.launch.rehearse.platforms import BFLOAT16, FLOAT32
 from tests.launch.rehearse.gpus import node
 from tests.launch.rehearse.small import play
 from tests.launch.rehearse.test_checks import FAULTS, with_figures

@@ -13,7 +13,7 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.preflight import check_rehearsal
 from slime_swe.launch.rehearse.checks import Check
 from slime_swe.launch.rehearse.proof import fingerprint, kept_at, require_passed
-from slime_swe.launch.rehearse.show import Outcome
+from slime_swe.launch.rehearse.rehearsal import Outcome
 from slime_swe.launch.slime.checkouts import Checkouts
 from tests.launch.doctor import machines
 from tests.launch.rehearse.gpus import node

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.rehearse.tokenizer import template_of, write_tokenizer
+from slime_swe.launch.rehearse.toy import template_of, write_tokenizer
 from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.rollout.agents.native import load_template

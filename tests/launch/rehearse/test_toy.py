@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.launch.rehearse.reference import Reference
+from slime_swe.launch.rehearse.evidence import Reference
 from slime_swe.launch.rehearse.toy import end_replies, write_toy
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.rollout.agents.native import load_template, opening

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.launch.config import resolve
-from slime_swe.launch.rehearse.show import figure
+from slime_swe.launch.rehearse.rehearsal import figure
 from slime_swe.recipes.registry import RECIPES
 
 ROOT = Path(__file__).parents[3]

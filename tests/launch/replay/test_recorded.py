@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.replay.recorded import read_recorded
+from slime_swe.launch.replay.replayed import read_recorded
 from slime_swe.rollout.journals import append_records, read_rollouts
 from slime_swe.rollout.records import EPISODES, record_of, sample_of
 from tests.launch.replay.made import Played, make_run, samples_of

@@ -17,11 +17,9 @@ import statsmodels.api
 
 from slime_swe.launch.cli import run
 from slime_swe.launch.report import page as pages
-from slime_swe.launch.report.charts import TRAINER
-from slime_swe.launch.report.figures import moment_figures, student95
-from slime_swe.launch.report.highlight import arguments, diff
-from slime_swe.launch.report.shards import script_json
-from slime_swe.launch.report.tokens import shown_tokens
+from slime_swe.launch.report.charts import TRAINER, moment_figures, student95
+from slime_swe.launch.report.detail import arguments, diff, shown_tokens
+from slime_swe.launch.report.page import script_json
 from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval

@@ -8,9 +8,7 @@ from collections import Counter
 import pytest
 
 from slime_swe.launch.export.episodes import ExportedEpisode
-from slime_swe.launch.sft.choosing import Rules, candidates, choose
-from slime_swe.launch.sft.errors import ERROR, failed_turns, mask_without
-from slime_swe.launch.sft.lines import FLAG, trained_samples
+from slime_swe.launch.sft import ERROR, FLAG, Rules, candidates, choose, failed_turns, mask_without, trained_samples
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
 

@@ -12,9 +12,8 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble, flatten, read_recipe, resolve, save_recipe
 from slime_swe.launch.engines import violations
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import UNREAD, owners
+from slime_swe.launch.slime.flags import UNREAD, owners, render
 from slime_swe.launch.slime.manifest import split
-from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from tests.launch.slime.examples import PAGE, examples

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_swe.launch.slime_cpu.shims import without_cuda
-from slime_swe.launch.slime_cpu.splits import give_splits_to_host
+from slime_swe.launch.slime_cpu.shims import give_splits_to_host, without_cuda
 
 sys.path.insert(0, str(Path(__file__).parent))
 from forked import run

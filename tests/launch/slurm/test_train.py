@@ -73,7 +73,7 @@ def test_the_ray_cluster_spans_both_nodes_and_the_job_on_it_ends(cluster, tmp_pa
     assert f"cluster.ray_address={address}" in said, "what the job has of the cluster"
     assert f"in {tmp_path}/runs/one, as SLiME" in said, "what it prints"
     for node, where in enumerate(ADDRESSES):
-        command = f"from slime_swe.launch.ray.network import *; print(at_address({where!r})['GLOO_SOCKET_IFNAME'])"
+        command = f"from slime_swe.launch.ray.node import *; print(at_address({where!r})['GLOO_SOCKET_IFNAME'])"
         env = {"PYTHONPATH": str(ROOT / "src")}
         assert cluster.on(node, sys.executable, "-c", command, env=env) == "eth0\n", "the cable between them"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slime_swe.data_sources.diff.oracle import DiffOracle
+from slime_swe.data_sources.diff import DiffOracle
 from slime_swe.data_sources.task import Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, make_patch
@@ -18,8 +18,7 @@ from slime_swe.rollout.records import Score
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 pytest.importorskip("cydifflib")
-from slime_swe.rewards.diff.compare import compare, likeness
-from slime_swe.rewards.diff.similarity import similarity
+from slime_swe.rewards.diff import compare, likeness, similarity
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n\n\ndef name():\n    return 'calc'\n",

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slime_swe.data_sources.diff.oracle import DiffOracle
+from slime_swe.data_sources.diff import DiffOracle
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.patches import PatchError, apply_reply, make_patch
 from slime_swe.rewards.grade import GradingSettings, grade

@@ -15,7 +15,7 @@ from tests.slime_swe.random_edits import before_and_after
 pytest.importorskip("cydifflib")
 from cydifflib import SequenceMatcher
 
-from slime_swe.rewards.diff.similarity import MAX_CHARACTERS, MAX_WORK, Work, similarity
+from slime_swe.rewards.diff import MAX_CHARACTERS, MAX_WORK, Work, similarity
 
 
 def by_difflib(a: object, b: object) -> float:

@@ -10,10 +10,9 @@ import time
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.agents import cli, layer
+from slime_swe.rollout.agents import cli
 from slime_swe.rollout.agents.base import AGENTS, AgentError, agent_class
-from slime_swe.rollout.agents.cli import Command, Launch, python_command, shell_command
-from slime_swe.rollout.agents.layer import layer_of
+from slime_swe.rollout.agents.cli import Command, Launch, layer_of, python_command, shell_command
 from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.proxy.conversation import Message, Request
@@ -106,7 +105,7 @@ def test_an_installer_that_fails_is_said_with_its_last_lines(tmp_path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed here")
     with pytest.raises(UserError, match=r"npm failed \(exit code \d+\): npm install(.|\n)*ENOENT"):
-        layer.npm_install(f"file:{tmp_path}/nothing", tmp_path)
+        cli.npm_install(f"file:{tmp_path}/nothing", tmp_path)
 
 
 def test_a_layer_that_no_run_has_opened_for_long_is_removed_when_another_is_installed(tmp_path):
@@ -114,7 +113,7 @@ def test_a_layer_that_no_run_has_opened_for_long_is_removed_when_another_is_inst
         (folder / "program").write_text("")
 
     old, used = (layer_of("codex", version, install, tmp_path) for version in "12")
-    long_ago = time.time() - (layer.UNUSED_DAYS + 1) * 86400
+    long_ago = time.time() - (cli.UNUSED_DAYS + 1) * 86400
     for place in (old, used):
         os.utime(place, (long_ago, long_ago))
     layer_of("codex", "2", install, tmp_path)

@@ -8,10 +8,16 @@ from math import isqrt
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.chat import sglang_detectors
-from slime_swe.rollout.chat.sglang_detectors import MAX_TURN_OF_SGLANG, sglang_format
+from slime_swe.rollout.chat import tool_formats
 from slime_swe.rollout.chat.tokenizer import TemplateError
-from slime_swe.rollout.chat.tool_formats import ToolCall, ToolFormat, parse, tool_format
+from slime_swe.rollout.chat.tool_formats import (
+    MAX_TURN_OF_SGLANG,
+    ToolCall,
+    ToolFormat,
+    parse,
+    sglang_format,
+    tool_format,
+)
 from slime_swe.rollout.proxy.templates import Templates
 from tests.effort import FACTOR, assert_linear
 from tests.rollout.chat.sglang_parsers import NEEDS, installed, sglang_parsers
@@ -110,7 +116,7 @@ def test_a_name_that_sglang_has_not_is_refused_with_those_that_it_has(found):
 
 
 def test_where_sglang_is_missing_the_error_says_so(monkeypatch):
-    monkeypatch.setattr(sglang_detectors, "_MODULE", "no_such_sglang.parser")
+    monkeypatch.setattr(tool_formats, "_MODULE", "no_such_sglang.parser")
     with pytest.raises(UserError, match="can't be imported here"):
         sglang_format("sglang.kimi_k2")
 

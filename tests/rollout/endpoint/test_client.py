@@ -6,8 +6,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.endpoint.client import EndpointClient, Refused, key_of
-from slime_swe.rollout.endpoint.replies import Passing, Unfit
-from slime_swe.rollout.endpoint.spending import Budget, Prices, Spending, Usage
+from slime_swe.rollout.endpoint.replies import Budget, Passing, Prices, Spending, Unfit, Usage
 from slime_swe.rollout.replies import EngineError
 from tests.rollout.endpoint.served import KEY, ChatEndpoint, by_turn, chat_endpoint
 

@@ -7,9 +7,9 @@ import pytest
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.agents.native import no_call_notice
 from slime_swe.rollout.client import Sampling
-from slime_swe.rollout.endpoint.spending import SPENDING, Spending
+from slime_swe.rollout.endpoint.replies import SPENDING, Spending
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.settings import RolloutSettings
 from tests.data_sources.tasks import make_task

@@ -13,11 +13,11 @@ from slime_swe.rollout.endpoint.replies import (
     Passing,
     Refused,
     Unfit,
+    Usage,
     failure_of,
     parse_chat_reply,
     retry_after,
 )
-from slime_swe.rollout.endpoint.spending import Usage
 from slime_swe.rollout.replies import EngineError
 
 

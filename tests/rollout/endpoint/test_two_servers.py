@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import by_turn as by_sampled_turn
 from slime_swe.rollout.scripted import scripted_engine
-from slime_swe.rollout.session import Session
 from tests.rollout.endpoint.served import ChatEndpoint, by_turn
 from tests.rollout.endpoint.test_native import play
 from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW

@@ -10,8 +10,7 @@ import pytest
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
-from slime_swe.rollout.proxy.conversation import ProxyError
-from slime_swe.rollout.proxy.growing import GrowingReader
+from slime_swe.rollout.proxy.conversation import GrowingReader, ProxyError
 from slime_swe.rollout.proxy.responses import Responses
 
 _USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1, "]}"]}}

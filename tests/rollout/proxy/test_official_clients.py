@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rollout.episode import EpisodeStatistics, Session
 from slime_swe.rollout.proxy.anthropic import UNPARSED, AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Reply
@@ -21,7 +21,6 @@ from slime_swe.rollout.proxy.responses import Responses
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.session import Session
 from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
 from tests.rollout.support import END, PARAMS
 

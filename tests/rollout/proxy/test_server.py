@@ -19,13 +19,12 @@ import pytest
 from aiohttp import web
 
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics
+from slime_swe.rollout.episode import EpisodeStatistics, Session
 from slime_swe.rollout.proxy import server, sessions
 from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import ScriptedEngine, by_turn, scripted_engine, serve
-from slime_swe.rollout.session import Session
 from tests.rollout.support import END, PARAMS, call
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}

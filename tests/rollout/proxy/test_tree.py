@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.episode import Segment, Session
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, words_of
-from slime_swe.rollout.session import Segment, Session
 from tests.effort import assert_linear
 from tests.rollout.conftest import make_tokenizer
 

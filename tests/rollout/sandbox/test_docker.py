@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from slime_swe.patches import OVERSIZED
-from slime_swe.rollout.sandbox.docker import changes
 from slime_swe.rollout.sandbox.docker import client as docker_client
-from slime_swe.rollout.sandbox.docker.backend import CAPABILITIES
-from slime_swe.rollout.sandbox.docker.warm_pool import WarmPool
+from slime_swe.rollout.sandbox.docker import container
+from slime_swe.rollout.sandbox.docker.backend import CAPABILITIES, WarmPool
 from slime_swe.rollout.sandbox.pool import SandboxPool
 
 
@@ -45,7 +44,7 @@ async def test_a_repository_of_too_many_bytes_is_an_oversized_patch(
     async with docker_pool.open({}) as sandbox:
         await sandbox.exec("mkdir node_modules; truncate -s 3M node_modules/a; touch b c")
         assert await sandbox.diff() != OVERSIZED
-        monkeypatch.setattr(changes, "_MOST_BYTES", 2 << 20)
+        monkeypatch.setattr(container, "_MOST_BYTES", 2 << 20)
         assert await sandbox.diff() == OVERSIZED
 
 

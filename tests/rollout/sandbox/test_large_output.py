@@ -9,8 +9,7 @@ import pytest
 
 from slime_swe.rewards.grade import image_limits
 from slime_swe.rollout.sandbox.base import Limits
-from slime_swe.rollout.sandbox.common import render
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.rollout.sandbox.pool import SandboxPool, render
 from tests.rollout.sandbox.conftest import LIMITS
 from tests.rollout.watch import held_share, watched
 

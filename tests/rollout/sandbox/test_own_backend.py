@@ -9,12 +9,12 @@ import pytest
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.rewards.redteam import proof
-from slime_swe.rewards.redteam.honeypot import leaky_image
+from slime_swe.rewards.redteam.gate import leaky_image
 from slime_swe.rollout.loop_scope import require_room_for
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.recipes.changes import variant

@@ -11,7 +11,7 @@ import pytest
 from slime_swe.patches import MAX_PATCH_BYTES
 from slime_swe.rollout.sandbox.base import Backend
 from slime_swe.rollout.sandbox.bubblewrap import _SANDBOX_USERS
-from slime_swe.rollout.sandbox.docker import changes
+from slime_swe.rollout.sandbox.docker import container
 from slime_swe.rollout.sandbox.guest import files, processes
 from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
 from slime_swe.rollout.sandbox.ray import nodes
@@ -28,7 +28,7 @@ RAY = {name: one.default for name, one in inspect.signature(RayBackend.__init__)
         f"`read_file` raises `OSError` beyond {files.MAX_FILE_BYTES >> 20} MiB",
         f"grown by more than {files.MAX_FILE_BYTES >> 20} MiB, or beyond {files.MAX_GROWTH_BYTES >> 20} MiB of growth",
         f"a patch of more than {MAX_PATCH_BYTES >> 20} MiB, or names of more than {files.MAX_NAME_BYTES >> 20} MiB "
-        f"(`docker`: or {changes._MOST_BYTES >> 30} GiB more than the image had)",
+        f"(`docker`: or {container._MOST_BYTES >> 30} GiB more than the image had)",
         f"to one that no other open sandbox has, up to {_SANDBOX_USERS:,} at once",
         f"{processes.OPEN_FILES:,} for each process",
         f"{processes._PENDING_SIGNALS:,}, {processes._QUEUE_BYTES >> 10} KiB, {processes._LOCKED_BYTES >> 20} MiB",

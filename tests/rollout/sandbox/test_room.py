@@ -12,14 +12,13 @@ import pytest
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox import room as module
+from slime_swe.rollout.sandbox import cache as module
 from slime_swe.rollout.sandbox.cache import cache_folder
 from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.rollout.sandbox.docker.images import DockerRoom as Room
 from slime_swe.rollout.sandbox.docker.images import Images
-from slime_swe.rollout.sandbox.docker.room import DockerRoom as Room
 from slime_swe.rollout.sandbox.image.host import HOST_IMAGE
-from slime_swe.rollout.sandbox.overlay.room import FolderRoom, hold
-from slime_swe.rollout.sandbox.overlay.root import Roots
+from slime_swe.rollout.sandbox.overlay.root import FolderRoom, Roots, hold
 from slime_swe.rollout.sandbox.pool import SandboxPool
 from tests.recipes.changes import variant
 

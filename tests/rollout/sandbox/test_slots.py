@@ -12,11 +12,10 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
-from slime_swe.rollout.sandbox import slots
+from slime_swe.rollout.sandbox import pool as slots
 from slime_swe.rollout.sandbox.base import Backend, Sandbox, SandboxSpec
 from slime_swe.rollout.sandbox.local import BubblewrapBackend, LocalSandbox
-from slime_swe.rollout.sandbox.pool import SandboxPool
-from slime_swe.rollout.sandbox.slots import Slots, read_pressure
+from slime_swe.rollout.sandbox.pool import SandboxPool, Slots, read_pressure
 from slime_swe.rollout.settings import RolloutSettings
 from tests.rollout.sandbox.conftest import POOLS, of
 from tests.rollout.support import make_args

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.rollout.scheduling.concurrency import Concurrency
+from slime_swe.rollout.scheduling.admission import Concurrency
 
 
 def settle(bears: int, least: int = 4, most: int = 256, rounds: int = 300) -> list[int]:

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_swe.rollout.scheduling.base import Outcome, Scheduler
-from slime_swe.rollout.scheduling.dynamic import DynamicSampling, NothingInformative
-from slime_swe.rollout.scheduling.paced import PacedAdmission
+from slime_swe.rollout.scheduling.schedulers import (
+    DynamicSampling,
+    NothingInformative,
+    Outcome,
+    PacedAdmission,
+    Scheduler,
+)
 
 STEPS = 8
 OUTCOMES = (Outcome.INFORMATIVE, Outcome.UNIFORM, Outcome.BROKEN)

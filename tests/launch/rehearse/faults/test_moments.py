@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.launch.ray.processes import MARK, PROC, lives, owned, stop_owned
 from slime_swe.launch.rehearse.faults import FAILS_IN, MOMENTS, PARTS
-from slime_swe.launch.rehearse.faults.processes import Processes, Watch, left_after, strike, title
+from slime_swe.launch.rehearse.faults.injection import Processes, Watch, left_after, strike, title
 from tests.waiting import wait_for
 
 SLEEP = "/bin/sleep"
@@ -142,7 +142,7 @@ def test_a_moment_is_seen_from_its_beginning_to_its_end(mark, tmp_path, name):
 
 def test_a_moment_must_last(mark, tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("slime_swe.launch.rehearse.faults.processes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("slime_swe.launch.rehearse.faults.injection.time.monotonic", lambda: now[0])
     watch = Watch(MOMENTS["rollout"].of(FAILS_IN), tmp_path, Processes(mark))
     start(mark, "ray::RolloutManager.generate")
     written(tmp_path, "dumps/rollout_0.pt")

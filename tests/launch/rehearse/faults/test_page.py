@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_swe.launch.rehearse.faults import MOMENTS, PARTS
-from slime_swe.launch.rehearse.faults.promises import PROMISES
+from slime_swe.launch.rehearse.faults.outcome import PROMISES
 from tests.launch.rehearse.faults.page import BEGIN, PAGE, RECORDS, page, records
 from tests.launch.rehearse.what_has_run import ROOT
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.launch.rehearse.faults import Drill
-from slime_swe.launch.rehearse.faults.evidence import Episode, Left, Seen
-from slime_swe.launch.rehearse.faults.outcome import judge
-from slime_swe.launch.rehearse.faults.promises import PROMISES, compare
+from slime_swe.launch.rehearse.faults.outcome import PROMISES, Episode, Left, Seen, compare, judge
 
 ROLLOUTS, GROUPS, EPISODES = 3, 2, 2
 

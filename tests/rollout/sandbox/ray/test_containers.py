@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from slime_swe.launch.doctor.machine import Machine
+from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError

@@ -29,11 +29,11 @@ from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
-from slime_swe.rollout.runner import run_episode
+from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.sandbox import SandboxPool
 from slime_swe.rollout.sandbox.base import SandboxError
 from slime_swe.rollout.sandbox.local import BubblewrapBackend
-from slime_swe.rollout.sandbox.ray import layers
+from slime_swe.rollout.sandbox.ray import actor as layers
 from slime_swe.rollout.sandbox.ray.backend import RayBackend
 from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
@@ -46,7 +46,7 @@ from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, mak
 from tests.waiting import until, wait_for
 
 if TYPE_CHECKING:
-    from slime_swe.rollout.sandbox.ray.node import Node  # imports Ray
+    from slime_swe.rollout.sandbox.ray.nodes import Node  # imports Ray
 
 REPOSITORY = Path(__file__).parents[4]
 Counts = Callable[[str], int]

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan.formulae import Assumptions
 from slime_swe.launch.plan.images import task_images
-from slime_swe.recipes.checks import violations
-from slime_swe.recipes.sandboxes import sandbox_nodes, sandboxes_at_once
+from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once, violations
 from slime_swe.rollout.sandbox.base import Backend, Limits, SandboxError
 from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.rollout.sandbox.pool import make_backend, names_that, on_one_machine
-from slime_swe.rollout.sandbox.ray import layers
+from slime_swe.rollout.sandbox.ray import actor
 from slime_swe.rollout.sandbox.ray.actor import NodeSandboxes
 from slime_swe.rollout.sandbox.ray.ports import MAX_CONNECTIONS, DriverPorts, NodePorts
 from tests.recipes.changes import variant
@@ -190,16 +189,16 @@ def test_a_layer_s_copy_is_the_layer(cache: Path, tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o750)
     (tmp_path / "opt/tool/current").symlink_to("/opt/tool/bin")
-    wanted = layers.identity(tmp_path)
-    assert layers.find(tmp_path, wanted) == tmp_path  # a file system that the node shares
-    assert layers.find(tmp_path / "elsewhere", wanted) is None
-    copy = layers.unpack(wanted, layers.pack(tmp_path))
+    wanted = actor.identity(tmp_path)
+    assert actor.find(tmp_path, wanted) == tmp_path  # a file system that the node shares
+    assert actor.find(tmp_path / "elsewhere", wanted) is None
+    copy = actor.unpack(wanted, actor.pack(tmp_path))
     assert (copy / "opt/tool/bin/run").read_text() == "#!/bin/sh\n"
     assert (copy / "opt/tool/bin/run").stat().st_mode & 0o777 == 0o750
     assert os.readlink(copy / "opt/tool/current") == "/opt/tool/bin"
     program.write_text("#!/bin/no\n")  # as many bytes, at another time
-    assert layers.identity(tmp_path) != wanted
-    assert layers.find(tmp_path / "elsewhere", wanted) == copy
+    assert actor.identity(tmp_path) != wanted
+    assert actor.find(tmp_path / "elsewhere", wanted) == copy
 
 
 async def test_a_node_says_how_many_sandboxes_it_bears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +207,6 @@ async def test_a_node_says_how_many_sandboxes_it_bears(tmp_path: Path, monkeypat
     node = NodeSandboxes("subprocess", 8, 2)
     assert await node.ping() == 8
     machine.set(memory=50.0)
-    monkeypatch.setattr("slime_swe.rollout.sandbox.slots.SECONDS", 0.0)
+    monkeypatch.setattr("slime_swe.rollout.sandbox.pool.SECONDS", 0.0)
     assert await node.ping() == 2
     await node.close()

@@ -1,12 +1,8 @@
-"""`NodeSandboxes`: the sandboxes of one node, in a Ray actor there. What it imports is what the driver imports.
-
-An error that a sandbox raises is returned, not raised: Ray's own wrapping of it would lose an `OSError`'s fields.
-"""
+"""`NodeSandboxes`: the sandboxes of one node, in a Ray actor there. What it imports is what the driver imports."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import io
 import os
@@ -14,11 +10,11 @@ import platform
 import stat
 import tarfile
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import slime_swe
 from slime_swe.data_sources.task import Image
@@ -27,10 +23,6 @@ from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxE
 from slime_swe.rollout.sandbox.cache import cache_folder, made_once
 from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend
 from slime_swe.rollout.sandbox.ray.ports import NodePorts
-
-Given = ParamSpec("Given")
-T = TypeVar("T")
-Self_ = TypeVar("Self_")
 
 _CODE = (
     "rollout/sandbox",
@@ -62,31 +54,45 @@ class Facts:
     confinement: tuple[str, ...]
 
 
-def _answered(
-    method: Callable[Concatenate[Self_, Given], Awaitable[T]],
-) -> Callable[Concatenate[Self_, Given], Awaitable[T | Exception]]:
-    @functools.wraps(method)
-    async def call(self: Self_, /, *args: Given.args, **kwargs: Given.kwargs) -> T | Exception:
-        try:
-            return await method(self, *args, **kwargs)
-        except (InfrastructureError, UserError, OSError) as error:
-            return error
-
-    return call
-
-
 class NodeSandboxes:
     """backend: opens them, `most` at once, and `least` if the node bears no more. Each is known by a number, which the
-    driver chooses.
+    driver chooses, and so is each of its calls. Ray keeps no order of calls.
     """
 
     def __init__(self, backend: str, most: int, least: int, keep_free: float = 0.0) -> None:
         self._backend = backend
         self._pool = SandboxPool(backend, concurrency=most, least=least, keep_free=keep_free)
         self._held: dict[int, _Held] = {}
-        self._left: set[int] = set()  # left before they were opened: Ray keeps no order of calls
+        self._left: set[int] = set()  # left before they were opened
+        self._running: dict[int, asyncio.Task[Any]] = {}
+        self._cancelled: set[int] = set()  # before they began, or when they had ended
 
-    @_answered
+    async def call(self, number: int, method: str, *args: Any) -> Any:
+        """What another method returns. An error of its own is returned too: Ray's wrapping of what a call raises would
+        lose an `OSError`'s fields."""
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+            return SandboxError("the call was cancelled before it began")
+        running = self._running[number] = asyncio.create_task(getattr(self, method)(*args))
+        try:
+            await asyncio.wait({running})
+        finally:
+            running.cancel()
+            del self._running[number]
+        if running.cancelled():
+            return SandboxError("the call was cancelled")
+        error = running.exception()
+        if error is not None and not isinstance(error, InfrastructureError | UserError | OSError):
+            raise error
+        return running.result() if error is None else error
+
+    async def cancel(self, number: int) -> None:
+        """`ray.cancel` takes seconds where a call is just beginning, and now and then never reaches it."""
+        if number in self._running:
+            self._running[number].cancel()
+        else:
+            self._cancelled.add(number)
+
     async def start(self) -> tuple[Facts, list[str]]:
         """What this machine is like, and what the backend has warned of."""
         optional = make_backend(self._backend).isolates == "if possible"
@@ -106,7 +112,6 @@ class NodeSandboxes:
         """How many sandboxes the node bears now; whoever is stuck does not return."""
         return self._pool.slots.look()
 
-    @_answered
     async def open(
         self, number: int, files: Mapping[str, bytes], limits: Limits, image: Image | None, layers: Sequence[Path]
     ) -> None:
@@ -116,7 +121,6 @@ class NodeSandboxes:
         held = self._held[number] = _Held(self._pool.open(files, limits, image, layers))
         await held.sandbox()
 
-    @_answered
     async def leave(self, number: int) -> None:
         held = self._held.pop(number, None)
         if held is None:
@@ -124,41 +128,32 @@ class NodeSandboxes:
         else:
             await held.leave()
 
-    @_answered
     async def exec(self, number: int, command: str, timeout: float | None) -> ExecResult:
         return await (await self._find(number).sandbox()).exec(command, timeout=timeout)
 
-    @_answered
     async def read_file(self, number: int, path: str) -> bytes:
         return await (await self._find(number).sandbox()).read_file(path)
 
-    @_answered
     async def write_file(self, number: int, path: str, content: bytes) -> None:
         await (await self._find(number).sandbox()).write_file(path, content)
 
-    @_answered
     async def diff(self, number: int) -> str:
         return await (await self._find(number).sandbox()).diff()
 
-    @_answered
     async def listen(self, number: int, port: int) -> None:
         held = self._find(number)
         held.ports.add(port, await (await held.sandbox()).listen(port))
 
-    @_answered
     async def port(self, number: int, method: str, *args: Any) -> Any:
         """A method of `NodePorts`."""
         return await getattr(self._find(number).ports, method)(*args)
 
-    @_answered
     async def find_layer(self, folder: Path, identity: str) -> Path | None:
         return await asyncio.to_thread(find, folder, identity)
 
-    @_answered
     async def add_layer(self, identity: str, packed: bytes) -> Path:
         return await asyncio.to_thread(unpack, identity, packed)
 
-    @_answered
     async def close(self) -> None:
         """Leave every sandbox, and end what the backend keeps running."""
         held, self._held = list(self._held.values()), {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import site
@@ -271,6 +272,7 @@ class Node:
         self.starting: asyncio.Task[Facts] | None = None
         self.pinging: asyncio.Task[None] | None = None
         self.answered = asyncio.get_running_loop().time()
+        self._calls = itertools.count()
         self._layers: dict[Path, asyncio.Task[Path]] = {}
         where = NodeAffinitySchedulingStrategy(node_id=self.id, soft=False)
         self._actor: Any = (
@@ -292,14 +294,15 @@ class Node:
         """
         if self.lost.done():
             raise SandboxError(self.lost.result())
-        asked = getattr(self._actor, method).remote(*args)
+        number = next(self._calls)
+        asked = self._actor.call.remote(number, method, *args)
         answering = asyncio.ensure_future(_answer(asked))
         try:
             await asyncio.wait({answering, self.lost}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             answering.cancel()
             if cancels and not self.lost.done():
-                ray.cancel(asked)
+                self._actor.cancel.remote(number)
             raise
         if not answering.done():
             answering.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import socket
 import warnings
@@ -75,9 +76,8 @@ def test_recipes_take_containers_on_all_nodes_and_the_planner_counts_them(inner:
 
 async def test_a_node_that_would_go_on_without_isolation_is_refused() -> None:
     node = NodeSandboxes(f"{__name__}.Unprotected", 1, 1)
-    answer = await node.start()
-    assert isinstance(answer, UserError)
-    assert "no isolation here. On other machines nobody would see it" in str(answer)
+    with pytest.raises(UserError, match=r"no isolation here\. On other machines nobody would see it"):
+        await node.start()
     await node.close()
 
 
@@ -92,22 +92,45 @@ async def test_calls_in_any_order_leave_no_sandbox(
     contained_pool: object, count_processes: Callable[[str], int], nap: str
 ) -> None:
     node = NodeSandboxes("bubblewrap", 4, 4)
-    assert not isinstance(await node.start(), Exception)
-    assert await node.leave(1) is None  # as when a cancelled opening's end comes before it
-    answer = await node.open(1, {}, Limits(), None, ())
-    assert isinstance(answer, SandboxError)
-    opening = asyncio.create_task(node.open(2, {}, Limits(), None, ()))
+    numbers = itertools.count()
+
+    async def ask(method: str, *args: object) -> object:
+        return await node.call(next(numbers), method, *args)
+
+    assert not isinstance(await ask("start"), Exception)
+    assert await ask("leave", 1) is None  # as when a cancelled opening's end comes before it
+    assert isinstance(await ask("open", 1, {}, Limits(), None, ()), SandboxError)
+    opening = asyncio.create_task(ask("open", 2, {}, Limits(), None, ()))
     await asyncio.sleep(0)
-    assert await node.leave(2) is None
+    assert await ask("leave", 2) is None
     assert isinstance(await opening, SandboxError)
-    assert await node.open(3, {"a": b"b"}, Limits(), None, ()) is None
-    running = asyncio.create_task(node.exec(3, f"sleep {nap}", None))
+    assert await ask("open", 3, {"a": b"b"}, Limits(), None, ()) is None
+    running = asyncio.create_task(ask("exec", 3, f"sleep {nap}", None))
     await until(lambda: count_processes(f"sleep\0{nap}"), "the command")
-    assert await node.close() is None
+    assert await ask("close") is None
     assert count_processes(f"sleep\0{nap}") == 0
     assert isinstance(await running, SandboxError)
-    assert isinstance(await node.exec(3, "true", None), SandboxError)
-    assert isinstance(await node.read_file(3, "a"), SandboxError)
+    assert isinstance(await ask("exec", 3, "true", None), SandboxError)
+    assert isinstance(await ask("read_file", 3, "a"), SandboxError)
+
+
+async def test_a_cancelled_call_ends_whether_it_has_begun_or_not(
+    contained_pool: object, count_processes: Callable[[str], int], nap: str
+) -> None:
+    node = NodeSandboxes("bubblewrap", 4, 4)
+    await node.start()
+    await node.open(1, {}, Limits(), None, ())
+    await node.cancel(2)  # its end comes before it
+    answer = await node.call(2, "exec", 1, f"touch ran; sleep {nap}", None)
+    assert isinstance(answer, SandboxError) and "before it began" in str(answer)
+    running = asyncio.create_task(node.call(3, "exec", 1, f"sleep {nap}", None))
+    await until(lambda: count_processes(f"sleep\0{nap}"), "the command")
+    await node.cancel(3)
+    assert str(await running) == "the call was cancelled"
+    await node.cancel(3)  # it has ended
+    assert (await node.call(4, "exec", 1, "ls", None)).output == ""
+    assert count_processes(f"sleep\0{nap}") == 0
+    await node.close()
 
 
 @asynccontextmanager

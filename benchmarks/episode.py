@@ -27,10 +27,10 @@ from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox.base import ExecResult, Limits, SandboxError
 from slime_swe.rollout.scripted import Say, scripted_engine
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS
+from slime_swe.sandbox.base import ExecResult, Limits, SandboxError
 
 CHECKPOINT = Path(__file__).parents[1] / "embedded" / "seed" / "checkpoint"
 RATIOS = {"turn_ms_1": "http_ms_1", "turn_ms_64": "http_ms_64"}

@@ -35,8 +35,8 @@ from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, try_patch
 from slime_swe.rewards.swebench.grader import Evaluation
 from slime_swe.rewards.swebench.harness import harness_for, instance_of, oracle_of
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.docker.backend import DockerBackend
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.docker.backend import DockerBackend
 from tests.real_packages.images import build, in_folder, place, task_for
 from tests.real_packages.instances import Instance, instances
 from tests.rewards.swebench_here import find_harness_python

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.command import Laps, run
 from slime_swe.data_sources.task import Image
-from slime_swe.rollout.sandbox import Limits, Sandbox, SandboxPool
-from slime_swe.rollout.sandbox.docker import client as docker_client
-from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.sandbox import Limits, Sandbox, SandboxPool
+from slime_swe.sandbox.docker import client as docker_client
+from slime_swe.sandbox.image import host as host_image
 
 FILES = 2_000
 SANDBOXES = 16

@@ -19,7 +19,7 @@ from benchmarks.command import Figures, Laps, run
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 LINES = 20  # of each test's table
 BROKEN = "def table(rows):\n    return '\\n'.join(rows)\n\n\ndef first(rows):\n    return rows[1]\n"

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.command import Laps, run
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox import Sandbox, SandboxPool
+from slime_swe.sandbox import Sandbox, SandboxPool
 
 NODES = 3
 MANY = 64

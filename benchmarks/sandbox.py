@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.command import Laps, run
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandbox
-from slime_swe.rollout.sandbox.bubblewrap import system_flags
-from slime_swe.rollout.sandbox.local import BubblewrapBackend
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import Sandbox
+from slime_swe.sandbox.bubblewrap import system_flags
+from slime_swe.sandbox.local import BubblewrapBackend
 
 TESTS = "python3 -I -S -B runtests.py"
 STARTED_TESTS = "python3 -I -S -B 'runtests.py'"  # quotes make it a command for the shell, which starts an interpreter

@@ -20,9 +20,9 @@ from slime_swe.rollout.episode import Segment
 from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import ProxySession
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import Sampled, ScriptedEngine, by_call, by_content, scripted_engine
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.pool import SandboxPool
 
 END = "<|im_end|>"  # of a turn
 MAX_REPLY = 2048  # tokens

@@ -18,8 +18,8 @@ from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import cache_folder, keep_in_cache
 from slime_swe.launch.doctor.finding import Machine, MachineError
-from slime_swe.rollout.sandbox.base import Backend
-from slime_swe.rollout.sandbox.pool import backend_maker, make_backend, names_that, on_one_machine
+from slime_swe.sandbox.base import Backend
+from slime_swe.sandbox.pool import backend_maker, make_backend, names_that, on_one_machine
 
 GIB = 1 << 30
 ENOUGH = 8  # images, of which the mean is taken for that of the others

@@ -27,8 +27,8 @@ from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import target_of
 from slime_swe.rewards.redteam.proof import require_integrity
 from slime_swe.rollout.agents.base import agent_class
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.pool import make_backend, on_one_machine
 
 OVERLAP_FILE = "overlap.json"
 

@@ -25,8 +25,8 @@ from slime_swe.recipes.families import FAMILIES, Family, read_config
 from slime_swe.rewards.compose import OVERLONG, weights_in_use, wrong_weights
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
-from slime_swe.rollout.sandbox.pool import make_backend, names_that
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
+from slime_swe.sandbox.pool import make_backend, names_that
 
 
 # What is said of a recipe that can't run.

@@ -17,7 +17,7 @@ from slime_swe.data_sources.arc.tasks import ANSWER, TOOL, ArcOracle, Grid, Wort
 from slime_swe.data_sources.arc.tool.program import ATTEMPTS
 from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, answer_in
-from slime_swe.rollout.sandbox.base import ExecResult, Limits, SandboxError, Sandboxes
+from slime_swe.sandbox.base import ExecResult, Limits, SandboxError, Sandboxes
 
 LONGEST = 20_000  # characters of a program; a longer one is not run
 CALL_SECONDS = 4.0  # of CPU time, for one call; a quarter of the oracle's time where that is less

@@ -32,7 +32,7 @@ from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rewards.withheld import sandbox_source
-from slime_swe.rollout.sandbox.base import ExecResult, SandboxError, Sandboxes
+from slime_swe.sandbox.base import ExecResult, SandboxError, Sandboxes
 
 MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others
 MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are remembered, each in less than 2 KiB

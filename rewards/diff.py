@@ -16,7 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.patches import Change, PatchError, apply_patch, read_patch
 from slime_swe.patches.model import split_lines
 from slime_swe.rewards.grade import GradingSettings, Trial
-from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.sandbox.base import Sandboxes
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:

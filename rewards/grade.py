@@ -23,7 +23,7 @@ from slime_swe.fields import Argument
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch
 from slime_swe.rewards.compose import errors_in
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.base import Limits, Sandbox, Sandboxes
+from slime_swe.sandbox.base import Limits, Sandbox, Sandboxes
 
 MODES = ("plus_minus", "binary", "fraction")
 HARNESSES = ("sandboxed", "official")

@@ -21,7 +21,7 @@ from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, test
 from slime_swe.rewards.negative_control import ControlRun
 from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.withheld import Records, Withheld, read_records
-from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
+from slime_swe.sandbox.base import Sandbox, Sandboxes
 
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]

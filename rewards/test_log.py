@@ -36,8 +36,8 @@ from slime_swe.rewards.mutated_files import (
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.withheld import Records
-from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
-from slime_swe.rollout.sandbox.many_files import null_terminated, read_many, write_many
+from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
+from slime_swe.sandbox.many_files import null_terminated, read_many, write_many
 
 LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
 _UNCONTROLLED = GradingSettings(negative_control=False)

@@ -23,8 +23,8 @@ from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, Trial, try_patch
-from slime_swe.rollout.sandbox.base import Sandboxes
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import Sandboxes
+from slime_swe.sandbox.pool import SandboxPool
 
 SHOWN_TESTS = 5
 LOG_CHARACTERS = 2_000

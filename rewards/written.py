@@ -22,7 +22,7 @@ from slime_swe.patches import changed_lines
 from slime_swe.rewards.grade import GradingSettings, Trial
 from slime_swe.rewards.guard import graded_files
 from slime_swe.rewards.test_log import Runs, controlled
-from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.sandbox.base import Sandboxes
 
 _LONGEST = 200_000  # characters of a changed file: it is parsed here
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.base import Agent, agent_class
 from slime_swe.rollout.client import Gate
-from slime_swe.rollout.sandbox.base import Sandboxes
-from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend, names_that
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.base import Sandboxes
+from slime_swe.sandbox.pool import SandboxPool, make_backend, names_that
 
 LEAST_SHARE = 0.25  # of the sandboxes that a run asks for: so many are open at once on a machine that bears fewer
 

@@ -26,10 +26,10 @@ from slime_swe.rollout.episode import Episode, EpisodeStatistics, Session, StopR
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.records import episode_of, failure_of, is_broken, write_failure
 from slime_swe.rollout.replies import EngineAborted, EngineError
-from slime_swe.rollout.sandbox.base import SandboxError, Sandboxes
 from slime_swe.rollout.scheduling.admission import Admission, bounds
 from slime_swe.rollout.scheduling.outage import Outage, Outages, pause
 from slime_swe.sample import Sample
+from slime_swe.sandbox.base import SandboxError, Sandboxes
 
 TRIES = 5  # at an episode or a grading that infrastructure breaks, before its group is judged without it
 

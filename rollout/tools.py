@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from slime_swe.data_sources.task import Task
 from slime_swe.data_sources.test_log import parse_test_log
-from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
+from slime_swe.sandbox.base import ExecResult, Sandbox
 
 MAX_FILE = 20_000  # characters of a file that `view` shows
 MAX_LOG = 8_000  # characters of a test log

@@ -22,7 +22,7 @@ bin=$root/.venv-test/bin
 
 "$bin/ruff" check .
 "$bin/ruff" format --check .
-"$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch rollout/sandbox/*.sh rollout/sandbox/image/*.sh rewards/swebench/*.sh tests/*.sh tests/rollout/sandbox/*.sh .ci/run
+"$bin/shellcheck" -x launch/*.sh launch/*/*.sh launch/slurm/*.sbatch sandbox/*.sh sandbox/image/*.sh rewards/swebench/*.sh tests/*.sh tests/sandbox/*.sh .ci/run
 "$bin/hadolint" docker/Dockerfile
 "$bin/mypy"
 

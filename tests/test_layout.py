@@ -1,4 +1,7 @@
-"""The packages import one way: launch -> recipes -> embedded -> rewards -> rollout -> data_sources -> leaf modules."""
+"""The packages import one way.
+
+launch -> recipes -> embedded -> rewards -> rollout -> sandbox -> data_sources -> leaf modules.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 from tests.mutants.__main__ import read
 
 ROOT = Path(__file__).parents[1]
-ORDER = ("data_sources", "rollout", "rewards", "embedded", "recipes", "launch")
+ORDER = ("data_sources", "sandbox", "rollout", "rewards", "embedded", "recipes", "launch")
 MODULES = sorted(path for package in ORDER for path in (ROOT / package).rglob("*.py"))
 SHARED = ROOT / "src" / "slime_swe"  # beside the links to the packages
 LEAVES = sorted([*SHARED.glob("*.py"), *(path for path in SHARED.glob("*/*.py") if not path.parent.is_symlink())])
@@ -59,7 +62,7 @@ def test_no_module_imports_itself_by_way_of_others():
 
 def test_the_product_has_no_more_files_than_it_had():
     """What is only read together belongs into one file. A new variant, such as an agent, may raise the number."""
-    assert len(MODULES) + len(LEAVES) <= 510
+    assert len(MODULES) + len(LEAVES) <= 511
 
 
 def test_the_modules_that_all_share_import_no_package():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("data_sources", "embedded", "launch", "recipes", "rewards", "rollout")
+PACKAGES = ("data_sources", "embedded", "launch", "recipes", "rewards", "rollout", "sandbox")
 ARCHIVE = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 FLAGS = "--disable-pip-version-check --quiet --no-deps --no-build-isolation --no-compile".split()
 PIP = [sys.executable, "-m", "pip", "install", *FLAGS]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("data_sources", "rollout", "rewards", "embedded", "recipes", "launch", "benchmarks", "src", "tests")
+FOLDERS = "data_sources sandbox rollout rewards embedded recipes launch benchmarks src tests".split()
 PRIVATE = frozenset(
     """
     nursery haunted lure disbelief told untold falsify falsified stranger strangers spares keeper burden teller glance

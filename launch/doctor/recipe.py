@@ -24,9 +24,9 @@ from slime_swe.launch.preflight import check_overlap
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.rollout.agents.base import agent_class
-from slime_swe.rollout.sandbox import SandboxError, open_sandbox
-from slime_swe.rollout.sandbox.base import Requirement
-from slime_swe.rollout.sandbox.pool import make_backend, on_one_machine
+from slime_swe.sandbox import SandboxError, open_sandbox
+from slime_swe.sandbox.base import Requirement
+from slime_swe.sandbox.pool import make_backend, on_one_machine
 
 
 def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:

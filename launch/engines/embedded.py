@@ -114,8 +114,8 @@ def check_args(args: Namespace) -> None:
     from slime_swe.rewards.grade import GradingSettings
     from slime_swe.rollout.evaluation import load_evaluation_tasks
     from slime_swe.rollout.loop_scope import require_room_for
-    from slime_swe.rollout.sandbox.pool import make_backend
     from slime_swe.rollout.settings import RolloutSettings
+    from slime_swe.sandbox.pool import make_backend
 
     read_arguments(GradingSettings, args)
     settings = RolloutSettings.from_args(args if args.sglang_router_ip else Namespace(**vars(args) | _NO_SERVER_YET))

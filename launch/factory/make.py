@@ -24,8 +24,8 @@ from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.launch.factory.proof import LIMITS, RUNS, TRACING, Batches, Measured, Verdict, prove
 from slime_swe.rewards.validation import Finding, Status, validate
-from slime_swe.rollout.sandbox.base import Sandboxes
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import Sandboxes
+from slime_swe.sandbox.pool import SandboxPool
 
 CHUNK = 8  # candidates of one batch
 COMBINED = 0.12  # of a package's tasks, at most

@@ -31,7 +31,7 @@ from slime_swe.patches import MAX_PATCH_BYTES
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.mutated_files import mutate_files
 from slime_swe.rewards.validation import Status, judge_runs, without_flaky
-from slime_swe.rollout.sandbox.base import Limits, Sandbox
+from slime_swe.sandbox.base import Limits, Sandbox
 
 RUNS = 3
 MAX_TESTS = 150

@@ -19,7 +19,7 @@ from slime_swe.launch.plan.admission import informative
 from slime_swe.launch.plan.formulae import Assumptions
 from slime_swe.launch.plan.result import TaskImages
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.sandbox.pool import make_backend
+from slime_swe.sandbox.pool import make_backend
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import WEIGHT_BYTES, Layout, Shape
-from slime_swe.rollout.sandbox.pool import make_backend
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.rollout.warm_start import RecordedEpisode, read_recorded
+from slime_swe.sandbox.pool import make_backend
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
 

@@ -48,8 +48,8 @@ from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.base import Sandbox, Sandboxes
-from slime_swe.rollout.sandbox.pool import SandboxPool, make_backend
+from slime_swe.sandbox.base import Sandbox, Sandboxes
+from slime_swe.sandbox.pool import SandboxPool, make_backend
 
 Verdict = Literal["held", "broken", "misgraded", "rewarded"]  # the worst is the last
 EPISODE_SECONDS = 60.0

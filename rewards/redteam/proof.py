@@ -22,12 +22,12 @@ from slime_swe.errors import UserError
 from slime_swe.files import cache_folder, keep_in_cache
 from slime_swe.rewards.grade import DEFAULTS, GradingSettings
 from slime_swe.rewards.redteam.gate import Result, run_gate
-from slime_swe.rollout.sandbox.pool import BACKENDS, make_backend
+from slime_swe.sandbox.pool import BACKENDS, make_backend
 
 # What decides how a patch is made, graded and confined; paths below the folder that holds our packages.
 _CODE = (
     "rewards",
-    "rollout/sandbox",
+    "sandbox",
     "rollout/player.py",
     "rollout/agents/blocks.py",
     "patches",

@@ -46,7 +46,7 @@ from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_ne
 from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.swebench.harness import Applied, Harness, apply_in, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
-from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
+from slime_swe.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 
 OFFICIAL_FOLDER = "/testbed"  # swebench's `CONTAINER_WORKDIR`
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")

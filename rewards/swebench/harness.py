@@ -29,7 +29,7 @@ from slime_swe.patches import PatchError, header_paths, require_few_folders
 from slime_swe.rewards.grade import GraderError, put, speaks_of_a_full_disk
 from slime_swe.rewards.guard import Guard, folders_of
 from slime_swe.rollout.loop_scope import opened_once
-from slime_swe.rollout.sandbox.base import ExecResult, Sandbox
+from slime_swe.sandbox.base import ExecResult, Sandbox
 
 ANSWER_SECONDS = 300.0  # for the process to answer; it gives up a log after a tenth of it, of processor time
 RUN_SECONDS = 600.0  # for the official harness, beyond the time that the tests may take

@@ -12,8 +12,8 @@ from slime_swe.dotted import load_registered
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
-from slime_swe.rollout.sandbox.base import Limits, Sandbox
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.base import Limits, Sandbox
 
 # Short name -> dotted path of an `Agent` class. Any such path works as a name.
 AGENTS = {

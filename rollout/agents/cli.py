@@ -37,9 +37,9 @@ from slime_swe.rollout.proxy.server import Proxy, open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.replies import EngineAborted
-from slime_swe.rollout.sandbox.base import ExecResult, Limits, Sandbox
-from slime_swe.rollout.sandbox.cache import cache_folder, locked, made_once, remove_tree
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.base import ExecResult, Limits, Sandbox
+from slime_swe.sandbox.cache import cache_folder, locked, made_once, remove_tree
 
 HOME = "/tmp/agent"  # where an agent keeps its own files: outside the repository, gone with the sandbox
 MISSING = 125  # exit code of ours: the sandbox lacks what the agent needs

@@ -25,10 +25,10 @@ from slime_swe.rollout.engine import engine_client
 from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.grammar_probe import require_grammar
 from slime_swe.rollout.proxy.conversation import MessageCall, read_arguments
-from slime_swe.rollout.sandbox.base import Sandbox
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, ToolResult, failing_tests
 from slime_swe.rollout.turns import Turn, call_of
+from slime_swe.sandbox.base import Sandbox
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy
 MAX_CUT_TURNS = 3  # in a row without a call that was run: the next one would be cut as well

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox.cache import made_once
-from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.sandbox.cache import made_once
+from slime_swe.sandbox.image import host as host_image
 
 collect_ignore_glob = ["fixtures/*"]
 

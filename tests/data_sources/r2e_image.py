@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.sandbox.image import host as host_image
 
 SECRET = "the words that only the grading tests hold"
 PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")

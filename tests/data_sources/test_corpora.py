@@ -19,8 +19,8 @@ from slime_swe.data_sources.repositories import fetch
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade
-from slime_swe.rollout.sandbox.bubblewrap import environment
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.bubblewrap import environment
+from slime_swe.sandbox.pool import SandboxPool
 from tests.rewards import image_backend
 
 FIXTURES = Path(__file__).parent / "fixtures"

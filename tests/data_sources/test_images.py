@@ -15,9 +15,9 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.rewards.grade import grade, try_patch
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.image import host as host_image
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.image import host as host_image
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.r2e_image import copy_pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

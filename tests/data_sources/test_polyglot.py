@@ -16,7 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade, try_patch
 from slime_swe.rewards.redteam.cases import target_of
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.pool import SandboxPool
 
 CLONE = (
     Path(__file__).parent / "fixtures" / "polyglot"

@@ -11,7 +11,7 @@ from slime_swe.data_sources.corpora.quixbugs import load
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade, try_patch
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.pool import SandboxPool
 
 FIXTURE = Path(__file__).parent / "fixtures" / "quixbugs"
 JUNIT = Path("/usr/share/java/junit4.jar")

@@ -21,8 +21,8 @@ from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.base import Sandbox, SandboxError
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import Sandbox, SandboxError
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources import r2e_image
 from tests.rewards.swebench_here import harness_python, need_docker
 

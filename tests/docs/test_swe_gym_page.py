@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from slime_swe.rollout.sandbox.docker import client as docker_client
+from slime_swe.sandbox.docker import client as docker_client
 from tests.docs import swe_gym_images
 from tests.docs.swe_gym_images import GYM, into_cache, into_docker, out_of_docker
 from tests.launch.slurm.virtual import virtual_cluster, why_not

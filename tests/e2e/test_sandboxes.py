@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.sandbox import SandboxError
-from slime_swe.rollout.sandbox.pool import make_backend
+from slime_swe.sandbox import SandboxError
+from slime_swe.sandbox.pool import make_backend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,7 +24,7 @@ async def start(name: str) -> None:
         await backend.close()
 
 
-OWN = "from slime_swe.rollout.sandbox.local import SubprocessBackend\n\n\nclass Own(SubprocessBackend):\n    pass\n"
+OWN = "from slime_swe.sandbox.local import SubprocessBackend\n\n\nclass Own(SubprocessBackend):\n    pass\n"
 
 
 @pytest.mark.extended("tests/e2e/test_own_modules.py::test_a_run_uses_them")

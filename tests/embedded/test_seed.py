@@ -19,8 +19,8 @@ from slime_swe.recipes.tiny_cpu import recipe
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import parse
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.tools import TOOLS
+from slime_swe.sandbox.pool import SandboxPool
 
 CHECKPOINT = Path(str(resources.files("slime_swe.embedded.seed") / "checkpoint"))
 

@@ -24,11 +24,11 @@ from slime_swe.launch.doctor.recipe import check_tasks
 from slime_swe.launch.images import backends_here, remedy, survey
 from slime_swe.launch.plan.formulae import Assumptions
 from slime_swe.launch.plan.images import task_images
-from slime_swe.rollout.sandbox.apptainer import ApptainerBackend
-from slime_swe.rollout.sandbox.base import Backend, SandboxError
-from slime_swe.rollout.sandbox.docker import client as docker_client
-from slime_swe.rollout.sandbox.docker.backend import DockerBackend
-from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
+from slime_swe.sandbox.apptainer import ApptainerBackend
+from slime_swe.sandbox.base import Backend, SandboxError
+from slime_swe.sandbox.docker import client as docker_client
+from slime_swe.sandbox.docker.backend import DockerBackend
+from slime_swe.sandbox.overlay.backend import OverlayBackend
 from tests.data_sources.tasks import make_task
 from tests.data_sources.test_corpora import FIXTURES
 from tests.launch.doctor.machines import script
@@ -183,7 +183,7 @@ def test_an_overlay_finds_what_was_exported_where_there_is_no_docker_any_more(tm
         assert not backend.has_image(name)
         backend.get_image(name)
         assert backend.has_image(name)
-    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", no_docker)
+    monkeypatch.setattr("slime_swe.sandbox.docker.client.connect", no_docker)
     elsewhere = OverlayBackend(cache=Path(shutil.copytree(cache, tmp_path / "copy")))
     assert elsewhere.has_image(name) and not elsewhere.has_image("example/other:1")
     root, environment = elsewhere.roots(tmp_path / "copy").unpacked(name)
@@ -219,8 +219,8 @@ def test_docker_s_layers_are_counted_once(monkeypatch):
         def df(self) -> dict:
             return {"LayersSize": 9 << 30, "Images": known}
 
-    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", Daemon)
-    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.find", lambda name: name)
+    monkeypatch.setattr("slime_swe.sandbox.docker.client.connect", Daemon)
+    monkeypatch.setattr("slime_swe.sandbox.docker.client.find", lambda name: name)
     taken = DockerBackend().images_gib
     assert (taken(["a"]), taken(["c"]), taken(["d"]), taken([])) == (4, 2, 2, 0)
     assert taken(["a", "b"]) == 7, "5, and the 2 that others share, which can't be told from what these do"
@@ -239,7 +239,7 @@ def test_apptainer_pulls_by_itself_where_there_is_no_docker(tmp_path, monkeypatc
       while [ "$1" != --sandbox ]; do shift; done; mkdir -p "$2" ;; *env*) printf "PATH=/usr/bin\\0A=b\\0" ;; esac"""
     script(tmp_path, "apptainer", program)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("slime_swe.rollout.sandbox.docker.client.connect", no_docker)
+    monkeypatch.setattr("slime_swe.sandbox.docker.client.connect", no_docker)
     backend = ApptainerBackend(cache=tmp_path / "cache")
     assert not backend.has_image("example/one")
     backend.get_image("example/one")

@@ -13,9 +13,9 @@ from typing import Any
 from slime_swe.data_sources.corpora.swebench import task_of
 from slime_swe.data_sources.task import Image, Task
 from slime_swe.rewards.swebench.harness import image_of
-from slime_swe.rollout.sandbox.cache import cache_folder, made_once
-from slime_swe.rollout.sandbox.image.host import digest, import_tag, write_folder
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.cache import cache_folder, made_once
+from slime_swe.sandbox.image.host import digest, import_tag, write_folder
+from slime_swe.sandbox.pool import SandboxPool
 from tests.real_packages.instances import IMAGE_PREFIX, PYTEST_FOLDER, Instance
 from tests.real_packages.shapes import Shape
 

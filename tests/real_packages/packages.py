@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slime_swe.rollout.sandbox.cache import locked
+from slime_swe.sandbox.cache import locked
 
 DEFINITIONS = Path(__file__).with_name("instances.toml")
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import SandboxSpec
-from slime_swe.rollout.sandbox.local import LocalBackend, LocalSandbox
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import SandboxSpec
+from slime_swe.sandbox.local import LocalBackend, LocalSandbox
 
 IMAGES: dict[str, dict[str, bytes]] = {}
 _COMMIT = """\

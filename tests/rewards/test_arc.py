@@ -18,8 +18,8 @@ from slime_swe.rewards.arc import LONGEST, read_report, try_patch
 from slime_swe.rewards.grade import DEFAULTS, GraderError, GradingSettings, grade
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.pool import SandboxPool
 from tests.effort import FACTOR, assert_linear
 
 FLIP = "def transform(grid):\n    return [row[::-1] for row in grid]\n"

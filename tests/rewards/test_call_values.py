@@ -29,8 +29,8 @@ from slime_swe.rewards.redteam.cases import MODULE, RIGHT, TARGETS
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rewards.withheld import read_records, sandbox_source
 from slime_swe.rollout.loop_scope import close_loop_scope
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import ExecResult, Sandbox, SandboxError
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import ExecResult, Sandbox, SandboxError
 from tests.effort import FACTOR, assert_linear
 
 TASK = TARGETS["calls"].task()

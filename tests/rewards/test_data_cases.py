@@ -12,7 +12,7 @@ from slime_swe.patches import make_patch
 from slime_swe.rewards.data_cases import mutate_cases
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.validation import Status, validate
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 MYPY = """\
 -- What mypy's own suites look like.

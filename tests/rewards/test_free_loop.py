@@ -15,8 +15,8 @@ from slime_swe.rewards import mutated_files
 from slime_swe.rewards.grade import GradingSettings, grade, image_limits
 from slime_swe.rewards.mutated_files import records_in
 from slime_swe.rewards.swebench.harness import apply_in
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Limits
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import Limits
 from tests.rewards.image_backend import sandboxes_with
 from tests.rollout.watch import watched
 

@@ -11,8 +11,8 @@ from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.test_log import Runs
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.fork_server import ForkServerError
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.fork_server import ForkServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -13,7 +13,7 @@ from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

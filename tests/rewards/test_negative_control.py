@@ -19,7 +19,7 @@ from slime_swe.rewards.canonical import digest
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.negative_control import FEWEST_FORMS, FURTHER_RUNS, ControlRun, luck, with_negative_control
 from slime_swe.rewards.withheld import Withheld
-from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.sandbox.base import SandboxError
 
 A, B, C = TESTS = ("t.py::a", "t.py::b", "t.py::c")
 ORACLE = TestsOracle((A,), (B, C), (), "run", gold_patch="gold")

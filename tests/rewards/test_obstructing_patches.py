@@ -16,10 +16,10 @@ from slime_swe.patches import PatchError
 from slime_swe.rewards.grade import GradingSettings, grade, image_limits
 from slime_swe.rewards.swebench.harness import Applied, apply_in
 from slime_swe.rewards.test_log import patch_image
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandbox
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import Sandbox
 from tests.rewards.image_backend import committed, sandboxes_with
-from tests.rollout.sandbox.test_many_files import Counted
+from tests.sandbox.test_many_files import Counted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

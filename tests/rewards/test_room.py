@@ -22,8 +22,8 @@ from slime_swe.rewards.grade import GraderError, grade
 from slime_swe.rewards.redteam.gate import leaky_image
 from slime_swe.rewards.swebench import grader
 from slime_swe.rewards.swebench.grader import Evaluation, RestoredTests
-from slime_swe.rollout.sandbox.base import Limits, Sandbox, SandboxError, Sandboxes
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import Limits, Sandbox, SandboxError, Sandboxes
+from slime_swe.sandbox.pool import SandboxPool
 
 Filler = Callable[[Sandbox], Awaitable[object]]
 TEST = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"

@@ -10,9 +10,9 @@ from slime_swe.errors import UserError
 from slime_swe.rewards import slime_plugin
 from slime_swe.rewards.slime_plugin import DynamicFilterOutput
 from slime_swe.rollout.hooks import checked_reward
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.local import LocalBackend
 from slime_swe.sample import Sample
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.local import LocalBackend
 from tests.data_sources.tasks import GOLD, make_task
 
 WRONG = GOLD.replace("+    return a + b", "+    return a * b")

@@ -22,7 +22,7 @@ from slime_swe.rewards.redteam.gate import ScriptedAgent
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 SCRIPTS = {case.name: case.script for case in attacks()}
 SEARCHES = [case.name for case in attacks() if case.group == "searching"]

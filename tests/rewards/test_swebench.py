@@ -21,8 +21,8 @@ from slime_swe.rewards.mutated_files import mutate_files
 from slime_swe.rewards.swebench.grader import Evaluation, RestoredTests, embeds_test_patch, places_of, restored_tests
 from slime_swe.rewards.swebench.harness import Harness, instance_of
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import SandboxError
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import SandboxError
 from tests.rewards.image_backend import IMAGES, committed
 from tests.rewards.swebench_here import harness_python
 from tests.rollout.watch import watched

@@ -17,8 +17,8 @@ from slime_swe.data_sources.task import Task
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.swebench.harness import oracle_of
 from slime_swe.rollout.loop_scope import close_loop_scope
-from slime_swe.rollout.sandbox import SandboxPool
-from slime_swe.rollout.sandbox.base import Sandboxes
+from slime_swe.sandbox import SandboxPool
+from slime_swe.sandbox.base import Sandboxes
 from tests.real_packages.images import as_task, build, in_folder, place, task_for
 from tests.real_packages.instances import Instance, instances
 from tests.real_packages.packages import DownloadError, definitions

@@ -12,7 +12,7 @@ from slime_swe.patches import OVERSIZED, make_patch
 from slime_swe.rewards.grade import MODES, GraderError, GradingSettings, grade, try_patch
 from slime_swe.rewards.guard import Guard, graded_files
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

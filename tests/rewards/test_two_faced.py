@@ -19,7 +19,7 @@ from slime_swe.rewards.negative_control import FURTHER_RUNS
 from slime_swe.rewards.redteam.cases import GOLD_PATCH, MODULE, REPOSITORY, TARGETS
 from slime_swe.rewards.redteam.gate import leaky_image
 from slime_swe.rollout.loop_scope import close_loop_scope
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 from tests.rewards.swebench_here import harness_python, need_docker
 
 PLAYS = 100

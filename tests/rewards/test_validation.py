@@ -11,7 +11,7 @@ import pytest_asyncio
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.rewards.grade import Trial
 from slime_swe.rewards.validation import Finding, Status, judge_runs, summary, validate, without_flaky
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 from tests.data_sources.tasks import GOLD, make_task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,7 @@ from slime_swe.data_sources.factory.writing import WrittenOracle, written_candid
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 from tests.data_sources.factory import shop
 
 TESTS = tuple(

@@ -16,9 +16,9 @@ from _pytest.mark import ParameterSet
 from slime_swe.data_sources.slime_plugin import metadata_of
 from slime_swe.errors import UserError
 from slime_swe.rollout.client import Generation
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.sample import Sample
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import make_task
 
 END = "<|im_end|>"

@@ -14,10 +14,10 @@ from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox.base import SandboxError
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import ScriptedEngine, serve
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import BROKEN, make_task
 from tests.rollout.chat.forms import WRITERS
 from tests.rollout.support import END, FIX, SUBMIT, TEST, VIEW, call

@@ -23,10 +23,10 @@ from slime_swe.rollout.player import run_episode
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import scripted_engine
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import make_task
 from tests.rollout.conftest import make_tokenizer
 from tests.rollout.support import call

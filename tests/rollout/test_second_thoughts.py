@@ -10,8 +10,8 @@ from slime_swe.rollout.agents.native import NativeAgent, load_template
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.pool import SandboxPool
 from tests.rollout.support import END, SUBMIT, TEST, call
 
 WRONG = call("str_replace", path="solution.py", new_str="def transform(grid):\n    return grid\n") + END

@@ -12,7 +12,7 @@ from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 
 
 async def play(statistics: EpisodeStatistics, *waits: tuple[float, float]) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.tools import (
     MAX_FILE,
     MAX_LOG,
@@ -16,6 +15,7 @@ from slime_swe.rollout.tools import (
     render_log,
     replace,
 )
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import BROKEN, FIXED, make_task
 
 

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from slime_swe.data_sources.arc.tasks import ANSWER, COMMAND, Pair, arc_task
-from slime_swe.rollout.sandbox.base import ExecResult
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.base import ExecResult
+from slime_swe.sandbox.pool import SandboxPool
 
 PAIRS = [Pair(((1, 2), (3, 4)), ((2, 1), (4, 3))), Pair(((5, 6, 0),), ((0, 6, 5),))]
 HIDDEN = [Pair(((7, 8),), ((8, 7),))]

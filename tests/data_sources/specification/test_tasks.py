@@ -17,7 +17,7 @@ from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.validation import Status, validate
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.specification.shop import CODE, SHOP, sdist
 
 STUB = "raise NotImplementedError"

@@ -19,7 +19,7 @@ from slime_swe.data_sources.synthetic.tasks import PIECES, SIZES, draw_repositor
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import make_patch, paths_of
 from slime_swe.rewards.grade import GradingSettings, grade
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.pool import SandboxPool
 
 SPLITS = list(SIZES)
 

@@ -6,7 +6,7 @@ import pytest
 
 from slime_swe.data_sources.factory.runs import Job, as_map, measure, tracing
 from slime_swe.launch.factory.proof import LIMITS, Batches
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 from tests.data_sources.factory import shop
 
 TESTS = ["tests/test_core.py"]

@@ -22,7 +22,7 @@ from slime_swe.launch.factory.verdict import verdict
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.validation import Status, validate
-from slime_swe.rollout.sandbox import SandboxPool
+from slime_swe.sandbox import SandboxPool
 from tests.data_sources.factory import shop
 
 for needed in ("swesmith", "tree_sitter_rust", "coverage"):

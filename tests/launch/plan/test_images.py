@@ -15,7 +15,7 @@ from slime_swe.launch.plan.formulae import assume
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.plan import fit, make_plan
 from slime_swe.recipes.registry import RECIPES, load_recipe
-from slime_swe.rollout.sandbox.overlay.backend import OverlayBackend
+from slime_swe.sandbox.overlay.backend import OverlayBackend
 from tests.data_sources.tasks import make_task
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]

@@ -63,7 +63,7 @@ PARTS = (  # part, how it was run, command or test
     ("parameters of each family on Megatron's own modules", CONTRACT, "`tests/contract/test_model_files.py`"),
     ("losses and gradients beside SLiME's", CONTRACT, "`tests/contract/test_loss.py`"),
     ("SLURM and Ray on two virtual nodes", "CPU", "`tests/launch`"),
-    ("sandboxes `local`, `overlay`, `docker`, `apptainer`", "really", "`tests/rollout/sandbox`"),
+    ("sandboxes `local`, `overlay`, `docker`, `apptainer`", "really", "`tests/sandbox`"),
     (
         "episodes admitted by what engines keep in their caches",
         "real agents with a scripted engine; no SGLang that is short of cache",

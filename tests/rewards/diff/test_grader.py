@@ -15,7 +15,7 @@ from slime_swe.rewards.redteam.cases import TARGETS, Target, attacks
 from slime_swe.rewards.redteam.gate import Player
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.records import Score
-from slime_swe.rollout.sandbox.pool import SandboxPool
+from slime_swe.sandbox.pool import SandboxPool
 
 pytest.importorskip("cydifflib")
 from slime_swe.rewards.diff import compare, likeness, similarity

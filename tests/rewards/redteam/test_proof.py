@@ -10,8 +10,8 @@ import pytest
 from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.cases import TARGETS, attacks
 from slime_swe.rewards.redteam.gate import Result, Row
-from slime_swe.rollout.sandbox.docker import client
-from slime_swe.rollout.sandbox.image import host as host_image
+from slime_swe.sandbox.docker import client
+from slime_swe.sandbox.image import host as host_image
 
 NEEDED = TARGETS["log"].attacks
 

@@ -23,9 +23,9 @@ from slime_swe.rollout.agents.toy_task import tool_call, toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.pool import SandboxPool
 from tests.rollout.agents.tiny_agent import TinyAgent
 from tests.rollout.support import END, PARAMS, make_args, overlay_pool
 from tests.rollout.watch import watched
@@ -160,7 +160,7 @@ async def test_a_policy_that_kills_its_agent_is_judged_by_what_it_did(name, shel
         assert "+    return a + b" in episode.patch
 
 
-@pytest.mark.extended("tests/rollout/sandbox/test_large_output.py::test_600_mb_in_one_line")
+@pytest.mark.extended("tests/sandbox/test_large_output.py::test_600_mb_in_one_line")
 async def test_an_agent_whose_command_prints_600_mb_costs_the_host_nothing(opened, tokenizer):
     """It sends all of that to its policy, which takes 8 MiB."""
     command = "sed -i 's/a - b/a + b/' calc.py; head -c 600000000 /dev/zero | tr '\\0' x"

@@ -10,8 +10,8 @@ from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.endpoint.replies import SPENDING, Spending
 from slime_swe.rollout.episode import Episode, StopReason
 from slime_swe.rollout.player import run_episode
-from slime_swe.rollout.sandbox.pool import SandboxPool
 from slime_swe.rollout.settings import RolloutSettings
+from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import make_task
 from tests.rollout.endpoint.served import FIX, KEY, REPAIR, SUBMIT, by_turn, call, calls, chat_endpoint
 from tests.rollout.support import PARAMS

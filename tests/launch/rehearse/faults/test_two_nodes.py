@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.rollout.sandbox.ray.cluster import ray_writes_to, short_folder
+from tests.sandbox.ray.cluster import ray_writes_to, short_folder
 from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="the nodes are Ray's")

@@ -1,0 +1,291 @@
+"""The `docker` backend: a container for each sandbox, with limits, without network, by the Docker SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from slime_swe.data_sources.task import Image
+from slime_swe.sandbox.base import Backend, Limits, Requirement, SandboxError, SandboxSpec
+from slime_swe.sandbox.bubblewrap import CAPABILITIES
+from slime_swe.sandbox.cache import cache_folder
+from slime_swe.sandbox.docker import client as docker_client
+from slime_swe.sandbox.docker.client import OWNER_LABEL, DockerError, call
+from slime_swe.sandbox.docker.container import DockerSandbox, Started, remove, start
+from slime_swe.sandbox.docker.images import Images, Prepared
+from slime_swe.sandbox.guest import counters, seccomp
+from slime_swe.sandbox.image import host as host_image
+from slime_swe.sandbox.image.driver import ShellDied, driver_command
+from slime_swe.sandbox.image.host import HOST_IMAGE
+from slime_swe.sandbox.image.layers import Layer
+from slime_swe.sandbox.process_identity import is_dead
+
+_REST = 1.0  # seconds from when a started container is taken until another one is started in its place
+# Those of Docker itself (moby's oci/defaults.go, version 28), which any list of ours replaces; then what tells of the
+# whole machine.
+_MASKED = [
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/latency_stats",
+    "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
+    "/sys/firmware", "/proc/fs", "/proc/pressure", *counters.places(),
+]  # fmt: skip
+DEFAULTS = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # where the image doesn't say; two runs see the same output
+
+
+class DockerBackend(Backend):
+    """image: for tasks with files only. warm: number of containers that are kept started, over all images. cpus: of
+    each container.
+
+    network: the name of one of Docker's networks, for use in a backend of your own: a function that returns a
+    `DockerBackend` with it.
+    """
+
+    takes_images = True
+    takes_layers = True
+    removes_images = True
+    requirements = (
+        Requirement(
+            "docker",
+            ("docker", "version", "--format", "{{.Server.Version}}"),
+            "install docker.io",
+            "the daemon does not answer: start it (`sudo systemctl start docker`) and be in the group docker",
+            fatal=True,
+        ),
+    )
+
+    def __init__(
+        self,
+        image: str = HOST_IMAGE,
+        *,
+        warm: int = 4,
+        cpus: float | None = None,
+        network: str = "none",
+        cache: Path | None = None,
+    ) -> None:
+        self._default = Image(image)
+        self._cpus = cpus
+        self._network = network
+        self._cache = cache
+        self._client: Any = None
+        self._security: list[str] = []
+        self._images: Images | None = None
+        self._warm: WarmPool[tuple[str, str, Limits, tuple[Layer, ...]], Started] = WarmPool(warm, self._discard, _REST)
+
+    async def start(self) -> None:
+        """Find the daemon, once, and remove what dead runs left. Raises `UserError`, `DockerError`."""
+        if self._images is None:
+            self._client = await asyncio.to_thread(docker_client.connect)
+            self._security = await call("docker does not tell what it is", _security, self._client)
+            await self._sweep()
+            self._images = Images(self._client, self._cache or cache_folder(), self.keep_free)
+
+    def open(self, spec: SandboxSpec) -> DockerSandbox:
+        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        images, wanted = self._images, spec.image or self._default
+        if images is None:
+            raise SandboxError("the sandbox backend has not been started")
+
+        async def take() -> Started:
+            prepared = await images.find(wanted)
+            layers = await asyncio.to_thread(images.layers, spec.layers, wanted, prepared) if spec.layers else ()
+            key = (wanted.name, wanted.folder, spec.limits, layers)
+            return await self._warm.take(key, lambda: self._make(prepared, wanted.folder, spec.limits, layers))
+
+        return DockerSandbox(self._client, take, wanted, spec)
+
+    async def close(self) -> None:
+        """Remove the warm containers; every sandbox must have been left."""
+        self._images = None
+        await self._warm.close()
+
+    def fingerprint(self) -> Iterator[str]:
+        named = "" if self._default.name == HOST_IMAGE else self._default.name
+        yield from docker_client.confinement(named)
+        if not named:
+            yield from host_image.identity()
+
+    def has_image(self, name: str) -> bool:
+        return name == HOST_IMAGE or docker_client.find(name) is not None
+
+    def get_image(self, name: str) -> None:
+        if name != HOST_IMAGE:
+            docker_client.identify(name)
+
+    def images_gib(self, names: Sequence[str]) -> float:
+        """The layers that each has alone, and those that several images of the daemon have, as far as these have such.
+
+        At most: Docker does not say which images share a layer.
+        """
+        wanted = {docker_client.find(name) for name in names}
+        with docker_client.errors("docker does not tell what its images take"):
+            used = docker_client.connect().df()
+        images: list[dict[str, Any]] = used["Images"] or []
+        alone = {image["Id"]: image["Size"] - image["SharedSize"] for image in images}
+        shared = sum(image["SharedSize"] for image in images if image["Id"] in wanted)
+        own = sum(size for name, size in alone.items() if name in wanted)
+        return float(own + min(shared, used["LayersSize"] - sum(alone.values()))) / 2**30
+
+    def image_folder(self) -> Path | None:
+        with docker_client.errors("docker does not tell where it keeps images"):
+            folder = Path(docker_client.connect().info()["DockerRootDir"])
+        return folder if folder.is_dir() else None
+
+    def make_image(self, name: str, add: Callable[[Path], None]) -> Image:
+        tag = f"{name}:{host_image.digest()}"
+        if docker_client.find(tag) is None:
+            host_image.import_tag(tag, add=add)
+        return Image(tag)
+
+    async def _make(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> Started:
+        """A started container. Raises `DockerError`."""
+        made = await call("docker could not create a container", self._create, prepared, folder, limits, layers)
+        try:
+            return made, await start(self._client, made), prepared.originals
+        except ShellDied as error:
+            await asyncio.shield(remove(self._client, made))
+            raise SandboxError(f"a container of {prepared.identity} did not start: {error}") from error
+        except BaseException:
+            await asyncio.shield(remove(self._client, made))
+            raise
+
+    def _create(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> str:
+        host = self._client.create_host_config(
+            network_mode=self._network,
+            mem_limit=limits.memory_bytes,
+            memswap_limit=limits.memory_bytes,
+            pids_limit=limits.processes + 1,  # the driver is one
+            nano_cpus=None if self._cpus is None else int(self._cpus * 1e9),
+            cap_drop=["ALL"],
+            cap_add=list(CAPABILITIES),
+            security_opt=self._security,
+            mounts=[docker_client.bind(f"{layer.folder}{layer.own}", str(layer.own)) for layer in layers] or None,
+            log_config={"type": "none"},  # what commands print is not kept a second time
+        )
+        host["MaskedPaths"] = _MASKED  # which the SDK has no argument for
+        program, *arguments = driver_command(limits, folder, bounded=True)
+        made = self._client.create_container(
+            prepared.identity,
+            entrypoint=[program],
+            command=arguments,
+            environment={**DEFAULTS, **prepared.environment},
+            use_config_proxy=False,
+            stdin_open=True,  # and once: where this process dies, the driver sees its end
+            working_dir="/",
+            hostname="sandbox",
+            healthcheck={"test": ["NONE"]},
+            labels=docker_client.labels(),
+            host_config=host,
+        )
+        return str(made["Id"])
+
+    async def _discard(self, started: Started) -> None:
+        started[1].close()
+        await remove(self._client, started[0])
+
+    async def _sweep(self) -> None:
+        """Remove the containers of owners that are dead."""
+        listed = await call(
+            "docker could not list containers", self._client.containers, all=True, filters={"label": OWNER_LABEL}
+        )
+        dead = [container["Id"] for container in listed if is_dead(container["Labels"][OWNER_LABEL])]
+        with contextlib.suppress(DockerError):  # another run may be sweeping too
+            await asyncio.gather(*(remove(self._client, container) for container in dead))
+
+
+# `WarmPool`: makes things that take long to make ahead of need.
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class WarmPool(Generic[K, T]):
+    """At most `most` things, of the kinds that were requested last. Each one that is taken is replaced in the
+    background.
+
+    So a group of episodes on one image finds its containers started. None is kept for images that are no longer
+    requested. rest: seconds until one is replaced, so that what it was taken for begins on a quiet machine.
+    """
+
+    def __init__(self, most: int, discard: Callable[[T], Awaitable[None]], rest: float = 0.0) -> None:
+        self._most = most
+        self._rest = rest
+        self._discard = discard
+        self._ready: OrderedDict[K, list[T]] = OrderedDict()  # the kind asked for last at the end
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._making = 0
+        self._closed = asyncio.Event()
+
+    async def take(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """One of this kind, ready or made now. Raises what `make` raises."""
+        self._closed.clear()
+        ready = self._ready.setdefault(kind, [])
+        self._ready.move_to_end(kind)
+        thing = ready.pop() if ready else None
+        self._spawn(self._replace(kind, make))
+        if thing is not None:
+            return thing
+        making = self._spawn(make())
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._spawn(self._discard_made(making))
+            raise
+
+    async def close(self) -> None:
+        """Discard all, those being made too."""
+        self._closed.set()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        ready, self._ready = self._ready, OrderedDict()
+        await asyncio.gather(*(self._discard(thing) for things in ready.values() for thing in things))
+
+    async def _discard_made(self, making: asyncio.Task[T]) -> None:
+        await self._discard(await making)
+
+    def _count(self) -> int:
+        return sum(map(len, self._ready.values())) + self._making
+
+    async def _replace(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Make one more of this kind. If all places are taken, it replaces one of the kind that was requested longest
+        ago.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), self._rest)
+        if self._closed.is_set():
+            return
+        if self._count() >= self._most:
+            oldest = next((things for other, things in self._ready.items() if things and other != kind), None)
+            if oldest is None:
+                return
+            await self._discard(oldest.pop())
+        self._making += 1
+        try:
+            thing = await make()
+        finally:
+            self._making -= 1
+        self._ready.setdefault(kind, []).append(thing)
+
+    def _spawn(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # who next needs one meets the same error
+
+
+def _security(client: Any) -> list[str]:
+    """The options of every container. A daemon whose machine our filter does not know applies its own."""
+    info = client.info()
+    options = ["no-new-privileges"]
+    if seccomp.supports(info["Architecture"]):
+        options.append(f"seccomp={json.dumps(seccomp.profile(info['Architecture']))}")
+    return options

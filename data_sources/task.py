@@ -236,7 +236,7 @@ ORACLES = {
     "tests": "slime_swe.data_sources.task.TestsOracle",
     "harness": "slime_swe.data_sources.task.HarnessOracle",
     "diff": "slime_swe.data_sources.diff.DiffOracle",
-    "vulnerability": "slime_swe.data_sources.vulnerability.pairs.VulnerabilityOracle",
+    "vulnerability": "slime_swe.data_sources.vulnerability.VulnerabilityOracle",
     "arc": "slime_swe.data_sources.arc.tasks.ArcOracle",
     "written": "slime_swe.data_sources.factory.writing.WrittenOracle",
 }

@@ -19,8 +19,8 @@ from slime_swe.rewards.data_cases import JSON, SUFFIXES, alter_cases, alter_data
 from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
-from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.room import UnwrittenError
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.sandbox.base import Sandbox, Sandboxes
 

@@ -34,8 +34,8 @@ from slime_swe.rewards.mutated_files import (
     rewrite_files,
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
-from slime_swe.rewards.remembered import remembered
 from slime_swe.rewards.room import cause_found, image_limits, put
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.withheld import Records
 from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 from slime_swe.sandbox.many_files import null_terminated, read_many, write_many

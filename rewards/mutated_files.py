@@ -1,4 +1,11 @@
-"""The test files of a control run, whatever runs them."""
+"""The test files of a control run, whatever runs them: which are changed, how, and what the run recorded.
+
+| the run | code | cases of data files | JSON |
+| --- | --- | --- | --- |
+| the control: tests must fail, and withhold values | `mutation.mutate` | `data_cases.mutate_cases` | as it is |
+| a further run: nothing shows which form is true | `altered_tests.alter` | `data_cases.alter_cases` | `data_cases.alter_data` |
+| the control of tests that none of these knows | `mutation.rewrite_literals`, of any file | | |
+"""  # noqa: E501 (a table's row)
 
 from __future__ import annotations
 

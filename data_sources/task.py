@@ -1,4 +1,19 @@
-"""`Task`: one problem for an agent, and the oracle that says whether it was solved."""
+"""`Task`: one problem for an agent, and the oracle that says whether it was solved.
+
+A task has a statement, a `Workspace` to start from (files, an `Image`, or both) and an `Oracle`, which says how a patch
+is graded. Each kind of oracle is a class: what it needs, what grades it, and what is wrong with a record of it. The
+three kinds that go by a project's tests are here; the others are beside their task sets (`ORACLES`).
+
+Where tasks are from: `registry.py` finds a set by its name. `corpora/` reads the public ones. `synthetic/`,
+`specification/`, `factory/`, `arc/`, `diff.py`, `vulnerability.py` and `humaneval.py` make theirs. `slime_plugin.py`
+hands them out, in an order that a resumed run goes on with; `contamination.py` looks for what two sets share.
+
+What tests hold:
+
+- `Task.from_dict` is the inverse of `Task.to_dict`.
+- A malformed record is a `UserError` that names the task and all its faults.
+- No path of a workspace leads out of it, and no two name the same file.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +28,38 @@ from slime_swe.errors import UserError
 from slime_swe.fields import Meta, read
 
 TOGETHER = "together"  # in a task's metadata: tasks of a set with the same text here are handed out one after the other
+MOST_LEVELS = 100  # of metadata: what writes it recurses
+MOST_PATH = 4095  # bytes on Linux, PATH_MAX without its end; a path of more characters has more bytes, too
 
 
 @dataclass(frozen=True)
-class Image:
-    """A container image that holds the task's repository.
+class Task:
+    """One problem: what the agent is asked, what it starts from, and how its patch is graded."""
 
-    name: as Docker writes it. folder: where the repository lies, absolute. setup: shell commands, run once in a
-    sandbox before anything else, whose environment every command inherits (such as `conda activate testbed`).
-    """
+    id: str
+    statement: str
+    workspace: Workspace
+    oracle: Oracle
+    source: str = ""
+    split: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    name: str
-    folder: str = "/testbed"
-    setup: str = ""
+    def to_dict(self) -> dict[str, Any]:
+        """The task as plain JSON types; `from_dict` is the inverse."""
+        return {**_plain(asdict(self)), "oracle": {"kind": self.oracle.kind, **_plain(asdict(self.oracle))}}
+
+    @classmethod
+    def from_dict(cls, record: Any) -> Self:
+        """Build a task from untrusted JSON. Raises `UserError` that names the task and all its faults."""
+        name = record.get("id", "<no id>") if isinstance(record, dict) else "<no id>"
+        return read(cls, record, f"task {name!r:.80}")
 
     def faults(self) -> Iterator[str]:
-        if not self.name:
-            yield "name must be the name of an image, got ''"
-        if not self.folder.startswith("/"):
-            yield f"folder must be an absolute path, got {self.folder!r}"
-
-
-MOST_PATH = 4095  # bytes on Linux, PATH_MAX without its end; a path of more characters has more bytes, too
+        if not self.statement.strip():
+            yield f"statement must say what the agent is asked, got {self.statement!r:.80}"
+        yield from self.oracle.faults_in(self.workspace)
+        if _nested_deeper(self.metadata, MOST_LEVELS):
+            yield f"metadata must be nested at most {MOST_LEVELS} levels deep"
 
 
 @dataclass(frozen=True)
@@ -56,6 +81,25 @@ class Workspace:
                 yield f"files must have normalised relative paths inside the repository, got {path!r}"
             elif not self.files.keys().isdisjoint(map(str, PurePosixPath(path).parents)):
                 yield f"files must have paths that are not below a file, got {path!r}"
+
+
+@dataclass(frozen=True)
+class Image:
+    """A container image that holds the task's repository.
+
+    name: as Docker writes it. folder: where the repository lies, absolute. setup: shell commands, run once in a
+    sandbox before anything else, whose environment every command inherits (such as `conda activate testbed`).
+    """
+
+    name: str
+    folder: str = "/testbed"
+    setup: str = ""
+
+    def faults(self) -> Iterator[str]:
+        if not self.name:
+            yield "name must be the name of an image, got ''"
+        if not self.folder.startswith("/"):
+            yield f"folder must be an absolute path, got {self.folder!r}"
 
 
 @dataclass(frozen=True)
@@ -236,43 +280,10 @@ ORACLES = {
     "tests": "slime_swe.data_sources.task.TestsOracle",
     "harness": "slime_swe.data_sources.task.HarnessOracle",
     "diff": "slime_swe.data_sources.diff.DiffOracle",
-    "vulnerability": "slime_swe.data_sources.vulnerability.pairs.VulnerabilityOracle",
+    "vulnerability": "slime_swe.data_sources.vulnerability.VulnerabilityOracle",
     "arc": "slime_swe.data_sources.arc.tasks.ArcOracle",
     "written": "slime_swe.data_sources.factory.writing.WrittenOracle",
 }
-
-
-MOST_LEVELS = 100  # of metadata: what writes it recurses
-
-
-@dataclass(frozen=True)
-class Task:
-    """One problem: what the agent is asked, what it starts from, and how its patch is graded."""
-
-    id: str
-    statement: str
-    workspace: Workspace
-    oracle: Oracle
-    source: str = ""
-    split: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The task as plain JSON types; `from_dict` is the inverse."""
-        return {**_plain(asdict(self)), "oracle": {"kind": self.oracle.kind, **_plain(asdict(self.oracle))}}
-
-    @classmethod
-    def from_dict(cls, record: Any) -> Self:
-        """Build a task from untrusted JSON. Raises `UserError` that names the task and all its faults."""
-        name = record.get("id", "<no id>") if isinstance(record, dict) else "<no id>"
-        return read(cls, record, f"task {name!r:.80}")
-
-    def faults(self) -> Iterator[str]:
-        if not self.statement.strip():
-            yield f"statement must say what the agent is asked, got {self.statement!r:.80}"
-        yield from self.oracle.faults_in(self.workspace)
-        if _nested_deeper(self.metadata, MOST_LEVELS):
-            yield f"metadata must be nested at most {MOST_LEVELS} levels deep"
 
 
 def _nested_deeper(value: Any, levels: int) -> bool:

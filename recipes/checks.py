@@ -17,8 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from slime_swe.data_sources.mirrors import WANTED, is_registry
-from slime_swe.data_sources.selection import FILTERS
+from slime_swe.data_sources.registry import FILTERS, WANTED, is_registry
 from slime_swe.errors import UserError
 from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.recipes.families import FAMILIES, Family, read_config

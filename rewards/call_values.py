@@ -29,7 +29,7 @@ from slime_swe.patches import binary_paths
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
-from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rewards.withheld import sandbox_source
 from slime_swe.sandbox.base import ExecResult, SandboxError, Sandboxes

@@ -1,4 +1,11 @@
-"""The test files of a control run, whatever runs them."""
+"""The test files of a control run, whatever runs them: which are changed, how, and what the run recorded.
+
+| the run | code | cases of data files | JSON |
+| --- | --- | --- | --- |
+| the control: tests must fail, and withhold values | `mutation.mutate` | `data_cases.mutate_cases` | as it is |
+| a further run: nothing shows which form is true | `altered_tests.alter` | `data_cases.alter_cases` | `data_cases.alter_data` |
+| the control of tests that none of these knows | `mutation.rewrite_literals`, of any file | | |
+"""  # noqa: E501 (a table's row)
 
 from __future__ import annotations
 
@@ -16,10 +23,11 @@ from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError
 from slime_swe.rewards.altered_tests import FORMS, alter
 from slime_swe.rewards.data_cases import JSON, SUFFIXES, alter_cases, alter_data, is_read_by, mutate_cases
-from slime_swe.rewards.grade import GraderError, UnwrittenError
+from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
-from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import UnwrittenError
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.sandbox.base import Sandbox, Sandboxes
 

@@ -72,22 +72,19 @@ Not covered:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from slime_swe.data_sources.task import Oracle, Task
 from slime_swe.rewards.altered_tests import FORMS
 from slime_swe.rewards.grade import Trial
+from slime_swe.rewards.shared import GroupLock, lock_of
 from slime_swe.rewards.withheld import GUESSABLE, Records, Withheld
-from slime_swe.rollout.loop_scope import opened_once
 
 FURTHER_RUNS = 7  # further runs of a test without values at most: in one of them it is the true one
 FEWEST_FORMS = 2  # altered forms that a test without values needs
@@ -189,7 +186,7 @@ async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
     Two runs, one after the other; one more if something is missing, and `FURTHER_RUNS` more where a FAIL_TO_PASS test
     has no value. The first run is made whatever the control shows, since its results are parts of the score.
     """
-    oracle, runs = task.oracle, _InTurn(runs, await _lock_of(task))
+    oracle, runs = task.oracle, _InTurn(runs, await lock_of(task))
     run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
     trial = await runs.first()
     if not trial.share(oracle.fail_to_pass) or trial.quality == 0:
@@ -224,73 +221,6 @@ class _InTurn:
 
     async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
         return await self.runs.gold_altered(forms, only)
-
-
-async def _lock_of(task: Task) -> GroupLock:
-    """The lock of all runs of the task in the running loop, for as long as anyone holds or awaits it."""
-    locks: WeakValueDictionary[str, GroupLock] = await opened_once(
-        "locks of tasks", lambda: contextlib.nullcontext(WeakValueDictionary())
-    )
-    return locks.setdefault(task.id, GroupLock())
-
-
-# `GroupLock`: holders of one group share it, and holders of two groups never overlap (group mutual exclusion; Joung,
-# 1998).
-class GroupLock:
-    """A lock of one event loop. Any number of callers hold it at once if they name the same group.
-
-    - Nobody starves. While a caller waits, newcomers queue behind it, even those of the group that holds the lock. When
-      the last holder leaves, the first caller in the queue enters with all others of its group that wait by then.
-    - A caller that is cancelled leaves the queue, and whatever a holder raises releases its hold.
-    """
-
-    def __init__(self) -> None:
-        self._group: Hashable = None
-        self._holders = 0
-        self._queue: list[tuple[Hashable, asyncio.Future[None]]] = []
-
-    @asynccontextmanager
-    async def held(self, group: Hashable) -> AsyncIterator[None]:
-        """Wait until no other group holds the lock, and hold it. It can't be entered twice by one caller: the second
-        entry may queue behind a caller that waits for the first to leave."""
-        await self._acquire(group)
-        try:
-            yield
-        finally:
-            self._release()
-
-    async def _acquire(self, group: Hashable) -> None:
-        if not self._queue and (not self._holders or group == self._group):
-            self._group = group
-            self._holders += 1
-            return
-        entered = asyncio.get_running_loop().create_future()
-        self._queue.append((group, entered))
-        try:
-            await entered
-        except asyncio.CancelledError:
-            if entered.cancelled():
-                self._admit()  # those that it held up
-            else:
-                self._release()  # it was let in just before
-            raise
-
-    def _release(self) -> None:
-        self._holders -= 1
-        self._admit()
-
-    def _admit(self) -> None:
-        """Let the next group in if nobody holds the lock, and more of the group that holds it if no other waits."""
-        self._queue = [(group, entered) for group, entered in self._queue if not entered.cancelled()]
-        if not self._holders and self._queue:
-            self._group = self._queue[0][0]
-        elif any(group != self._group for group, _ in self._queue):
-            return
-        admitted = [entered for group, entered in self._queue if group == self._group]
-        self._queue = [(group, entered) for group, entered in self._queue if group != self._group]
-        self._holders += len(admitted)
-        for entered in admitted:
-            entered.set_result(None)
 
 
 def uncontrolled(trial: Trial) -> Trial:

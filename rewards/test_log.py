@@ -20,7 +20,7 @@ from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths, paths_of
 from slime_swe.rewards.data_cases import JSON, SUFFIXES
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, cause_found, image_limits, put
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, folders_of, graded_files
 from slime_swe.rewards.mutated_files import (
     MOST_CONTROLS,
@@ -34,7 +34,8 @@ from slime_swe.rewards.mutated_files import (
     rewrite_files,
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
-from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import cause_found, image_limits, put
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.withheld import Records
 from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 from slime_swe.sandbox.many_files import null_terminated, read_many, write_many

@@ -9,7 +9,7 @@ by a function of the module that does nothing else, such as `check(f(1), "one")`
 So is whether something is asserted to be true or false, if the test asserts both: `assert f(1)` and `assert not f(2)`.
 Names that stand for it are withheld too, if tests do nothing with them but compare: names that a test assigns a literal
 to, constants of the module, and parameters and names in loops whose table is written out in the file
-(`rewards.parameters`; the cases then have other names). What a literal is, is known. What else must be given there, and
+(`Tables`; the cases then have other names). What a literal is, is known. What else must be given there, and
 what only comes near a literal (`approx`), the gold patch's own record shows.
 
 Not withheld: what a test uses besides, or has from a fixture; what is compared in a longer function that the test

@@ -22,7 +22,7 @@ from typing import Any
 from slime_swe import syntax
 from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split
 from slime_swe.data_sources.task import Task
-from slime_swe.data_sources.vulnerability.pairs import Pair, tasks_of
+from slime_swe.data_sources.vulnerability import Pair, tasks_of
 from slime_swe.errors import UserError
 
 CORPUS = Corpus(

@@ -1,7 +1,7 @@
 """Functions before and after the fixes of vulnerabilities that Debian's source packages carry as patches.
 
 The folder holds what `apt-get source --download-only PACKAGE` leaves, or unpacked packages; and, where they are to name
-the weaknesses, NVD's or CVE's JSON (`data_sources/vulnerability/pairs.py`).
+the weaknesses, NVD's or CVE's JSON (`data_sources/vulnerability.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split
 from slime_swe.data_sources.task import Task
-from slime_swe.data_sources.vulnerability.pairs import Pair, tasks_of, weaknesses_in
+from slime_swe.data_sources.vulnerability import Pair, tasks_of, weaknesses_in
 from slime_swe.errors import UserError
 from slime_swe.patches import Change, Hunk, PatchError, read_patch
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from slime_swe.data_sources.corpora.corpus import Corpus, NotFetched, Split, file_records, local_file, read_record
 from slime_swe.data_sources.task import Task
-from slime_swe.data_sources.vulnerability.pairs import CWE, Pair, tasks_of
+from slime_swe.data_sources.vulnerability import CWE, Pair, tasks_of
 from slime_swe.errors import UserError
 
 CORPUS = Corpus(

@@ -55,10 +55,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _made(spec: str, descriptions: KeptDescriptions, limit: int | None) -> list[Task]:
     require("libcst", "coverage", extra="factory")
-    from slime_swe.data_sources.specification import generated, tasks
+    from slime_swe.data_sources.specification import tasks
 
     parsed = parse(spec)
-    if parsed.source != "specification" or parsed.split in generated.SPLITS or parsed.options:
+    if parsed.source != "specification" or parsed.split in tasks.GENERATED or parsed.options:
         raise UserError(
             f"{spec} can't be described: give specification:PACKAGE, of an installed package or the path of a source "
             "distribution, without options after a ?"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from slime_swe.data_sources.factory.sizes import by_solve_rate
+from slime_swe.data_sources.factory.tasks import by_solve_rate
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.launch.export.episodes import read_episodes

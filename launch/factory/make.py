@@ -19,7 +19,7 @@ from slime_swe import files
 from slime_swe.data_sources.factory.faults import combined, faults
 from slime_swe.data_sources.factory.packages import Candidate, Package, Source, between, read_package
 from slime_swe.data_sources.factory.runs import Job, as_map, found_from, tracing
-from slime_swe.data_sources.factory.sizes import balanced, distinct
+from slime_swe.data_sources.factory.tasks import balanced, distinct
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.launch.factory.proof import LIMITS, RUNS, TRACING, Batches, Measured, Verdict, prove

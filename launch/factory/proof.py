@@ -24,8 +24,7 @@ from slime_swe.data_sources.factory.runs import (
     located,
     longest,
 )
-from slime_swe.data_sources.factory.sizes import size_of
-from slime_swe.data_sources.factory.statements import statement
+from slime_swe.data_sources.factory.tasks import size_of, statement
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.patches import MAX_PATCH_BYTES
 from slime_swe.rewards.grade import Trial

@@ -11,8 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from slime_swe.data_sources.corpora import CORPORA
-from slime_swe.data_sources.registry import Spec, load_tasks, parse
-from slime_swe.data_sources.selection import most_left
+from slime_swe.data_sources.registry import Spec, load_tasks, most_left, parse
 from slime_swe.errors import UserError
 from slime_swe.launch.images import measured, set_of, size_of
 from slime_swe.launch.plan.admission import informative

@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
+from slime_swe.data_sources import vulnerability
 from slime_swe.data_sources.arc.tasks import Pair, arc_task
 from slime_swe.data_sources.diff import DiffOracle
 from slime_swe.data_sources.factory.runs import command_of
 from slime_swe.data_sources.factory.writing import WrittenOracle
 from slime_swe.data_sources.task import CallsOracle, HarnessOracle, Image, Oracle, Task, TestsOracle, Workspace
-from slime_swe.data_sources.vulnerability import pairs
 from slime_swe.patches import make_patch
 
 Kind = Literal["attack", "benign"]
@@ -223,7 +223,9 @@ _PYTEST = TestsOracle((), command=f"python3 -B -m pytest -rA -p no:cacheprovider
 _HARNESS = HarnessOracle((_HIDDEN,), eval_script=_EVAL_SCRIPT, log_parser="parse_log_pytest", repo="gate/calc")
 _NEEDS_PYTEST = "python3 -m pytest --version"
 _LOOP = "void fill(int *cells, int count) {\n    for (int i = 0; i <= count; i++)\n        cells[i] = 0;\n}\n"
-_FAULTY, _ = pairs.tasks_of([pairs.Pair("fill", _LOOP, _LOOP.replace("<=", "<"), ("CWE-787",))], "integrity", "gate")
+_FAULTY, _ = vulnerability.tasks_of(
+    [vulnerability.Pair("fill", _LOOP, _LOOP.replace("<=", "<"), ("CWE-787",))], "integrity", "gate"
+)
 _LIKENESS = Task(
     "calc-diff",
     "add gives wrong sums",

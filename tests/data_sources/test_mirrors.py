@@ -7,8 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from slime_swe.data_sources.mirrors import is_registry, name_in
-from slime_swe.data_sources.registry import absolute, load_tasks
+from slime_swe.data_sources.registry import absolute, is_registry, load_tasks, name_in
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.errors import UserError
 from slime_swe.launch.args import to_args

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_swe.data_sources.registry import load_tasks, with_options
-from slime_swe.data_sources.selection import place
+from slime_swe.data_sources.registry import load_tasks, place, with_options
 from slime_swe.errors import UserError
 from tests.data_sources.tasks import make_task
 

@@ -12,8 +12,9 @@ import pytest_asyncio
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
 from slime_swe.rewards import mutated_files
-from slime_swe.rewards.grade import GradingSettings, grade, image_limits
+from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rewards.mutated_files import records_in
+from slime_swe.rewards.room import image_limits
 from slime_swe.rewards.swebench.harness import apply_in
 from slime_swe.sandbox import SandboxPool
 from slime_swe.sandbox.base import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from slime_swe.rewards.negative_control import GroupLock
+from slime_swe.rewards.shared import GroupLock
 
 
 class Holders:

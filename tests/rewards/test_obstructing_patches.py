@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from slime_swe.data_sources.task import HarnessOracle, Image, Task, TestsOracle, Workspace
 from slime_swe.patches import PatchError
-from slime_swe.rewards.grade import GradingSettings, grade, image_limits
+from slime_swe.rewards.grade import GradingSettings, grade
+from slime_swe.rewards.room import image_limits
 from slime_swe.rewards.swebench.harness import Applied, apply_in
 from slime_swe.rewards.test_log import patch_image
 from slime_swe.sandbox import SandboxPool

@@ -17,7 +17,7 @@ import pytest
 from slime_swe.data_sources.task import HarnessOracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, PatchError
-from slime_swe.rewards import grade as room
+from slime_swe.rewards import room
 from slime_swe.rewards.grade import GraderError, grade
 from slime_swe.rewards.redteam.gate import leaky_image
 from slime_swe.rewards.swebench import grader

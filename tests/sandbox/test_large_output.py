@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from slime_swe.rewards.grade import image_limits
+from slime_swe.rewards.room import image_limits
 from slime_swe.sandbox.base import Limits
 from slime_swe.sandbox.pool import SandboxPool, render
 from tests.rollout.watch import held_share, watched

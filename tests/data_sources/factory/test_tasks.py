@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.data_sources.factory.sizes import balanced, by_solve_rate, distinct, size_of
-from slime_swe.data_sources.factory.statements import statement
+from slime_swe.data_sources.factory.tasks import balanced, by_solve_rate, distinct, size_of, statement
 from slime_swe.data_sources.task import Task, TestsOracle, Workspace
 from slime_swe.patches import make_patch
 

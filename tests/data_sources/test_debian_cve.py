@@ -11,10 +11,10 @@ import pytest
 
 from slime_swe.data_sources.corpora.debian_cve import fixes_in
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.vulnerability.pairs import weaknesses_in
+from slime_swe.data_sources.vulnerability import weaknesses_in
 from slime_swe.errors import UserError
 
-TOY = Path(__file__).parents[1] / "fixtures" / "debian_cve" / "toy-1.0"
+TOY = Path(__file__).parent / "fixtures" / "debian_cve" / "toy-1.0"
 
 
 def archived(folder: Path, *, original: bool = True) -> Path:

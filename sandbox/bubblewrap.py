@@ -295,7 +295,7 @@ def why_no_filter() -> str:
 
 def proc_mounts(mount_point: Path) -> list[tuple[str, str]]:
     """What is to be mounted read-only over a sandbox's /proc, and where, in this order: as far as this kernel has it.
-    All of it is the sandbox's own, of what `guest.confinement.mount_overlay` has made below `mount_point`.
+    All of it is the sandbox's own, of what `guest.launcher` has made below `mount_point`.
     """
     mounts = [(f"{mount_point}{place}", place) for place in _READ_ONLY if os.path.exists(place)]
     mounts += [(f"{mount_point}/counters/{name}", place) for name, place in counters.here()]

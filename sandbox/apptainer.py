@@ -24,8 +24,7 @@ from slime_swe.sandbox.cache import made_once
 from slime_swe.sandbox.docker import client as docker_client
 from slime_swe.sandbox.guest import seccomp
 from slime_swe.sandbox.image.host import HOST_IMAGE
-from slime_swe.sandbox.overlay.backend import OverlayBackend
-from slime_swe.sandbox.overlay.root import Roots
+from slime_swe.sandbox.overlay.backend import OverlayBackend, Roots
 
 _NAMES = ("apptainer", "singularity")
 FLAGS = (

@@ -1,4 +1,24 @@
-"""`Sandbox`: where an agent's commands run; `Backend`: what opens them, and what it states about itself."""
+"""The file to read first: `Sandbox`, where an agent's commands run, `Backend`, what opens them, and `Sandboxes`, which
+the rest of the product asks for one.
+
+Every backend keeps these. The tests that hold them are in tests/sandbox, and most run once for each backend:
+
+1. A command ends with its whole process tree, and neither its working directory nor its environment outlives it. Calls
+   of one sandbox wait for each other (test_commands).
+2. Time, memory, file size and output of a command are limited. One that exceeds its time, or whose call is cancelled,
+   is killed, and the sandbox can still be used (test_commands).
+3. `diff` turns the files that the sandbox started with into its present ones, whatever commands have left there
+   (test_files, test_odd_files).
+4. Leaving a sandbox leaves no process and no file, also after an error, or where the task is cancelled while the
+   sandbox starts or runs a command (test_lifecycle, test_commands).
+
+A backend that isolates keeps these too:
+
+5. No command causes a `SandboxError`: what the policy does is the policy's outcome (test_broken_from_inside).
+6. A command reaches no network but the ports that `listen` has opened (test_isolation, test_ports).
+7. No sandbox notices what another one locks, opens or counts up (test_channels; what is not covered is in
+   docs/sandboxes.md).
+"""
 
 from __future__ import annotations
 
@@ -17,30 +37,6 @@ MAX_PORT = 65535
 
 class SandboxError(InfrastructureError):
     """The sandbox itself failed (could not start, died, lost its connection), never the policy."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one sandbox may use. Sizes in bytes, times in seconds."""
-
-    cpu_seconds: int = 60  # per command
-    wall_seconds: float = 30.0  # per command
-    memory_bytes: int = 1 << 30  # address space of each process; of an image's sandbox, what all of them use
-    file_bytes: int = 64 << 20  # largest file a process may write
-    disk_bytes: int = 256 << 20  # private tmpfs, where the backend has one (Docker has none)
-    processes: int = 64
-    output_bytes: int = 64 << 10  # kept of one command's output
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """One command's outcome. `output` is stdout and stderr as the command interleaved them."""
-
-    exit_code: int | None  # None: killed at its time limit
-    output: str
-    seconds: float
-    timed_out: bool = False
-    truncated: bool = False  # `output` then holds a marker that says how many bytes are missing
 
 
 class Sandbox(Protocol):
@@ -84,18 +80,28 @@ class Sandbox(Protocol):
         ...
 
 
-class Sandboxes(Protocol):
-    """What opens sandboxes: a `SandboxPool`, or what a test puts in its place."""
+@dataclass(frozen=True)
+class ExecResult:
+    """One command's outcome. `output` is stdout and stderr as the command interleaved them."""
 
-    def open(
-        self,
-        files: Mapping[str, str | bytes],
-        limits: Limits | None = None,
-        image: Image | None = None,
-        layers: Sequence[Path] = (),
-    ) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox that holds `files`, written over the image and the layers."""
-        ...
+    exit_code: int | None  # None: killed at its time limit
+    output: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False  # `output` then holds a marker that says how many bytes are missing
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use. Sizes in bytes, times in seconds."""
+
+    cpu_seconds: int = 60  # per command
+    wall_seconds: float = 30.0  # per command
+    memory_bytes: int = 1 << 30  # address space of each process; of an image's sandbox, what all of them use
+    file_bytes: int = 64 << 20  # largest file a process may write
+    disk_bytes: int = 256 << 20  # private tmpfs, where the backend has one (Docker has none)
+    processes: int = 64
+    output_bytes: int = 64 << 10  # kept of one command's output
 
 
 @dataclass(frozen=True)
@@ -191,3 +197,17 @@ class Backend:
         None where the backend has no way to make one. Raises `UserError`, `SandboxError`.
         """
         return None
+
+
+class Sandboxes(Protocol):
+    """What opens sandboxes: a `SandboxPool`, or what a test puts in its place."""
+
+    def open(
+        self,
+        files: Mapping[str, str | bytes],
+        limits: Limits | None = None,
+        image: Image | None = None,
+        layers: Sequence[Path] = (),
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox that holds `files`, written over the image and the layers."""
+        ...

@@ -1,4 +1,8 @@
-"""Bubblewrap: what it needs, and how it runs the fork server's supervisor and, in a root folder, a sandbox's driver."""
+"""The processes that start sandboxes on this machine, and bubblewrap, which confines them.
+
+`GuestProcess` is a process of the guest's code. `start_contained` and `start_plain` start the one of `local`, the fork
+server's supervisor, with bubblewrap and without. `Bubblewrap` runs a sandbox's driver in a root folder, for `overlay`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar, Protocol, Self
 
 from slime_swe.errors import UserError
-from slime_swe.sandbox.base import Limits, Requirement
+from slime_swe.sandbox.base import Limits, Requirement, SandboxError
 from slime_swe.sandbox.guest import counters, devices, seccomp
 from slime_swe.sandbox.guest.launcher import SECCOMP_FD
-from slime_swe.sandbox.shown import hidden_folders
+from slime_swe.sandbox.host_packages import hidden_folders
 
+GUEST_SECONDS = 60.0  # for a process of the guest's to start, and to answer
+_END_SECONDS = 5.0
 NOBODY = 65534
 _USERS = range(1 << 30, 1 << 31)  # beyond what distributions give to people, services and containers
 _SANDBOX_USERS = 1024  # of one fork server
@@ -58,6 +66,10 @@ _MASKED = (
     "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/mtrr",
     "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/driver", "/proc/dynamic_debug", "/proc/pressure",
 )  # fmt: skip
+_SHARED = (
+    "this kernel mounts no overlay in a user namespace (that takes Linux 5.11), so all sandboxes share the files of "
+    "their system: two of them can exchange text by locks on these files"
+)
 
 
 BUBBLEWRAP = (
@@ -90,6 +102,52 @@ def confinement() -> Iterator[str]:
     for command in ([program, "--version"], [program, "--unshare-all", "--ro-bind", "/", "/", "true"]):
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         yield f"{result.returncode} {result.stdout}"
+
+
+class ForkServerError(SandboxError):
+    """The fork server could not be started; the message holds what it printed."""
+
+
+class GuestProcess:
+    """A process of the guest's code that is asked over a socket. With it or the socket ends all that it has started."""
+
+    def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
+        """Blocks. `start` gets the other end of the socket, and a file for its errors. Raises `ForkServerError`."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(GUEST_SECONDS)  # and later, where the process lags by hundreds of requests
+        greeting, problem = b"", ""
+        try:
+            with theirs:
+                self._process = start(theirs, self._errors)
+            greeting = self._control.recv(64)
+        except OSError as error:
+            problem = f"{error}; "
+        if greeting == b"shared":
+            warnings.warn(_SHARED, RuntimeWarning, stacklevel=2)
+        elif greeting != b"ready":
+            self.close()
+            raise ForkServerError(f"the process that forks sandboxes did not start: {problem}{self._printed()}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and with it every process that it has started. Blocks."""
+        self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _printed(self) -> str:
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+        return f"it printed: {said}" if said else "it printed nothing"
 
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -295,7 +353,7 @@ def why_no_filter() -> str:
 
 def proc_mounts(mount_point: Path) -> list[tuple[str, str]]:
     """What is to be mounted read-only over a sandbox's /proc, and where, in this order: as far as this kernel has it.
-    All of it is the sandbox's own, of what `guest.confinement.mount_overlay` has made below `mount_point`.
+    All of it is the sandbox's own, of what `guest.launcher` has made below `mount_point`.
     """
     mounts = [(f"{mount_point}{place}", place) for place in _READ_ONLY if os.path.exists(place)]
     mounts += [(f"{mount_point}/counters/{name}", place) for name, place in counters.here()]

@@ -1,4 +1,6 @@
-"""Where sandboxes keep what is made once for an image, and how two processes don't make it twice."""
+"""What outlives a process on this machine: what is made once for an image, until the disk is full of it (`Room`), and
+what a process that died has left, by the name of that process.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,3 +142,34 @@ class Room:
 
 def free_gib(folder: Path) -> float:
     return shutil.disk_usage(folder).free / 2**30
+
+
+def process_identity() -> str:
+    """A unique identity of this process, usable as a file name and as a label: machine, boot, namespace, pid, start.
+
+    It names the process that made what may outlive it (cgroups, folders, containers), so that a later run can remove
+    what a dead one left.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    machine = socket.gethostname().replace("_", "-")
+    return "_".join((machine, boot[:12], namespace, str(os.getpid()), _started(os.getpid()) or "0"))
+
+
+def is_dead(identity: str) -> bool:
+    """Whether the process is known to be gone. Nothing is known of processes on other machines or in other pid
+    namespaces.
+    """
+    (machine, boot, namespace, _, _), parts = process_identity().split("_"), identity.split("_")
+    if len(parts) != 5 or not parts[3].isdecimal() or parts[0] != machine:
+        return False
+    return parts[1] != boot or (parts[2] == namespace and _started(int(parts[3])) != parts[4])
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in clock ticks since the boot; None where there is none, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]

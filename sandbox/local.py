@@ -1,137 +1,167 @@
-"""`LocalSandbox`: a sandbox on this machine, forked from a `ForkServer`, and the backends that open them."""
+"""The `local` backend: sandboxes of this machine's own system, each forked from a `ForkServer`.
+
+With bubblewrap the supervisor (`sandbox.guest.supervisor`) lives in its own user, mount, pid, network, IPC and
+UTS namespaces, sees a read-only system and nothing of the host's files but /usr and the Python installation, and holds
+its capabilities inside its user namespace only. Every sandbox is a fork that unshares again and drops them all.
+Without bubblewrap the same supervisor is an ordinary process: see `UNPROTECTED`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
+import itertools
 import json
+import posixpath
+import shutil
 import socket
+import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
 from slime_swe.patches import OVERSIZED
-from slime_swe.sandbox import pool
-from slime_swe.sandbox.base import Backend, ExecResult, Isolation, Requirement, SandboxError, SandboxSpec
-from slime_swe.sandbox.bubblewrap import BUBBLEWRAP, confinement
-from slime_swe.sandbox.fork_server import UNPROTECTED, ForkServer, ForkServerError
+from slime_swe.sandbox import bubblewrap, pool
+from slime_swe.sandbox.base import Backend, ExecResult, Isolation, Limits, Requirement, SandboxError, SandboxSpec
+from slime_swe.sandbox.bubblewrap import BUBBLEWRAP, GUEST_SECONDS, ForkServerError, GuestProcess, confinement
 from slime_swe.sandbox.guest import wire
-from slime_swe.sandbox.guest.python_fork import parse
+from slime_swe.sandbox.guest.confinement import REPOSITORY
+from slime_swe.sandbox.guest.python_fork import MAX_SCRIPTS, parse
 
 MAX_JSON_BYTES = 64 << 20
 CLOSE_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for the sandbox to answer, beyond the time that a command may take
+RUNS_TO_COMPILE = 3
+MAX_SCRIPT_BYTES = 10_000  # six times as much, at the worst, in the one packet that the supervisor reads
+UNPROTECTED = (
+    "commands can reach the network, read the host's files, write what this user may write, see and signal this "
+    "user's other processes, start any number of processes and fill the disk; only time, memory, file size and "
+    "output are limited"
+)
 
 
-class SandboxGone(Exception):
-    """A sandbox's first process has ended, does not answer, or answers what it never would."""
+class LocalBackend(Backend):
+    """Opens sandboxes from one fork server, which it starts when first needed and again if it dies.
 
+    Uses bubblewrap if it works. Else it warns, once, of what is then unprotected.
+    """
 
-class Answer(msgspec.Struct):
-    """What a sandbox answers. `failed`: it could not start. `errno`, `error` and `path`: of an `OSError`."""
+    isolates: Isolation = "if possible"
+    unprotected = UNPROTECTED
+    requirements: tuple[Requirement, ...] = BUBBLEWRAP
+    contained: ClassVar[bool | None] = None  # True: bubblewrap or an error; False: plain processes
 
-    failed: str | None = None
-    errno: int | None = None
-    error: str | None = None
-    path: str = ""
-    exit_code: int | None = None
-    seconds: float = 0.0
-    head: int = 0  # bytes of the output's head; its tail follows
-    missing: int = 0  # bytes of output that were dropped between
-    files: list[tuple[str, int]] = []
-    oversized: list[str] = []
-    deleted: list[str] = []
+    def __init__(self) -> None:
+        self._contained = self.contained
+        self._server: ForkServer | None = None
 
-
-class Channel:
-    """Requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is skipped."""
-
-    def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
-        self._socket = sock
-        self._max_blob_bytes = max_blob_bytes
-        self._lock = asyncio.Lock()
-        self._received = bytearray()
-        self._abandoned = 0  # answers to come that nobody waits for
-
-    async def call(self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float) -> tuple[Answer, bytes]:
-        """Raises `SandboxGone` where the sandbox has died, or does not answer within `seconds`; `SandboxError` where
-        this process has cut the channel.
-        """
-        async with self._lock:
-            if self._socket.fileno() < 0:
-                raise SandboxError("a request was cancelled half-way, and the sandbox can't be used any more")
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self._exchange(wire.encode(request, blob))
-            except TimeoutError as error:
-                raise SandboxGone(f"it did not answer {request['op']!r} within {seconds:.0f} s") from error
-            except (OSError, ValueError, RecursionError) as error:  # ValueError: what it sent is no `Answer`
-                raise SandboxGone(str(error)) from error
-
-    async def finish(self) -> None:
-        """Tell the sandbox to end, and wait until it has."""
-        loop = asyncio.get_running_loop()
+    async def start(self) -> None:
+        """Bring up the fork server unless it is up."""
+        if self._server is not None and self._server.alive:
+            return
+        await self.close()
         try:
-            self._socket.shutdown(socket.SHUT_WR)
-            async with asyncio.timeout(CLOSE_SECONDS), self._lock:  # a call under way sees the sandbox die, and returns
-                while await loop.sock_recv(self._socket, 1 << 16):
-                    pass
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            self.close()
+            self._server = await asyncio.to_thread(ForkServer, contained=self._contained is not False)
+        except ForkServerError as error:
+            if self._contained is not None:
+                raise
+            warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
+            self._server = await asyncio.to_thread(ForkServer, contained=False)
+        self._contained = self._server.contained  # should it fail later, that is no reason to go on unprotected
+
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
+        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        if self._server is None:
+            raise SandboxError("the sandbox backend has not been started")
+        return LocalSandbox(self._server, spec)
+
+    async def close(self) -> None:
+        """End the fork server, and with it every sandbox."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.to_thread(server.close)
+
+    def fingerprint(self) -> Iterator[str]:
+        yield from confinement()
+
+
+class BubblewrapBackend(LocalBackend):
+    """Raises `ForkServerError` where bubblewrap does not work."""
+
+    contained = True
+    isolates = "always"
+
+
+class SubprocessBackend(LocalBackend):
+    """Plain processes in temporary folders: see `UNPROTECTED`."""
+
+    contained = False
+    isolates = "never"
+    requirements = ()
+
+
+class ForkServer(GuestProcess):
+    """Owns the supervisor process; every sandbox of it dies with it."""
+
+    def __init__(self, *, contained: bool) -> None:
+        self.contained = contained
+        self._folder = "" if contained else tempfile.mkdtemp(prefix="slime-swe-")
+        self._runs: Counter[tuple[str, bytes]] = Counter()
+        self._numbers = itertools.count(1)
+        plain = partial(bubblewrap.start_plain, folder=self._folder)
+        super().__init__(bubblewrap.start_contained if contained else plain)
+
+    def spawn(self, limits: Limits) -> tuple[int, socket.socket]:
+        """Ask for a sandbox: its number, and the non-blocking socket on which it will answer. Raises `SandboxError`."""
+        number = next(self._numbers)
+        return number, self._ask({"number": number, "limits": dataclasses.asdict(limits)})
+
+    async def kill(self, number: int) -> None:
+        """End a sandbox, whatever it has become. Raises `SandboxError` where the fork server does not do it."""
+        with self._ask({"kill": number}) as answer:
+            try:
+                async with asyncio.timeout(GUEST_SECONDS):
+                    done = await asyncio.get_running_loop().sock_recv(answer, 64)
+            except (OSError, TimeoutError) as error:
+                raise SandboxError(f"the fork server does not answer: {error}; {self._printed()}") from error
+        if not done:
+            raise SandboxError(f"the fork server has died; {self._printed()}")
+
+    def _ask(self, request: Mapping[str, Any]) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the fork server does not answer: {error}; {self._printed()}") from error
+        return ours
+
+    def note_run(self, path: str, source: bytes) -> None:
+        """A sandbox is about to run this script as it was given it. Scripts that many run are compiled once for all."""
+        if not self.contained or len(source) > MAX_SCRIPT_BYTES:
+            return
+        script = posixpath.normpath(posixpath.join(REPOSITORY, path))
+        self._runs[script, source] += 1
+        if self._runs[script, source] == RUNS_TO_COMPILE:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                self._control.send(json.dumps({"script": script, "source": source.decode()}).encode())
+        if len(self._runs) > MAX_SCRIPTS:
+            self._runs.clear()
 
     def close(self) -> None:
-        self._socket.close()
-
-    async def _exchange(self, data: bytes) -> tuple[Answer, bytes]:
-        await self._send(data)
-        self._abandoned += 1
-        try:
-            while self._abandoned > 1:
-                await self._answer()
-                self._abandoned -= 1
-            answer = await self._answer()
-        except asyncio.CancelledError:
-            self._cancel()
-            raise
-        self._abandoned -= 1
-        return answer
-
-    async def _send(self, data: bytes) -> None:
-        try:
-            await asyncio.get_running_loop().sock_sendall(self._socket, data)
-        except asyncio.CancelledError:
-            self.close()  # half a request can't be taken back
-            raise
-
-    def _cancel(self) -> None:
-        with contextlib.suppress(OSError):  # it has died, or is about to
-            self._socket.send(wire.encode({"op": "cancel"}))
-
-    async def _answer(self) -> tuple[Answer, bytes]:
-        text_size, blob_size = wire.PREFIX.unpack(await self._peek(wire.PREFIX.size))
-        if text_size > MAX_JSON_BYTES or blob_size > self._max_blob_bytes:
-            raise ConnectionError(f"it sent {text_size} + {blob_size} bytes at once")
-        start, end = wire.PREFIX.size, wire.PREFIX.size + text_size + blob_size
-        data = await self._peek(end)
-        answer = msgspec.convert(json.loads(data[start : start + text_size]), Answer)
-        del self._received[:end]
-        return answer, bytes(data[start + text_size : end])
-
-    async def _peek(self, size: int) -> bytes:
-        """The next bytes, left in the buffer, so that a cancellation loses none."""
-        loop = asyncio.get_running_loop()
-        while len(self._received) < size:
-            piece = await loop.sock_recv(self._socket, 1 << 18)
-            if not piece:
-                raise ConnectionError("it closed its socket")
-            self._received += piece
-        return bytes(self._received[:size])
+        """End every sandbox and the supervisor, and remove what they left."""
+        super().close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class LocalSandbox(pool.BaseSandbox):
@@ -243,61 +273,108 @@ def _unpacked(answer: Answer, blob: bytes) -> dict[str, bytes]:
         raise SandboxGone(str(error)) from error
 
 
-class LocalBackend(Backend):
-    """Opens sandboxes from one fork server, which it starts when first needed and again if it dies.
+class SandboxGone(Exception):
+    """A sandbox's first process has ended, does not answer, or answers what it never would."""
 
-    Uses bubblewrap if it works. Else it warns, once, of what is then unprotected.
-    """
 
-    isolates: Isolation = "if possible"
-    unprotected = UNPROTECTED
-    requirements: tuple[Requirement, ...] = BUBBLEWRAP
-    contained: ClassVar[bool | None] = None  # True: bubblewrap or an error; False: plain processes
+class Answer(msgspec.Struct):
+    """What a sandbox answers. `failed`: it could not start. `errno`, `error` and `path`: of an `OSError`."""
 
-    def __init__(self) -> None:
-        self._contained = self.contained
-        self._server: ForkServer | None = None
+    failed: str | None = None
+    errno: int | None = None
+    error: str | None = None
+    path: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+    head: int = 0  # bytes of the output's head; its tail follows
+    missing: int = 0  # bytes of output that were dropped between
+    files: list[tuple[str, int]] = []
+    oversized: list[str] = []
+    deleted: list[str] = []
 
-    async def start(self) -> None:
-        """Bring up the fork server unless it is up."""
-        if self._server is not None and self._server.alive:
-            return
-        await self.close()
+
+class Channel:
+    """Requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is skipped."""
+
+    def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
+        self._socket = sock
+        self._max_blob_bytes = max_blob_bytes
+        self._lock = asyncio.Lock()
+        self._received = bytearray()
+        self._abandoned = 0  # answers to come that nobody waits for
+
+    async def call(self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float) -> tuple[Answer, bytes]:
+        """Raises `SandboxGone` where the sandbox has died, or does not answer within `seconds`; `SandboxError` where
+        this process has cut the channel.
+        """
+        async with self._lock:
+            if self._socket.fileno() < 0:
+                raise SandboxError("a request was cancelled half-way, and the sandbox can't be used any more")
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._exchange(wire.encode(request, blob))
+            except TimeoutError as error:
+                raise SandboxGone(f"it did not answer {request['op']!r} within {seconds:.0f} s") from error
+            except (OSError, ValueError, RecursionError) as error:  # ValueError: what it sent is no `Answer`
+                raise SandboxGone(str(error)) from error
+
+    async def finish(self) -> None:
+        """Tell the sandbox to end, and wait until it has."""
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.to_thread(ForkServer, contained=self._contained is not False)
-        except ForkServerError as error:
-            if self._contained is not None:
-                raise
-            warnings.warn(f"no bubblewrap sandbox here, so {UNPROTECTED}. {error}", RuntimeWarning, stacklevel=2)
-            self._server = await asyncio.to_thread(ForkServer, contained=False)
-        self._contained = self._server.contained  # should it fail later, that is no reason to go on unprotected
+            self._socket.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(CLOSE_SECONDS), self._lock:  # a call under way sees the sandbox die, and returns
+                while await loop.sock_recv(self._socket, 1 << 16):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self.close()
 
-    def open(self, spec: SandboxSpec) -> LocalSandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
-        if self._server is None:
-            raise SandboxError("the sandbox backend has not been started")
-        return LocalSandbox(self._server, spec)
+    def close(self) -> None:
+        self._socket.close()
 
-    async def close(self) -> None:
-        """End the fork server, and with it every sandbox."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            await asyncio.to_thread(server.close)
+    async def _exchange(self, data: bytes) -> tuple[Answer, bytes]:
+        await self._send(data)
+        self._abandoned += 1
+        try:
+            while self._abandoned > 1:
+                await self._answer()
+                self._abandoned -= 1
+            answer = await self._answer()
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
+        self._abandoned -= 1
+        return answer
 
-    def fingerprint(self) -> Iterator[str]:
-        yield from confinement()
+    async def _send(self, data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+        except asyncio.CancelledError:
+            self.close()  # half a request can't be taken back
+            raise
 
+    def _cancel(self) -> None:
+        with contextlib.suppress(OSError):  # it has died, or is about to
+            self._socket.send(wire.encode({"op": "cancel"}))
 
-class BubblewrapBackend(LocalBackend):
-    """Raises `ForkServerError` where bubblewrap does not work."""
+    async def _answer(self) -> tuple[Answer, bytes]:
+        text_size, blob_size = wire.PREFIX.unpack(await self._peek(wire.PREFIX.size))
+        if text_size > MAX_JSON_BYTES or blob_size > self._max_blob_bytes:
+            raise ConnectionError(f"it sent {text_size} + {blob_size} bytes at once")
+        start, end = wire.PREFIX.size, wire.PREFIX.size + text_size + blob_size
+        data = await self._peek(end)
+        answer = msgspec.convert(json.loads(data[start : start + text_size]), Answer)
+        del self._received[:end]
+        return answer, bytes(data[start + text_size : end])
 
-    contained = True
-    isolates = "always"
-
-
-class SubprocessBackend(LocalBackend):
-    """Plain processes in temporary folders: see `UNPROTECTED`."""
-
-    contained = False
-    isolates = "never"
-    requirements = ()
+    async def _peek(self, size: int) -> bytes:
+        """The next bytes, left in the buffer, so that a cancellation loses none."""
+        loop = asyncio.get_running_loop()
+        while len(self._received) < size:
+            piece = await loop.sock_recv(self._socket, 1 << 18)
+            if not piece:
+                raise ConnectionError("it closed its socket")
+            self._received += piece
+        return bytes(self._received[:size])

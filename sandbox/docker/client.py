@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from slime_swe.errors import UserError
 from slime_swe.sandbox.base import SandboxError
-from slime_swe.sandbox.process_identity import process_identity
+from slime_swe.sandbox.cache import process_identity
 
 TIMEOUT_SECONDS = 120
 NOT_FOUND = 404

@@ -1,8 +1,8 @@
-"""What confines a sandbox by our own system calls: all of it for one that is forked, the mounts of one over an image.
+"""What confines a sandbox that is forked from the fork server, by our own system calls.
 
-`Contained` and `Plain`: how a fork becomes a sandbox's first process, with namespaces of its own or without.
-`mount_overlay`: what an image's sandbox has for its root, before bubblewrap or Apptainer confines it. What system calls
-either may make is in `seccomp`.
+`Contained` and `Plain`: how a fork becomes a sandbox's first process, with namespaces of its own or without. `System`:
+what the first kind has for its root. What system calls it may make is in `seccomp`. A sandbox of an image is confined
+by bubblewrap or Apptainer, over what `launcher` has mounted.
 
 What this does not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory of a fork are limited
 per process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
@@ -15,17 +15,19 @@ import errno
 import os
 import shutil
 import socket
+import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import counters, devices, kernel, seccomp
-from .system import System
+from . import counters, devices, kernel, processes, seccomp
 
 REPOSITORY = "/testbed"
 _TERMINALS = 64  # of the machine's 4,096
-_INOTIFY_INSTANCES, _INOTIFY_WATCHES = 4, 4096
 INNER_ID = 1000  # what `id` prints in a sandbox
+_COUNTERS_FOLDER = "run/counters"
+_STAGE = "/tmp"  # of the fork server; every sandbox has another
+_ELSEWHERE = ("/proc", "/dev", "/etc")  # mounts that are no folder of the system's: new for each sandbox, or copied
 
 
 class _Slot(NamedTuple):
@@ -34,109 +36,6 @@ class _Slot(NamedTuple):
 
     user: int | None
     device_folder: str | None
-
-
-def _enter(disk_bytes: int, slot: _Slot, network: int, system: System | None, system_calls: kernel.Filter) -> None:
-    """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
-
-    A sandbox never runs as the host's root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys
-    even without a capability.
-    """
-    kernel.join_new_session_keyring()
-    kernel.setns(network, kernel.NEWNET)
-    os.close(network)
-    kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
-    _mount_private(disk_bytes, slot, system)
-    if slot.user is not None:
-        os.setgroups([])
-        os.setresgid(slot.user, slot.user, slot.user)
-        os.setresuid(slot.user, slot.user, slot.user)
-    _own_user_namespace()
-    kernel.drop_all_capabilities()
-    kernel.set_dumpable(False)
-    os.chdir(REPOSITORY)
-    system_calls.load()
-
-
-def _mount_private(disk_bytes: int, slot: _Slot, system: System | None) -> None:
-    uid, gid = (os.geteuid(), os.getegid()) if slot.user is None else (slot.user, slot.user)
-    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
-    root = system.mount() if system is not None else ""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    options = f"size={disk_bytes},nr_inodes=100k,mode=755,uid={uid},gid={gid}"
-    kernel.mount("tmpfs", root + REPOSITORY, "tmpfs", flags, options)
-    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", flags, options)  # /dev/shm and /var/tmp are links to it
-    if slot.device_folder is not None:
-        kernel.bind(slot.device_folder, f"{root}/dev")
-    elif system is not None:
-        for name in devices.NUMBERS:
-            kernel.bind(f"/dev/{name}", f"{root}/dev/{name}")
-    terminals = f"newinstance,ptmxmode=0666,max={_TERMINALS}"
-    kernel.mount("devpts", f"{root}/dev/{devices.TERMINALS}", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
-    kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
-    if system is not None:
-        system.cover_counters(root)
-        system.enter(root)
-
-
-def _own_user_namespace() -> None:
-    """A user namespace of its own, so that RLIMIT_NPROC counts this sandbox alone (Linux >= 5.14)."""
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER)
-    kernel.set_dumpable(True)  # or /proc/self belongs to root, and the maps can't be written
-    kernel.write("/proc/self/setgroups", "deny")
-    kernel.write("/proc/self/uid_map", f"{INNER_ID} {uid} 1")
-    kernel.write("/proc/self/gid_map", f"{INNER_ID} {gid} 1")
-    kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
-    limit_watches()
-
-
-def limit_watches() -> None:
-    """Of the current user namespace, whose root the caller is: how much inotify there may be in it. The kernel counts
-    it for the host's user too, who by default may have 128 instances.
-    """
-    kernel.write("/proc/sys/user/max_inotify_instances", str(_INOTIFY_INSTANCES))
-    kernel.write("/proc/sys/user/max_inotify_watches", str(_INOTIFY_WATCHES))
-
-
-class _Networks:
-    """A process that makes network namespaces ahead of their use, since making one costs as much as all the rest.
-
-    Each is given out once. As many wait as the socket's buffer holds.
-    """
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            try:
-                _make_networks(os.dup2(theirs.fileno(), 3))
-            finally:
-                os._exit(1)
-        theirs.close()
-        self._made = ours
-
-    def take(self) -> int:
-        """The file descriptor of one that nothing has used. Raises `OSError`."""
-        _, fds, _, _ = socket.recv_fds(self._made, 1, 1)
-        if not fds:
-            raise OSError(errno.ECHILD, "the process that makes network namespaces has ended")
-        return fds[0]
-
-    def close(self) -> None:
-        self._made.close()
-
-
-def _make_networks(fd: int) -> None:
-    """Until the other end is closed."""
-    os.closerange(fd + 1, 65536)
-    with socket.socket(fileno=fd) as takes:
-        takes.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
-        while True:
-            kernel.unshare(kernel.NEWNET)
-            kernel.bring_up_loopback()
-            network = os.open("/proc/self/ns/net", os.O_RDONLY)
-            socket.send_fds(takes, [b"n"], [network])
-            os.close(network)
 
 
 class Contained:
@@ -214,6 +113,236 @@ class Contained:
         """Nothing to do: when the supervisor ends, the kernel kills every process of the fork server."""
 
 
+class _Networks:
+    """A process that makes network namespaces ahead of their use, since making one costs as much as all the rest.
+
+    Each is given out once. As many wait as the socket's buffer holds.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                _make_networks(os.dup2(theirs.fileno(), 3))
+            finally:
+                os._exit(1)
+        theirs.close()
+        self._made = ours
+
+    def take(self) -> int:
+        """The file descriptor of one that nothing has used. Raises `OSError`."""
+        _, fds, _, _ = socket.recv_fds(self._made, 1, 1)
+        if not fds:
+            raise OSError(errno.ECHILD, "the process that makes network namespaces has ended")
+        return fds[0]
+
+    def close(self) -> None:
+        self._made.close()
+
+
+def _make_networks(fd: int) -> None:
+    """Until the other end is closed."""
+    os.closerange(fd + 1, 65536)
+    with socket.socket(fileno=fd) as takes:
+        takes.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
+        while True:
+            kernel.unshare(kernel.NEWNET)
+            kernel.bring_up_loopback()
+            network = os.open("/proc/self/ns/net", os.O_RDONLY)
+            socket.send_fds(takes, [b"n"], [network])
+            os.close(network)
+
+
+def _enter(disk_bytes: int, slot: _Slot, network: int, system: System | None, system_calls: kernel.Filter) -> None:
+    """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
+
+    A sandbox never runs as the host's root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys
+    even without a capability.
+    """
+    kernel.join_new_session_keyring()
+    kernel.setns(network, kernel.NEWNET)
+    os.close(network)
+    kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
+    _mount_private(disk_bytes, slot, system)
+    if slot.user is not None:
+        os.setgroups([])
+        os.setresgid(slot.user, slot.user, slot.user)
+        os.setresuid(slot.user, slot.user, slot.user)
+    _own_user_namespace()
+    kernel.drop_all_capabilities()
+    kernel.set_dumpable(False)
+    os.chdir(REPOSITORY)
+    system_calls.load()
+
+
+def _mount_private(disk_bytes: int, slot: _Slot, system: System | None) -> None:
+    uid, gid = (os.geteuid(), os.getegid()) if slot.user is None else (slot.user, slot.user)
+    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    root = system.mount() if system is not None else ""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    options = f"size={disk_bytes},nr_inodes=100k,mode=755,uid={uid},gid={gid}"
+    kernel.mount("tmpfs", root + REPOSITORY, "tmpfs", flags, options)
+    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", flags, options)  # /dev/shm and /var/tmp are links to it
+    if slot.device_folder is not None:
+        kernel.bind(slot.device_folder, f"{root}/dev")
+    elif system is not None:
+        for name in devices.NUMBERS:
+            kernel.bind(f"/dev/{name}", f"{root}/dev/{name}")
+    terminals = f"newinstance,ptmxmode=0666,max={_TERMINALS}"
+    kernel.mount("devpts", f"{root}/dev/{devices.TERMINALS}", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
+    kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
+    if system is not None:
+        system.cover_counters(root)
+        system.enter(root)
+
+
+def _own_user_namespace() -> None:
+    """A user namespace of its own, so that RLIMIT_NPROC counts this sandbox alone (Linux >= 5.14)."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER)
+    kernel.set_dumpable(True)  # or /proc/self belongs to root, and the maps can't be written
+    kernel.write("/proc/self/setgroups", "deny")
+    kernel.write("/proc/self/uid_map", f"{INNER_ID} {uid} 1")
+    kernel.write("/proc/self/gid_map", f"{INNER_ID} {gid} 1")
+    kernel.write("/proc/sys/user/max_user_namespaces", "0")  # none below this one: no capability is to be had again
+    processes.limit_watches()
+
+
+class System:
+    """The system of a sandbox: what the fork server sees, with inodes that no other sandbox has. Made once in the fork
+    server; `mount` in each sandbox's own mount namespace.
+
+    A lock on a file, a lease on it and a watch over it belong to the inode. Were /usr one mount for all sandboxes, two
+    of them could talk by locks on /usr/bin/env. So each mounts overlays of its own over the same folders: the files'
+    pages are shared, the inodes are not.
+
+    What an overlay lies over goes without the mounts below it. So each folder has two layers on top: one with a
+    whiteout for each entry that the fork server hides, and over it one with what the fork server shows of other places.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError` where this kernel lets no user namespace mount an overlay (before Linux 5.11)."""
+        mounts = _mounts()
+        root = next(number for number, (_, point) in mounts.items() if point == "/")
+        trees = {number: point for number, (parent, point) in mounts.items() if parent == root}
+        trees = {number: point for number, point in trees.items() if not point.startswith(_ELSEWHERE)}
+        kernel.mount("slime-swe", _STAGE, "tmpfs", 0, "mode=755")
+        self._layers = {"": "skeleton:empty"}
+        for name in ("empty", "root"):
+            os.mkdir(f"{_STAGE}/{name}")
+        _copy_skeleton(f"{_STAGE}/skeleton")
+        for index, (number, tree) in enumerate(sorted(trees.items(), key=lambda item: item[1])):
+            shown, whiteouts = f"{_STAGE}/shown{index}", f"{_STAGE}/whiteouts{index}"
+            for layer in (shown, whiteouts):
+                os.mkdir(layer)
+                shutil.copystat(tree, layer)
+            bare = f"{_STAGE}/bare"  # the tree without the mounts below it
+            os.mkdir(bare)
+            kernel.bind(tree, bare)
+            for parent, point in mounts.values():
+                if parent == number:
+                    _hide(tree, bare, point.removeprefix(f"{tree}/"), shown, whiteouts)
+            kernel.unmount(bare)
+            os.rmdir(bare)
+            self._layers[tree] = f"shown{index}:whiteouts{index}:{tree}"
+        self._try()
+        for _, point in mounts.values():  # or each sandbox's mount namespace would begin with a copy of them all
+            if point.startswith(("/etc/", *(f"{tree}/" for tree in trees.values()))):
+                with contextlib.suppress(OSError):  # gone with the one that it was on
+                    kernel.unmount(point)
+
+    def mount(self) -> str:
+        """The folder of a new root, with nothing mounted yet at /dev, /proc, /tmp and the repository."""
+        os.chdir(_STAGE)  # and relative names: what an overlay lies over is in /proc/self/mountinfo
+        for tree, layers in self._layers.items():
+            flags = kernel.MS_NOSUID | kernel.MS_NODEV
+            kernel.mount("system", f"root{tree}", "overlay", flags, f"lowerdir={layers},userxattr")
+        return f"{_STAGE}/root"
+
+    @staticmethod
+    def cover_counters(root: str) -> None:
+        """Once /proc is mounted there."""
+        for name, place in counters.here():
+            kernel.bind(f"{root}/{_COUNTERS_FOLDER}/{name}", root + place)
+
+    @staticmethod
+    def enter(root: str) -> None:
+        """Make the folder this mount namespace's root. What was mounted before is out of reach from then on."""
+        os.chdir(root)
+        kernel.mount(".", "/", "none", kernel.MS_MOVE)
+        os.chroot(".")
+        os.chdir("/")
+
+    def _try(self) -> None:
+        """In a fork, whose mounts go with it."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                kernel.unshare(kernel.NEWNS)
+                kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+                self.mount()
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1] != 0:
+            raise OSError("no overlay is to be had in a user namespace: that takes Linux 5.11")
+
+
+def _mounts() -> dict[int, tuple[int, str]]:
+    """By its number: a mount's parent and its place."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        rows = [line.split() for line in file]
+    return {int(row[0]): (int(row[1]), _unescaped(row[4])) for row in rows}
+
+
+def _unescaped(path: str) -> str:
+    """The kernel writes blanks and backslashes as octal numbers. No codec is imported, which sandboxes would see."""
+    first, *others = path.split("\\")
+    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in others)
+
+
+def _copy_skeleton(place: str) -> None:
+    """The folders, links and small files of the fork server's own root, and of /dev what is no device."""
+    _copy("-x", "/", place)
+    _copy("/etc", place)
+    for name in os.listdir("/dev"):
+        source, target = f"/dev/{name}", f"{place}/dev/{name}"
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+        elif os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            os.mknod(target)
+    counters.write(f"{place}/{_COUNTERS_FOLDER}")
+
+
+def _hide(tree: str, bare: str, hidden: str, shown: str, whiteouts: str) -> None:
+    """Of a folder of the tree that is mounted over: what the mount has not is whited out, what it has of its own is
+    copied."""
+    for layer in (shown, whiteouts):
+        folder = ""
+        for name in hidden.split("/"):
+            folder += f"/{name}"
+            if not os.path.isdir(layer + folder):
+                os.mkdir(layer + folder)
+                shutil.copystat(tree + folder, layer + folder)
+    with os.scandir(f"{tree}/{hidden}") as entries:
+        visible = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    for name in os.listdir(f"{bare}/{hidden}"):
+        if name in visible and os.path.samestat(visible[name], os.lstat(f"{bare}/{hidden}/{name}")):
+            del visible[name]
+        else:
+            os.mknod(f"{whiteouts}/{hidden}/{name}", stat.S_IFCHR, os.makedev(0, 0))
+    if visible:
+        _copy(*(f"{tree}/{hidden}/{name}" for name in visible), f"{shown}/{hidden}")
+
+
+def _copy(*arguments: str) -> None:
+    """What this user may not read is left out."""
+    os.spawnlp(os.P_WAIT, "cp", "cp", "-dR", "--preserve=mode,timestamps,links", *arguments)
+
+
 class Plain:
     """Sandboxes that are ordinary processes with a temporary folder each: the fallback without bubblewrap."""
 
@@ -251,99 +380,3 @@ class Plain:
 
 
 Confinement = Contained | Plain
-
-
-def become_root_inside() -> None:
-    """A user namespace in which this user is root, and there is nobody else."""
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER)
-    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        kernel.write(f"/proc/self/{path}", text)
-
-
-def enter_all_users() -> None:
-    """A user namespace with the users of this one, each as itself, whose root has no power outside. Needs root, who
-    alone may map others.
-    """
-    ready, waits = os.pipe()
-    mapped, maps = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.read(ready, 1)
-            for kind in ("uid_map", "gid_map"):
-                kernel.write(f"/proc/{parent}/{kind}", _as_themselves(f"/proc/self/{kind}"))
-            os.write(maps, b"x")
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(maps)
-    kernel.unshare(kernel.NEWUSER)
-    os.write(waits, b"x")
-    answer = os.read(mapped, 1)
-    with contextlib.suppress(ChildProcessError):  # where the kernel reaps it
-        os.waitpid(pid, 0)
-    if not answer:
-        raise OSError(errno.EPERM, "the users of a sandbox could not be mapped")
-    for fd in (ready, waits, mapped):
-        os.close(fd)
-
-
-def _as_themselves(path: str) -> str:
-    """The ids of this namespace, each mapped to itself."""
-    with open(path, encoding="ascii") as file:
-        rows = [line.split() for line in file]
-    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
-
-
-def mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -> None:
-    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay over the layers,
-    the topmost first.
-
-    disk: the bytes of a tmpfs for it, or a folder. In it are also place/shm, for a /dev/shm, and what is mounted over
-    parts of /proc (`bubblewrap.proc_mounts`). No folder is mounted by its name: a sandbox reads in /proc/self/mountinfo
-    what it was mounted by.
-    """
-    kernel.unshare(kernel.NEWNS)
-    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
-    if disk.startswith("/"):
-        kernel.mount(disk, place, "none", kernel.MS_BIND)
-    else:
-        kernel.mount("slime-swe", place, "tmpfs", 0, f"size={disk},nr_inodes=200k,mode=755")
-        _own_devices(f"{place}/dev")
-    for name in ("upper", "work", "root", "shm", "proc", "nothing"):
-        os.makedirs(f"{place}/{name}", exist_ok=True)
-    os.mknod(f"{place}/none")
-    counters.write(f"{place}/counters")
-    _own_proc(f"{place}/proc")
-    os.chmod(f"{place}/shm", 0o1777)
-    os.chdir(place)
-    lower = ":".join(f"/proc/self/fd/{os.open(layer, os.O_PATH | os.O_DIRECTORY)}" for layer in layers)
-    kernel.mount("slime-swe", "root", "overlay", 0, f"lowerdir={lower},{options},upperdir=upper,workdir=work")
-    os.chdir("/")
-
-
-def _own_proc(folder: str) -> None:
-    """A /proc whose inodes nobody else has (Linux 5.8), for its read-only parts to be taken from. Of the host's pid
-    namespace only the host's root may mount one: another user's sandboxes have those parts of the host's own.
-    """
-    try:
-        kernel.mount("proc", folder, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    except PermissionError:
-        kernel.mount("/proc", folder, "none", kernel.MS_BIND | kernel.MS_REC)
-
-
-def _own_devices(folder: str) -> None:
-    """Replace the host's device files by ones of this mount namespace, since a sandbox's root that is the host's root
-    owns the host's.
-
-    Does nothing if this user can make none: then a sandbox can't change the host's device files either.
-    """
-    try:
-        devices.make(folder)
-    except PermissionError:
-        return
-    for name in devices.NUMBERS:
-        kernel.bind(f"{folder}/{name}", f"/dev/{name}")

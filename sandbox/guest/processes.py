@@ -14,6 +14,7 @@ from . import kernel
 OPEN_FILES = 4096  # of a process; a sandbox's share of the machine's is as many times its processes
 # What the kernel counts for each user, and lets a user run out of.
 _PENDING_SIGNALS, _LOCKED_BYTES, _QUEUE_BYTES = 1024, 1 << 20, 128 << 10
+_INOTIFY_INSTANCES, _INOTIFY_WATCHES = 4, 4096
 _RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE = 11, 12  # `resource` does not name them
 _STOP_PASSES = 50
 
@@ -39,6 +40,14 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
         hard = resource.getrlimit(kind)[1]
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (value, value))
+
+
+def limit_watches() -> None:
+    """Of the current user namespace, whose root the caller is: how much inotify there may be in it. The kernel counts
+    it for the host's user too, who by default may have 128 instances.
+    """
+    kernel.write("/proc/sys/user/max_inotify_instances", str(_INOTIFY_INSTANCES))
+    kernel.write("/proc/sys/user/max_inotify_watches", str(_INOTIFY_WATCHES))
 
 
 def reset_signals() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime_swe.sandbox.base import Limits
-from slime_swe.sandbox.process_identity import is_dead
+from slime_swe.sandbox.cache import is_dead
 
 PREFIX = "slime-swe-"
 CONTROLLERS = ("memory", "pids")

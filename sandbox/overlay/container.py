@@ -11,21 +11,22 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import signal
 import socket
 import stat
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slime_swe.data_sources.task import Image
 from slime_swe.sandbox.base import SandboxError, SandboxSpec
-from slime_swe.sandbox.bubblewrap import Runner
+from slime_swe.sandbox.bubblewrap import GUEST_SECONDS, GuestProcess, Runner, guest_program, popen
 from slime_swe.sandbox.cache import remove_tree
-from slime_swe.sandbox.fork_server import Launcher
 from slime_swe.sandbox.guest.files import ReadBudget, is_left_out, read_up_to
 from slime_swe.sandbox.image.driver import STREAM_BYTES, ShellDied, Stream, await_ready, driver_command
 from slime_swe.sandbox.image.sandbox import MAX_PATH_BYTES, Found, ImageSandbox, Originals, is_tracked
@@ -205,6 +206,50 @@ class OverlaySandbox(ImageSandbox):
             setattr(self, name, None)
             if fd is not None:
                 os.close(fd)
+
+
+class Launcher(GuestProcess):
+    """The process that forks what runs over an overlay (`sandbox.guest.launcher`).
+
+    `start` and `listen` may be called from any thread; `start` blocks for about a millisecond.
+    """
+
+    def __init__(self, *, root: bool) -> None:
+        self._lock = threading.Lock()
+        program, user = guest_program("launcher"), "root" if root else "user"
+        super().__init__(lambda end, errors: popen([*program, str(end.fileno()), user], errors, [end.fileno()]))
+
+    def start(self, request: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+        """Fork a process: its pid and a pidfd. Raises `SandboxError`."""
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
+                answer, pidfds, _, _ = socket.recv_fds(self._control, 64, 1)
+            os.set_inheritable(pidfds[0], False)
+            return int(answer), pidfds[0]
+        except (OSError, ValueError, IndexError) as error:
+            raise SandboxError(f"an overlay sandbox could not be started: {error}; {self._printed()}") from error
+
+    def listen(self, namespace: int, port: int) -> socket.socket:
+        """A socket that listens on the loopback of an open network namespace.
+
+        Raises `OSError` where the port can't be had, `SandboxError` where the process does not answer.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            try:
+                with theirs, self._lock:
+                    fds = [namespace, theirs.fileno()]
+                    socket.send_fds(self._control, [json.dumps({"port": port}).encode()], fds)
+                ours.settimeout(GUEST_SECONDS)
+                answer, made, _, _ = socket.recv_fds(ours, 4096, 1)
+                refused = json.loads(answer)
+            except (OSError, ValueError) as error:
+                raise SandboxError(f"an overlay sandbox gave no port {port}: {error}; {self._printed()}") from error
+        if not made:
+            raise OSError(refused["errno"] or errno.EIO, refused["error"], f"port {port}")
+        os.set_inheritable(made[0], False)
+        return socket.socket(fileno=made[0])
 
 
 # Read what a sandbox has changed from the upper directory of its overlay, which only the kernel writes.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from slime_swe.patches import make_patch
 from slime_swe.sandbox.docker import client as docker_client
-from slime_swe.sandbox.docker.images import PREPARED
+from slime_swe.sandbox.docker.backend import PREPARED
 from slime_swe.sandbox.image import host as host_image
-from slime_swe.sandbox.overlay.root import Roots
+from slime_swe.sandbox.overlay.backend import Roots
 from tests.data_sources.r2e_image import git, make_environment, write
 
 CONDA = "conda() { export PATH=/opt/environment/bin:$PATH; }\n"

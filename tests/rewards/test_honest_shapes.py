@@ -12,7 +12,7 @@ from slime_swe.patches import make_patch
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.test_log import Runs
 from slime_swe.sandbox import SandboxPool
-from slime_swe.sandbox.fork_server import ForkServerError
+from slime_swe.sandbox.bubblewrap import ForkServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

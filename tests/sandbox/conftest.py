@@ -15,8 +15,7 @@ from _pytest.mark import ParameterSet
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
 from slime_swe.sandbox.base import Limits, Sandbox, SandboxError
-from slime_swe.sandbox.bubblewrap import children
-from slime_swe.sandbox.fork_server import ForkServerError
+from slime_swe.sandbox.bubblewrap import ForkServerError, children
 from slime_swe.sandbox.pool import SandboxPool
 from tests.sandbox.image_support import docker_image, overlay_image, remove_docker_images
 from tests.sandbox.nobody import Nobody

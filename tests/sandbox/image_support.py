@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime_swe.data_sources.task import Image
 from slime_swe.sandbox.docker import client as docker_client
-from slime_swe.sandbox.docker.images import PREPARED
+from slime_swe.sandbox.docker.backend import PREPARED
 from slime_swe.sandbox.image import host as host_image
 
 FOLDER = "/repo"

@@ -18,7 +18,7 @@ import pytest
 from slime_swe.sandbox import local
 from slime_swe.sandbox.base import Sandbox, SandboxError
 from slime_swe.sandbox.bubblewrap import children
-from slime_swe.sandbox.guest.system_calls import numbers
+from slime_swe.sandbox.guest.seccomp import numbers
 from slime_swe.sandbox.pool import SandboxPool
 from tests.sandbox.conftest import kill_fork_server
 from tests.waiting import until

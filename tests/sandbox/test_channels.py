@@ -19,7 +19,7 @@ from slime_swe.sandbox.base import Sandbox
 from slime_swe.sandbox.bubblewrap import _users
 from slime_swe.sandbox.docker.backend import DockerBackend
 from slime_swe.sandbox.guest import processes
-from slime_swe.sandbox.guest.system_calls import numbers
+from slime_swe.sandbox.guest.seccomp import numbers
 from slime_swe.sandbox.local import BubblewrapBackend
 from slime_swe.sandbox.pool import SandboxPool
 from tests.sandbox.conftest import POOLS, of

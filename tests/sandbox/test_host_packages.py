@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.sandbox.bubblewrap import python_executable
-from slime_swe.sandbox.shown import SHOWN, hidden_folders
+from slime_swe.sandbox.host_packages import SHOWN, hidden_folders
 from tests.sandbox.conftest import POOLS, of
 
 REPOSITORY = Path(__file__).parents[2]

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from slime_swe.sandbox.apptainer import ApptainerBackend
-from slime_swe.sandbox.cache import remove_tree
+from slime_swe.sandbox.cache import is_dead, process_identity, remove_tree
 from slime_swe.sandbox.docker import client as docker_client
 from slime_swe.sandbox.docker.client import OWNER_LABEL
 from slime_swe.sandbox.overlay import cgroups
 from slime_swe.sandbox.pool import SandboxPool
-from slime_swe.sandbox.process_identity import is_dead, process_identity
 from tests.sandbox.nobody import Nobody
 from tests.waiting import wait_for
 

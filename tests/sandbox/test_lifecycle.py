@@ -16,8 +16,7 @@ import pytest
 
 from slime_swe.sandbox import open_sandbox
 from slime_swe.sandbox.base import SandboxError
-from slime_swe.sandbox.fork_server import ForkServer
-from slime_swe.sandbox.local import LocalBackend
+from slime_swe.sandbox.local import ForkServer, LocalBackend
 from slime_swe.sandbox.pool import BACKENDS, SandboxPool
 from tests.sandbox.conftest import kill_fork_server, of
 from tests.waiting import until, wait_for

@@ -15,10 +15,10 @@ from slime_swe.errors import UserError
 from slime_swe.sandbox import cache as module
 from slime_swe.sandbox.cache import cache_folder
 from slime_swe.sandbox.docker import client as docker_client
-from slime_swe.sandbox.docker.images import DockerRoom as Room
-from slime_swe.sandbox.docker.images import Images
+from slime_swe.sandbox.docker.backend import DockerRoom as Room
+from slime_swe.sandbox.docker.backend import Images
 from slime_swe.sandbox.image.host import HOST_IMAGE
-from slime_swe.sandbox.overlay.root import FolderRoom, Roots, hold
+from slime_swe.sandbox.overlay.backend import FolderRoom, Roots, hold
 from slime_swe.sandbox.pool import SandboxPool
 from tests.recipes.changes import variant
 

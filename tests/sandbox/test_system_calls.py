@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from slime_swe.sandbox.guest import seccomp
-from slime_swe.sandbox.guest.system_calls import numbers
+from slime_swe.sandbox.guest.seccomp import numbers
 from slime_swe.sandbox.pool import SandboxPool
 from tests.sandbox.conftest import POOLS, of
 

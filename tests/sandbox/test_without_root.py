@@ -60,7 +60,7 @@ def test_a_sandbox_over_a_folder_needs_no_root(nobody: Nobody, backend: str, tmp
 KEYS = """
 import asyncio, ctypes, os, sys
 from slime_swe.sandbox import SandboxPool
-from slime_swe.sandbox.guest.system_calls import numbers
+from slime_swe.sandbox.guest.seccomp import numbers
 
 async def main():
     number = numbers(os.uname().machine)["add_key"]

@@ -8,7 +8,7 @@ from slime_swe.errors import UserError
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.redteam.cases import Case, attacks, benign_cases
 from slime_swe.rewards.redteam.gate import Result, run_gate
-from slime_swe.sandbox.fork_server import ForkServerError
+from slime_swe.sandbox.bubblewrap import ForkServerError
 from tests.rewards.swebench_here import find_harness_python
 
 EVERYTHING = {case.name: case for case in (*attacks(), *benign_cases())}

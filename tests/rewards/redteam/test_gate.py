@@ -13,7 +13,7 @@ from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.errors import UserError
 from slime_swe.rewards.redteam.cases import TARGETS, Case, attacks, prelude
 from slime_swe.rewards.redteam.gate import Result, UnplayableError, honeypot, run_gate
-from slime_swe.sandbox.fork_server import ForkServerError
+from slime_swe.sandbox.bubblewrap import ForkServerError
 from slime_swe.sandbox.local import BubblewrapBackend
 from slime_swe.sandbox.pool import SandboxPool
 from tests.rewards.redteam.playing import EVERYTHING, played

@@ -13,9 +13,9 @@ from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
 from slime_swe.sandbox import SandboxPool
 from slime_swe.sandbox.base import SandboxError
+from slime_swe.sandbox.cache import is_dead
 from slime_swe.sandbox.docker import client as docker_client
 from slime_swe.sandbox.docker.client import OWNER_LABEL
-from slime_swe.sandbox.process_identity import is_dead
 from tests.recipes.changes import variant
 from tests.sandbox.conftest import POOLS
 from tests.sandbox.ray.cluster import RayNodes, place, until_up

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import ExportedEpisode
 from slime_swe.launch.export.messages import up_to_last_reply
 from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
 from slime_swe.rollout.records import Record

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,22 @@ from slime_swe.launch.args import checkpoint_folder
 from slime_swe.launch.config import add_recipe_arguments, with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import BY_EMBEDDED, require_legal
+from slime_swe.launch.evaluation.figures import as_json, figures_of, show
 from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, limits_of, output
-from slime_swe.launch.evaluation.options import as_json, budget_of, prices_of
-from slime_swe.launch.evaluation.served import PORT, require_serves, start_command
-from slime_swe.launch.evaluation.show import show
-from slime_swe.launch.evaluation.target import Endpoint, endpoint_of, recipe_at, recipe_for
+from slime_swe.launch.evaluation.target import (
+    PORT,
+    Endpoint,
+    endpoint_of,
+    recipe_at,
+    recipe_for,
+    require_serves,
+    start_command,
+)
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.endpoint.replies import SPENDING, Spending
+from slime_swe.rollout.endpoint.replies import SPENDING, Budget, Prices, Spending
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         left = episodes - sum(len(known_episodes(folder, name)) for name in sets)
         evaluation = msgspec.structs.replace(evaluation, left=left)
         evaluation.write(folder)
-        figures = play.figures_of(folder, list(sets), spending)
+        figures = figures_of(folder, list(sets), spending)
     document = _document(recipe, evaluation, figures, spending)
     if options.json:
         print_json(document)
@@ -201,3 +208,50 @@ def _document(
     if spending is not None:
         document |= {"endpoint": evaluation.endpoint, "spent": as_json(spending.used) | {"dollars": spending.dollars}}
     return document
+
+
+# Options that hold several numbers: prices and a budget.
+_FACTORS = {"k": 1e3, "M": 1e6}
+
+
+def prices_of(text: str | None) -> Prices | None:
+    """`in=0.3,out=1.2`, or with `cached=0.03`, which else is as dear as `in`. Raises `UserError`."""
+    if text is None:
+        return None
+    found = _numbers("--price", text, ("in", "out", "cached"))
+    for name in ("in", "out"):
+        if name not in found:
+            raise UserError(
+                f"--price {text}: {name}= is missing: give dollars for a million tokens, e.g. in=0.3,out=1.2"
+            )
+    return Prices(found["in"], found["out"], found.get("cached", found["in"]))
+
+
+def budget_of(text: str | None, prices: Prices | None) -> Budget:
+    """`dollars=5`, `tokens=2M` or both. Raises `UserError`, also for dollars without prices."""
+    found = _numbers("--budget", text, ("dollars", "tokens")) if text is not None else {}
+    if "dollars" in found and prices is None:
+        raise UserError("--budget dollars= needs --price in=DOLLARS,out=DOLLARS for a million tokens each")
+    return Budget(found.get("dollars"), found.get("tokens"))
+
+
+def _numbers(option: str, text: str, names: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in names or not equals or name in found:
+            example = ",".join(f"{each}=NUMBER" for each in names)
+            raise UserError(f"{option} {text}: give {example}, or some of these")
+        found[name] = _number(option, part.strip(), value)
+    return found
+
+
+def _number(option: str, part: str, value: str) -> float:
+    factor = _FACTORS.get(value[-1:], 1.0)
+    try:
+        number = float(value.rstrip("kM")) * factor
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise UserError(f"{option} {part}: it must be a number of at least 0, such as 0.3, 500k or 2M")
+    return number

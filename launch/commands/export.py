@@ -18,8 +18,16 @@ from pathlib import Path
 from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.config import read_recipe
-from slime_swe.launch.export import EXPORTERS, Exporter, exporter_class
-from slime_swe.launch.export.episodes import ExportedEpisode, ExportedRun, read_episodes, require_tokens, require_turns
+from slime_swe.launch.export import (
+    EXPORTERS,
+    ExportedEpisode,
+    ExportedRun,
+    Exporter,
+    exporter_class,
+    read_episodes,
+    require_tokens,
+    require_turns,
+)
 from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run

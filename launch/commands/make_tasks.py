@@ -15,21 +15,27 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slime_swe import files
 from slime_swe.data_sources.factory.downloads import find_releases
+from slime_swe.data_sources.factory.tasks import by_solve_rate
 from slime_swe.data_sources.factory.writing import requests_of, written_candidates
+from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
+from slime_swe.launch.export import read_episodes
 from slime_swe.launch.extras import require
 from slime_swe.launch.factory.containers import write_harbor, write_swebench
-from slime_swe.launch.factory.episodes import patches_of, solve_rates, with_rate
 from slime_swe.launch.factory.make import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
+from slime_swe.launch.runs import find_run
+from slime_swe.launch.selection import Selected, select
 from slime_swe.launch.task_file import prepare, write_tasks
+from slime_swe.redaction import secrets_of
 
 SOURCES = ("faults", "releases")
 
@@ -142,3 +148,41 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield f"candidates that are no task: {none or 'none'}"
     yield f"{document['checked']} validated once more, {len(document['unsound'])} of them left out"
     yield from (visible(f"  {one['task']}: {one['detail']}") for one in document["unsound"])
+
+
+# What a run or an evaluation has played: the patches that agents wrote, and how often each task was solved.
+_EVERY = argparse.Namespace(
+    rollout=None, task=None, evaluation=None, solved=None, broken=False, min_reward=None, max_reward=None
+)
+
+
+def patches_of(run: str, runs: str) -> list[tuple[str, str]]:
+    """(task's id, patch) of each episode that infrastructure did not break. Raises `UserError`."""
+    folder, journal, selected = _selected(run, runs)
+    episodes = read_episodes(folder, journal, selected, secrets_of(os.environ))
+    return [(episode.task, episode.patch) for episode in episodes if episode.patch]
+
+
+def solve_rates(run: str, runs: str) -> dict[str, float]:
+    """Task's id → share of its episodes that solved it. Raises `UserError`."""
+    _, _, selected = _selected(run, runs)
+    episodes = {(one.dataset, one.rollout, one.task, one.trajectory, one.index): one for _, one in selected}
+    played = Counter(one.task for one in episodes.values())
+    solved = Counter(one.task for one in episodes.values() if one.outcome == "solved")
+    return {name: solved[name] / count for name, count in played.items() if name is not None}
+
+
+def with_rate(task: Task, rate: float | None) -> Task:
+    """Its difficulty by the rate; as it is where none is known."""
+    if rate is None:
+        return task
+    found: Mapping[str, object] = {**task.metadata, "solve_rate": round(rate, 4), "difficulty": by_solve_rate(rate)}
+    return replace(task, metadata=found)
+
+
+def _selected(run: str, runs: str) -> tuple[Path, Path, Selected]:
+    folder = find_run(run, runs)
+    journal, selected = select(folder, _EVERY)
+    if not selected:
+        raise UserError(f"{journal} has no episode that infrastructure did not break")
+    return folder, journal, selected

@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("limit", "samples"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    from slime_swe.launch.probe.look import show
-    from slime_swe.launch.probe.play import probe  # agents, sandboxes and tokenizers take long to import
+    from slime_swe.launch.probe import probe, show  # agents, sandboxes and tokenizers take long to import
 
     recipe = resolve(DEFAULT_RECIPE, options.overrides)
     folder = options.output or _folder(recipe)

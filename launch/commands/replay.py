@@ -22,8 +22,8 @@ from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.replay.asked import asked
+from slime_swe.launch.replay.figures import Row, show
 from slime_swe.launch.replay.replayed import Recorded
-from slime_swe.launch.replay.sums import Row
 from slime_swe.launch.runs import find_run
 from slime_swe.rollout.json_lines import encoded
 
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from slime_swe.launch.replay.replaying import replay
-    from slime_swe.launch.replay.show import show
 
     folder = find_run(options.run, options.dir)
     question = asked(folder, options.overrides)

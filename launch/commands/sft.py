@@ -29,7 +29,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.config import read_recipe
-from slime_swe.launch.export.episodes import ExportedEpisode, read_episodes, require_turns
+from slime_swe.launch.export import ExportedEpisode, read_episodes, require_turns
 from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run

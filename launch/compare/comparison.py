@@ -1,4 +1,7 @@
-"""The comparison of two sides on one set of tasks, as one document: what `slime-swe compare --json` prints of a set."""
+"""The comparison of two sides on one set of tasks, as one document: what `slime-swe compare --json` prints of a set.
+
+Read this file first. `sources` reads the two sides and matches their sets, and `intervals` has the arithmetic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Play an evaluation's episodes into its folder, and read its figures from there."""
+"""Play an evaluation's episodes into its folder.
+
+Read this file first. `target` says what is evaluated and how episodes of it are played, `folder` keeps what was played
+so that a killed evaluation goes on, and `figures` counts what the folder holds. An episode is in the journal as soon as
+it is over, and none that is whole there is played again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,11 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from slime_swe.data_sources.task import Task
 from slime_swe.launch.args import EMBEDDED_SEED, to_args
 from slime_swe.launch.config import with_value
-from slime_swe.launch.evaluation.folder import appending, known_episodes, records_of
-from slime_swe.launch.evaluation.options import costs
+from slime_swe.launch.evaluation.folder import appending, known_episodes
 from slime_swe.launch.evaluation.target import Endpoint
 from slime_swe.launch.progress import Bar
 from slime_swe.recipes.base import Recipe, Rollout
@@ -23,7 +26,6 @@ from slime_swe.rollout.endpoint.client import EndpointClient, key_of, spending_o
 from slime_swe.rollout.endpoint.replies import Spending
 from slime_swe.rollout.evaluation import as_slime, evaluate
 from slime_swe.rollout.hooks import RolloutHooks, optional_hook
-from slime_swe.rollout.metrics import evaluation_metrics
 from slime_swe.rollout.player import Player
 
 Sets = Mapping[str, Sequence[Task]]
@@ -104,10 +106,3 @@ async def play_sets(args: Namespace, folder: Path, sets: Sets, spending: Spendin
             log = optional_hook(args, "custom_eval_rollout_log_function_path")
             if log is not None:
                 log(-1, args, {name: as_slime(samples)}, {})
-
-
-def figures_of(folder: Path, names: Sequence[str], spending: Spending | None) -> dict[str, dict[str, Any]]:
-    """Of each set, by what the journal has of it."""
-    prices = spending.prices if spending else None
-    records = {name: records_of(folder, name) for name in names}
-    return {name: {**evaluation_metrics(found), **costs(found, prices)} for name, found in records.items()}

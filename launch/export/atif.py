@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from slime_swe.launch.export import Exporter
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import ExportedEpisode, Exporter
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn

@@ -8,8 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_swe.launch.export import Exporter
-from slime_swe.launch.export.episodes import ExportedEpisode, ExportedRun, utc
+from slime_swe.launch.export import ExportedEpisode, ExportedRun, Exporter, utc
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import sampled_tokens
 from slime_swe.rollout.turns import Call, Turn

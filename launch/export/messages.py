@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from slime_swe.launch.export import Exporter
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import ExportedEpisode, Exporter
 from slime_swe.rollout.proxy.conversation import chat_message
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Turn

@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-from slime_swe.launch.export import Exporter
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import ExportedEpisode, Exporter
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
 from slime_swe.rollout.turns import Turn

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from slime_swe.launch.export import Exporter
-from slime_swe.launch.export.episodes import ExportedEpisode, ExportedRun
+from slime_swe.launch.export import ExportedEpisode, ExportedRun, Exporter
 
 
 class Predictions(Exporter):

@@ -1,4 +1,9 @@
-"""Make tasks of packages: measure their tests, take candidates in turn, prove them in batches, and choose."""
+"""Make tasks of packages: measure their tests, take candidates in turn, prove them in batches, and choose.
+
+Read this file first: `make` is the whole of it. `proof` says when a candidate is a task, and `containers` writes tasks
+in the formats of others, where `verdict` stands beside a task's tests. What was found of a candidate is in the journal
+at once, so that an interrupted run goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""A whole run's record, rollout by rollout, under its own settings and under others."""
+"""A whole run's record, rollout by rollout, under its own settings and under others, without a model.
+
+Read this file first: `replay` is the whole of it. `asked` says which settings a record can be asked about, `replayed`
+is one rollout under one recipe, by the run's own functions, and `figures` adds up rollouts and shows them. First the
+run's own settings must give what the run recorded (`Check`): what differs would make a replay with others worthless.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +17,8 @@ from typing import Any
 from slime_swe.attempts import of_last_attempt
 from slime_swe.embedded.journal import Journal
 from slime_swe.launch.replay.asked import Asked
+from slime_swe.launch.replay.figures import Row, Sums, changes, compared, figures, rows_of, sums_of
 from slime_swe.launch.replay.replayed import Groups, Recorded, Replay, Replayed, read_recorded
-from slime_swe.launch.replay.sums import BINS, NOT_DRAWN, STATES, Row, Sums, rows_of, sums_of
-from slime_swe.launch.replay.sums import TRAINED as TRAINED_SUMS
 from slime_swe.recipes.base import Algorithm
 from slime_swe.rollout.metrics import depends_on_timing, episode_metrics
 from slime_swe.rollout.records import EPISODES
@@ -78,21 +81,6 @@ def replay(folder: Path, asked: Asked, count: int, on_episodes: EpisodeSink | No
 # worthless, so it is looked at first.
 FILTERED = "rollout/dynamic_filter/drop_"
 TOLERANCE = 1e-5  # of a loss, which the trainer computes with 32 bits
-
-
-def compared(recorded: Recorded, before: Sequence[Row], after: Sequence[Row], pair: tuple[Replayed, Replayed]) -> Sums:
-    """Sums over a rollout's episodes and tokens under two recipes. A token's weight is signed: advantage times weight
-    where it is in the loss, 0 elsewhere."""
-    found = Sums()
-    counts = found.counts
-    for old, new in zip(before, after, strict=True):
-        x, y = old.advantage * bool(old.tokens), new.advantage * bool(new.tokens)
-        counts.update({"flipped": x * y < 0, "gained": not x and bool(y), "lost": bool(x) and not y})
-    for place, record in enumerate(recorded.records):
-        n = record.sampled
-        x, y = (_signed(replayed, place) for replayed in pair)
-        counts.update({"n": n, "x": n * x, "y": n * y, "xx": n * x * x, "yy": n * y * y, "xy": n * x * y})
-    return found
 
 
 @dataclass
@@ -183,102 +171,6 @@ def _document(pairs: Sequence[_Pair], asked: Asked) -> dict[str, Any]:
     if not asked.is_subsample:
         return before | documents[0]
     return before | averaged(documents) | {"intervals": intervals(documents), "draws": len(documents)}
-
-
-# From sums to the figures that are shown: of one recipe, and of two of them beside each other.
-TIMES = ("seconds", "engine")
-
-
-def figures(sums: Sums) -> dict[str, Any]:
-    """What docs/replay.md names. None for a mean or share of nothing."""
-    counts = sums.counts
-    return {
-        "groups": {
-            **{name: counts[key] for name, key in (("recorded", "groups"), ("trained", "groups/trained"))},
-            "missing": counts["groups/missing"],
-            "dropped": _below("dropped/", counts),
-        },
-        "episodes": {"recorded": counts["episodes"], **{state: counts[f"episodes/{state}"] for state in STATES}},
-        "tokens": {
-            "sampled": counts["tokens/sampled"],
-            "in_loss": counts["tokens/in_loss"],
-            "trained": counts["tokens/trained"],
-            "masked_share": _ratio(counts["sampled/masked"], counts["tokens/sampled"]),
-        },
-        "advantage": {
-            "largest": sums.largest if counts["all/episodes"] else None,
-            **{of: _spread(counts, of) for of in ("all", "solved", "unsolved")},
-        },
-        "weight": _weights(counts),
-        "seconds": _seconds(counts),
-    }
-
-
-def changes(sums: Sums, before: Sums, after: Sums) -> dict[str, Any]:
-    """flipped, gained, lost: episodes whose advantage has the other sign, has one now, or has none any more.
-    correlation: of the tokens' weights, Pearson's; None where either does not vary. gradient: the sum of |advantage| x
-    weight over tokens, after over before.
-    """
-    counts = sums.counts
-    return {
-        **{name: counts[name] for name in ("flipped", "gained", "lost")},
-        "correlation": _correlation(counts),
-        "gradient": _ratio(after.counts["gradient"], before.counts["gradient"]),
-    }
-
-
-def _signed(replayed: Replayed, place: int) -> float:
-    found = replayed.weighed[place]
-    return found.advantage * found.weight if found is not None and found.tokens else 0.0
-
-
-def _correlation(counts: Counter[str]) -> float | None:
-    n = counts["n"]
-    across = n * counts["xy"] - counts["x"] * counts["y"]
-    spread = (n * counts["xx"] - counts["x"] ** 2) * (n * counts["yy"] - counts["y"] ** 2)
-    return max(-1.0, min(1.0, across / math.sqrt(spread))) if spread > 0 else None
-
-
-def _spread(counts: Counter[str], of: str) -> dict[str, Any]:
-    """deviation: the population's. bins: episodes by advantage."""
-    n = counts[f"{of}/episodes"]
-    mean = _ratio(counts[f"{of}/sum"], n)
-    square = _ratio(counts[f"{of}/squares"], n)
-    deviation = None if mean is None or square is None else math.sqrt(max(0.0, square - mean * mean))
-    return {"episodes": n, "mean": mean, "deviation": deviation, "bins": {b: counts[f"{of}/bin/{b}"] for b in BINS}}
-
-
-def _weights(counts: Counter[str]) -> dict[str, Any]:
-    of_gradient = ("longest", "unsolved", "largest", "effective")
-    return {
-        "loss_of_longest": _ratio(counts["loss/longest"], counts["rollouts/loss"]),
-        **{f"gradient_of_{name}": _ratio(counts[f"gradient/{name}"], counts["rollouts/gradient"])
-           for name in of_gradient[:3]},
-        "effective_episodes": _ratio(counts["gradient/effective"], counts["rollouts/gradient"]),
-        "gradient": _ratio(counts["gradient"], counts["rollouts"]),
-    }  # fmt: skip
-
-
-def _seconds(counts: Counter[str]) -> dict[str, Any]:
-    """Of episodes that were drawn. unused: of those that train nothing. unused_engine: what of that is model calls.
-    dropped: of those whose group is dropped."""
-    spent, engine = ({state: counts[f"{of}/{state}"] for state in STATES if state != NOT_DRAWN} for of in TIMES)
-    total, unused = sum(spent.values()), sum(spent.values()) - spent[TRAINED_SUMS]
-    return {
-        "episodes": total,
-        "unused": unused,
-        "unused_engine": sum(engine.values()) - engine[TRAINED_SUMS],
-        "dropped": spent["dropped"],
-        "unused_share": _ratio(unused, total),
-    }
-
-
-def _below(prefix: str, counts: Counter[str]) -> dict[str, Any]:
-    return {key.removeprefix(prefix): count for key, count in sorted(counts.items()) if key.startswith(prefix)}
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 # Fewer episodes of each group: drawn anew several times from those that were recorded, and averaged.

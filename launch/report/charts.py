@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from slime_swe.launch.export.episodes import TRAINING
+from slime_swe.launch.export import TRAINING
 from slime_swe.rollout.metrics import INFORMATIVE, OUTCOMES, episode_metrics, group_outcome, wilson_interval
 from slime_swe.rollout.records import Record, is_broken
 
-Moment = Mapping[str, Any]  # `figures.moment_figures`, and `run`: its name
+Moment = Mapping[str, Any]  # of `moment_figures`, and `run`: its name
 Row = dict[str, Any]
 
 TASKS = 60  # of a heat map

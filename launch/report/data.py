@@ -1,4 +1,9 @@
-"""Runs' folders -> what the page shows: one document of JSON's types, and beside it the episodes, in shards."""
+"""Runs' folders -> what the page shows: one document of JSON's types, and beside it the episodes, in shards.
+
+Read this file first: `collect` reads a run. Of its figures `charts` makes the page's charts, of each episode `detail`
+makes a row of the list and what is read when it is opened, and `page` writes the document and the shards. What can't be
+read of a damaged run is left out, and the page says so.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.evaluation.folder import read_evaluation
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import ExportedEpisode
 from slime_swe.launch.extras import require
 from slime_swe.launch.report.charts import Segments, group_kind, groups_of, moment_figures, run_charts
 from slime_swe.launch.report.detail import COLUMNS, ShownTokens, decoder_of, detail_of, row_of, shown_tokens

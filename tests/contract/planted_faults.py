@@ -22,8 +22,8 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.rehearse.checks import run_checks
 from slime_swe.launch.rehearse.evidence import ROLLOUTS, Evidence
-from slime_swe.launch.rehearse.phases import PHASES, Rehearsal
 from slime_swe.launch.rehearse.platforms import platform_of
+from slime_swe.launch.rehearse.rehearsal import PHASES, Rehearsal
 from slime_swe.launch.rehearse.toy import one_rank
 from slime_swe.launch.slime.manifest import Job
 

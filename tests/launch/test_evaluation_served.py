@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.evaluation.served import models_at, require_serves
+from slime_swe.launch.evaluation.target import models_at, require_serves
 
 
 async def worker(path: str, said: object, status: int = 200) -> TestServer:

@@ -3,6 +3,9 @@
 `PARTS` are what fails, `MOMENTS` what is under way, and a `Drill` is one of each. A run of the drill is SLiME's own
 `train.py` with a trainer rank and an SGLang engine, or two of that which fails, real on a CPU, with a toy of the
 recipe's model.
+
+Read `drill` next, which plays one from beginning to end: `injection` lets the part fail, and `outcome` judges what was
+seen by what the docs promise.
 """
 
 from __future__ import annotations

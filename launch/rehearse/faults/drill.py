@@ -20,11 +20,10 @@ from slime_swe.launch.progress import Bar
 from slime_swe.launch.ray.processes import MARK, stop_owned
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.faults import FAILS_IN, MOMENTS, PARTS, Drill
-from slime_swe.launch.rehearse.faults.injection import FullDisk, Injection, Processes, Watch, left_after
+from slime_swe.launch.rehearse.faults.injection import FullDisk, Injection, LostNode, Processes, Watch, left_after
 from slime_swe.launch.rehearse.faults.outcome import Left, Outcome, Seen, judge, record
-from slime_swe.launch.rehearse.faults.two_nodes import LostNode
-from slime_swe.launch.rehearse.phases import Rehearsal
 from slime_swe.launch.rehearse.platforms import Platform
+from slime_swe.launch.rehearse.rehearsal import Rehearsal
 from slime_swe.launch.rehearse.toy import CONTEXT
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import Job

@@ -93,7 +93,7 @@ class Platform(ABC):
 
     @abstractmethod
     def stand_ins(self, recipe: Recipe) -> Mapping[str, str]:
-        """Flag -> why it differs from the recipe's here; those that differ everywhere are in `differences.REASONS`."""
+        """Flag -> why it differs from the recipe's here; those that differ everywhere are in `jobs.REASONS`."""
 
 
 # How far apart two computations of the same may be, by the precision that they are made in.

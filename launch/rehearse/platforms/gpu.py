@@ -23,7 +23,7 @@ from slime_swe.launch.args import Attributes
 from slime_swe.launch.doctor.finding import Machine, MachineError
 from slime_swe.launch.doctor.gpus import COMMAND, IDLE_MIB, Gpu, parse
 from slime_swe.launch.doctor.versions import packages
-from slime_swe.launch.rehearse.differences import DRAFTING, LAYOUT
+from slime_swe.launch.rehearse.jobs import DRAFTING, LAYOUT
 from slime_swe.launch.rehearse.platforms import BFLOAT16, Platform
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.flags import environment

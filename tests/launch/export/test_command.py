@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.cli import run
-from slime_swe.launch.export import EXPORTERS, Exporter, exporter_class
-from slime_swe.launch.export.episodes import ExportedEpisode
+from slime_swe.launch.export import EXPORTERS, ExportedEpisode, Exporter, exporter_class
 from slime_swe.rollout.records import EPISODES
 from tests.launch.export.recorded import check_no_secret
 from tests.planted import ENVIRONMENT

@@ -9,7 +9,7 @@ import torch
 
 from slime_swe.launch.rehearse.checks import CHECKS, WITHOUT_ROLLOUTS, run_check
 from slime_swe.launch.rehearse.evidence import Evidence, Reference, Trainer, read_rollouts
-from slime_swe.launch.rehearse.phases import PROMPT, write_batches
+from slime_swe.launch.rehearse.toy import PROMPT, write_batches
 from tests.launch.rehearse.small import CPU, small_recipe
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from slime_swe.launch.cli import run
 from slime_swe.launch.rehearse.checks import Check
-from slime_swe.launch.rehearse.differences import Difference
-from slime_swe.launch.rehearse.phases import arguments, parameters
+from slime_swe.launch.rehearse.evidence import arguments, parameters
+from slime_swe.launch.rehearse.jobs import Difference
 from slime_swe.launch.rehearse.rehearsal import Outcome, document, figure, show
 from slime_swe.launch.slime.checkouts import MEGATRON, PATCHED, SLIME
 

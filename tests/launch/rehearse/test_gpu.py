@@ -17,7 +17,7 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.engines import violations
 from slime_swe.launch.rehearse import jobs
-from slime_swe.launch.rehearse.differences import (
+from slime_swe.launch.rehearse.jobs import (
     AMOUNTS,
     DRAFTING,
     FIGURES,

@@ -12,7 +12,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.engines import violations
 from slime_swe.launch.rehearse import jobs
-from slime_swe.launch.rehearse.differences import REASONS, differences
+from slime_swe.launch.rehearse.jobs import REASONS, differences
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.platforms.cpu import RANKS
 from slime_swe.launch.rehearse.toy import layout_of, one_rank, scaled, shape_keys, toy_config

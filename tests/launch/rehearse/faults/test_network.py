@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.processes import lives
-from slime_swe.launch.rehearse.faults.two_nodes import ADDRESSES, Network, two_namespaces
+from slime_swe.launch.rehearse.faults.injection import ADDRESSES, Network, two_namespaces
 from tests.waiting import wait_for
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
@@ -76,7 +76,7 @@ def test_a_cut_link_leaves_connections_open_and_nothing_answers_until_it_is_mend
 def test_namespaces_end_with_who_has_made_them():
     """Also where that is killed, as by SIGKILL of the drill."""
     program = (
-        "import sys; from slime_swe.launch.rehearse.faults.two_nodes import two_namespaces\n"
+        "import sys; from slime_swe.launch.rehearse.faults.injection import two_namespaces\n"
         "with two_namespaces() as network: print(*network.holders, flush=True); sys.stdin.read()"
     )
     maker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -89,7 +89,7 @@ def test_namespaces_end_with_who_has_made_them():
 
 def test_without_the_right_the_drill_says_what_it_needs():
     program = (
-        "import os; from slime_swe.launch.rehearse.faults.two_nodes import two_namespaces\n"
+        "import os; from slime_swe.launch.rehearse.faults.injection import two_namespaces\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "with two_namespaces(): pass"
     )

@@ -14,7 +14,7 @@ import pytest
 from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
-from slime_swe.launch.probe.look import Look, Spread, advice
+from slime_swe.launch.probe import Look, Spread, advice
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.scripted import Request, Say, ScriptedEngine, scripted_engine
 from tests.data_sources.tasks import make_task

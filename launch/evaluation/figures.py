@@ -1,17 +1,69 @@
-"""An evaluation's figures as tables."""
+"""The figures of an evaluation's sets, from their records: what was solved, and what it used and cost; and the tables
+that show them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.launch.evaluation.folder import in_words
+from slime_swe.launch.evaluation.folder import in_words, records_of
 from slime_swe.launch.output import rate
+from slime_swe.rollout.endpoint.replies import Prices, Spending, Usage
+from slime_swe.rollout.metrics import evaluation_metrics
+from slime_swe.rollout.records import Record, trajectories
 
+
+def figures_of(folder: Path, names: Sequence[str], spending: Spending | None) -> dict[str, dict[str, Any]]:
+    """Of each set, by what the journal has of it."""
+    prices = spending.prices if spending else None
+    records = {name: records_of(folder, name) for name in names}
+    return {name: {**evaluation_metrics(found), **costs(found, prices)} for name, found in records.items()}
+
+
+# What the episodes of a set used, and what that cost.
+def costs(records: Sequence[Record], prices: Prices | None) -> dict[str, Any]:
+    """Tokens and, by the prices, dollars: of the set, of an episode, and of a task that an episode has solved. Empty
+    where no episode says what it used.
+
+    Episodes that infrastructure broke are paid for like others, and their cost is in all of these. Earlier attempts at
+    an episode are not: `Spending` counts them too.
+    """
+    episodes = trajectories(records)
+    used = sum((_used(segments[0]) for segments in episodes), Usage())
+    if not used.total:
+        return {}
+    solved = {segments[0].task for segments in episodes if segments[0].solved}
+    found: dict[str, Any] = {
+        "tokens": as_json(used),
+        "tokens_per_episode": used.total / len(episodes),
+    }
+    if prices is not None:
+        dollars = prices.dollars(used)
+        found |= {
+            "dollars": dollars,
+            "dollars_per_episode": dollars / len(episodes),
+            "dollars_per_solved_task": dollars / len(solved) if solved else None,
+        }
+    return found
+
+
+def as_json(used: Usage) -> dict[str, int]:
+    return {"prompt": used.prompt, "cached": used.cached, "completion": used.completion}
+
+
+def _used(record: Record) -> Usage:
+    if record.episode is None:
+        return Usage()
+    counters = record.episode.counters
+    return Usage(counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens)
+
+
+# The same as tables.
 Results = Mapping[str, Mapping[str, Any]]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.train_data import PackingError, TrainData, split_steps, token_weights
 from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.rollout.trained import TrainedSample
 
 T = TypeVar("T")
 CHECKED = 8  # one in so many samples is computed again; all would take nearly as long as the steps
@@ -267,6 +269,22 @@ class PolicyOptimizer:
                 "the checkpoint was saved by another version of slime-swe: resume with that one, or begin anew"
             )
         self.steps, self.means, self.squares = state["steps"], state["means"], state["squares"]
+
+
+def trained_samples(rollout_id: int, attempt: int, data: TrainData, steps: Steps) -> Iterator[TrainedSample]:
+    """What the steps made of each sample that has tokens to train: the lines of `trained.jsonl`."""
+    for sample, mask in enumerate(data.loss_masks):
+        if not any(mask):
+            continue
+        log_probs = steps.log_probs.get(sample)
+        yield TrainedSample(
+            rollout_id=rollout_id,
+            index=data.indices[sample],
+            advantage=data.advantages[sample],
+            log_probs=None if log_probs is None else [*compress(log_probs, mask)],
+            step=steps.step_of[sample],
+            attempt=attempt,
+        )
 
 
 def sum_gradients(

@@ -39,14 +39,13 @@ import torch
 from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
-from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.server_process import ServerProcess, update_weights
 from slime_swe.embedded.trackers import Opening, Trackers, figures_of, rows_of
 from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer, trained_samples
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import UserError
-from slime_swe.files import replace_file, writing
+from slime_swe.files import Journal, replace_file, writing
 from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks

@@ -25,8 +25,8 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from slime_swe.embedded.engine import Engine, EngineStopped
-from slime_swe.embedded.exact_forward import is_batch_invariant
-from slime_swe.embedded.model import CacheError, CheckpointError, Qwen2
+from slime_swe.embedded.exact_forward import CacheError, is_batch_invariant
+from slime_swe.embedded.model import CheckpointError, Qwen2
 from slime_swe.embedded.sampling import RequestError, SamplingParams
 from slime_swe.embedded.scheduler import Completion, Request
 from slime_swe.embedded.server_process import url_of

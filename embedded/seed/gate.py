@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe import syntax
-from slime_swe.embedded.exact_forward import Decoder
+from slime_swe.embedded.exact_forward import Decoder, KVCache
 from slime_swe.embedded.forward import recompute_log_probs
-from slime_swe.embedded.model import KVCache, Qwen2
+from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Request, Scheduler
-from slime_swe.embedded.seed.demonstrations import Script, gold_edit
-from slime_swe.embedded.seed.train import MICRO_BATCH, pack
+from slime_swe.embedded.seed.demonstrations import MICRO_BATCH, Script, gold_edit, pack
 from slime_swe.embedded.workers import set_threads, worker_count
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import parse

@@ -68,7 +68,9 @@ class Trainer:
         self.clip_grad: float = args.clip_grad
         self.workers = worker_count()
         self.model = Qwen2.load(model_dir or args.hf_checkpoint)
-        self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
+        self.reference: Qwen2 | None = None
+        if self.config.kl_coef:
+            self.reference = Qwen2.load(args.hf_checkpoint).requires_grad_(False)
         self.optimizer = PolicyOptimizer(self.model, args)
 
     def train(self, data: TrainData) -> Steps:
@@ -193,9 +195,6 @@ class Trainer:
                 "from the last checkpoint"
             )
         return norm
-
-    def _frozen(self, directory: str | Path) -> Qwen2:
-        return Qwen2.load(directory).requires_grad_(False)
 
 
 # The optimizer, AdamW, and its learning-rate schedule.

@@ -277,7 +277,7 @@ class KVCache:
         self.values[layer][slots, :, positions] = values
 
     def prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """For every slot, how long a prefix of `tokens` it holds."""
+        """Return for every slot how long a prefix of `tokens` it holds."""
         length = min(len(tokens), self.max_length)
         if length == 0:
             return np.zeros(self.slots, dtype=np.int64)
@@ -330,7 +330,7 @@ ROWS = (1, 2, 3, 5, 8, 16, 33, 100)  # of a product; kernels differ by it
 
 
 def is_batch_invariant(config: ModelConfig) -> bool:
-    """Whether, for the model's sizes, a row's bits depend neither on the number of rows nor on the order of sums."""
+    """Say whether a row's bits depend neither on the number of rows nor on the order of sums, for the model's sizes."""
     return all(holds for _, holds in check_operations(config))
 
 

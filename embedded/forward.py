@@ -190,7 +190,7 @@ def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T:
 
 
 def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-    """What `exact` gives [T, H] before the final norm; without gradients."""
+    """Return what `exact` gives [T, H] before the final norm; without gradients."""
     turns, lengths = exact.turns(positions_T), [span.length for span in tree.spans]
     paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
     x_TxH = exact.embedding[tokens_T]

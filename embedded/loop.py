@@ -285,7 +285,7 @@ class _Loop:
             await end_all(tasks)
 
     def _copy_tokenizer(self) -> None:
-        """Beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
+        """Put it beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
         with writing(self.weights_dir):
             shutil.rmtree(self.weights_dir, ignore_errors=True)
             self.weights_dir.mkdir()
@@ -295,7 +295,7 @@ class _Loop:
 
 
 class Progress(Protocol):
-    """What the loop tells of itself. Metrics are what goes into `metrics.jsonl`, flat."""
+    """The loop tells of itself by these calls. Metrics are what goes into `metrics.jsonl`, flat."""
 
     def on_phase(self, name: str) -> None: ...
 

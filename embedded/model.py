@@ -192,7 +192,7 @@ def read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
 
 
 def digest(directory: str | Path) -> str:
-    """What tells models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
+    """Tell models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
     directory = Path(directory)
     total = hashlib.sha256()
     for name in (CONFIG_FILE, *_shards(directory)):

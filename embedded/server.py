@@ -259,7 +259,7 @@ class Api:
         return web.Response(text="Flush cache failed.\n", status=400)
 
     async def release_memory(self, request: web.Request) -> web.Response:
-        """Of which nothing is given back, as by SGLang without its memory saver: `server_info` says so."""
+        """Give nothing back, as SGLang without its memory saver: `server_info` says so."""
         return _json(None)
 
     async def health(self, request: web.Request) -> web.Response:

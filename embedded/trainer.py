@@ -33,7 +33,7 @@ class TrainingError(InfrastructureError):
 
 @dataclass(frozen=True)
 class Steps:
-    """What a rollout's optimizer steps gave.
+    """`Steps` holds what a rollout's optimizer steps gave.
 
     metrics: each the mean over the steps that had tokens to train. step_of: sample -> its step, from 0. log_probs:
     sample -> the trainer's before the first step, laid out as `TrainData.rollout_log_probs`, where it computed them.
@@ -271,7 +271,7 @@ class PolicyOptimizer:
 
 
 def trained_samples(rollout_id: int, attempt: int, data: TrainData, steps: Steps) -> Iterator[TrainedSample]:
-    """What the steps made of each sample that has tokens to train: the lines of `trained.jsonl`."""
+    """Yield the lines of `trained.jsonl`: what the steps made of each sample that has tokens to train."""
     for sample, mask in enumerate(data.loss_masks):
         if not any(mask):
             continue
@@ -322,8 +322,8 @@ def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
 
 
 def _gaps(data: TrainData, samples: Sequence[int], own: list[list[float]]) -> dict[str, float]:
-    """Of the trainer's log-probabilities to the server's. k3 estimates KL(server || trainer) by the tokens that the
-    server sampled (http://joschu.net/blog/kl-approx.html)."""
+    """Compare the trainer's log-probabilities with the server's. k3 estimates KL(server || trainer) by the tokens that
+    the server sampled (http://joschu.net/blog/kl-approx.html)."""
     gaps = [
         ours - theirs
         for sample in samples

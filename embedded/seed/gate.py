@@ -70,7 +70,7 @@ def clean_share(model: Qwen2, tokenizer: Any, split: str, count: int = TASKS) ->
 
 
 def is_clean(turn: str, script: Script) -> bool:
-    """Whether a turn writes a transcript's buggy module anew, each function but one as it was looked at."""
+    """Say whether a turn writes a transcript's buggy module anew, each function but one as it was looked at."""
     calls = parse(turn, "qwen3_coder").calls
     if len(calls) != 1 or calls[0].name != "str_replace":
         return False
@@ -87,7 +87,7 @@ def is_clean(turn: str, script: Script) -> bool:
 
 
 def sample_turns(model: Qwen2, tokenizer: Any, prompts: list[str]) -> list[str]:
-    """What the policy says after each prompt, without the token that ends a turn."""
+    """Return what the policy says after each prompt, without the token that ends a turn."""
     cache = KVCache(model.config, len(prompts), model.config.max_position_embeddings)
     scheduler = Scheduler(Decoder(model, cache), tokenizer.decode)
     said = [""] * len(prompts)

@@ -1,5 +1,5 @@
-"""Find an object by its dotted path, or by a short name that a registry maps to one; find a module of the train loop that
-runs our plug-ins, which is SLiME or its fork miles."""
+"""Find an object by its dotted path, or by a short name that a registry maps to one. Find a module of the train loop
+that runs our plug-ins, which is SLiME or its fork miles."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def module_of(name: str, *, of_miles: str = "") -> Any:
 
 
 def is_part(missing: str | None, module: str) -> bool:
-    """Whether `missing` is `module` or one of the packages that hold it, and not something that it imports."""
+    """Say whether `missing` is `module` or one of the packages that hold it, and not something that it imports."""
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 

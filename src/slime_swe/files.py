@@ -196,7 +196,7 @@ def sync_folder(path: Path) -> None:
 
 
 def free_space(path: Path) -> str:
-    """Of the file system of a path, which may not exist, for people."""
+    """Say for people how much is free in the file system of a path, which may not exist."""
     there = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     try:
         return f"{shutil.disk_usage(there).free >> 20} MiB free"

@@ -1,5 +1,5 @@
-"""`Sample`, what the trainer receives: that of SLiME or its fork where one of them is installed, else a stand-in with the
-same fields, statuses and appending rules, `OwnSample`. Nothing else decides which it is.
+"""`Sample` is what the trainer receives: that of SLiME or its fork where one of them is installed, else `OwnSample`, a
+stand-in with the same fields, statuses and appending rules. It is decided here alone.
 
 Left out of the stand-in: multimodal inputs are carried but not interpreted, top-p replay data is refused
 (`NotImplementedError`), and speculative decoding, which no engine without SLiME does, is not counted.
@@ -19,7 +19,7 @@ from slime_swe.dotted import module_of
 
 
 class SampleStatus(Enum):
-    """What became of a sample. ABORTED: it was cut short from outside and is not scored."""
+    """The status says what became of a sample. ABORTED: it was cut short from outside and is not scored."""
 
     PENDING = "pending"
     COMPLETED = "completed"

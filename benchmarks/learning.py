@@ -3,24 +3,32 @@
     python -m benchmarks.learning [--seeds 0 1 2] [--schedules carry continuous] [--json] [--save] [key=value ...]
 
 Each run is `bash launch/run_qwen_swe.sh recipe=tiny_cpu run.seed=N`, one after the other, in a folder of its own. The
-control is the first seed with `algorithm.post_process=slime_swe.embedded.control.shuffled_post_process`: the same
-run in every other respect. `--schedules` runs each seed with `rollout.schedule` too. `--save` writes what was run into
-the baseline. A run that is there already is read, not repeated.
+control is the first seed with `algorithm.post_process=benchmarks.learning.shuffled_post_process`: the same run in every
+other respect, so what it still gains is not learned from the reward. `--schedules` runs each seed with
+`rollout.schedule` too. `--save` writes what was run into the baseline. A run that is there already is read, not
+repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import random
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from slime_swe.rewards.slime_plugin import post_process
+from slime_swe.rollout.records import is_broken, trajectories
+from slime_swe.sample import Sample
+
 ROOT = Path(__file__).parents[1]
 BASELINE = Path(__file__).parent / "baselines" / "learning.json"
-CONTROL = "algorithm.post_process=slime_swe.embedded.control.shuffled_post_process"
+CONTROL = "algorithm.post_process=benchmarks.learning.shuffled_post_process"  # from the current folder
 _BEFORE_AND_AFTER = (
     *("heldout_solve_rate", "heldout_interval", "heldout_episodes", "heldout_first_edit_solve_rate"),
     *("unseen_bug_class_solve_rate", "unseen_bug_class_interval"),
@@ -49,6 +57,26 @@ def main() -> int:
     if options.save:
         BASELINE.write_text(json.dumps(json.loads(BASELINE.read_text()) | results, indent=2) + "\n")
     return 0
+
+
+def shuffled_post_process(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
+    """Rewards permuted over the batch's trajectories before the group advantage (`--custom-reward-post-process-path`).
+
+    The permutation depends on the seed and the batch alone. What infrastructure broke keeps out of it; the raw
+    rewards that are returned and logged stay the true ones.
+    """
+    sound = [segments for segments in trajectories(samples) if not is_broken(segments)]
+    rewards = [segments[0].reward for segments in sound]
+    first = min((sample.index for sample in samples if sample.index is not None), default=0)
+    random.Random(f"shuffled rewards {args.seed} {first}").shuffle(rewards)
+    given = {id(segment): reward for segments, reward in zip(sound, rewards, strict=True) for segment in segments}
+    stand_ins = []
+    for sample in samples:
+        stand_in = copy.copy(sample)
+        stand_in.reward = given.get(id(sample), sample.reward)
+        stand_ins.append(stand_in)
+    raw, _ = post_process(args, samples)
+    return raw, post_process(args, stand_ins)[1]
 
 
 def _result(folder: Path, name: str, overrides: list[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class DamagedError(UserError):
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint knows besides tensors.
+    """`State` is what a checkpoint knows besides tensors.
 
     journals: file name -> bytes. seconds: phase -> seconds. attempt: which of the run's wrote it. files: path in the
     checkpoint -> bytes; what `save` wrote.
@@ -105,7 +105,7 @@ class Checkpoint:
 
 
 def load_tensors(content: bytes) -> Any:
-    """What `torch.save` wrote. Raises `ValueError` where it can't be read."""
+    """Read what `torch.save` wrote. Raises `ValueError` where it can't be read."""
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:  # what a cut or altered file leads to

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from slime_swe.embedded.exact_forward import Decoder
+from slime_swe.embedded.exact_forward import Decoder, KVCache
 from slime_swe.embedded.forward import recompute_log_probs
-from slime_swe.embedded.model import KVCache, Qwen2, read_tensors
+from slime_swe.embedded.model import Qwen2, read_tensors
 from slime_swe.embedded.scheduler import Decode, Request, Scheduler
 from slime_swe.embedded.train_data import TrainData
 

@@ -6,18 +6,20 @@ H hidden, K key/value heads, G query heads per key/value head, D head dimension,
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.model import KVCache, Layer, ModelConfig, Qwen2, rope_tables
+from slime_swe.embedded.model import Layer, ModelConfig, Qwen2, interleaved, rope_tables
 
 BITS = 26
 # The attention weights of one query add up to 1, so they are rounded to multiples of 2**-BITS.
@@ -59,71 +61,6 @@ class ExactLayer:
             gate_up=snap(gate_up * layer.post_attention_layernorm.weight),
             down=snap(mlp.down_proj.weight.double()),
         )
-
-
-# The elementwise parts of a Qwen2 layer with few passes over memory, for training on a CPU.
-#
-# Composed of plain operations these take as long as the layer's matrix products. Rotary embeddings as one complex
-# product need the two halves of a head interleaved: `interleaved` reorders a projection's rows so, which scores don't
-# notice.
-def rms_norm(x_TxH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-    return cast(Tensor, _RMSNorm.apply(x_TxH, weight_H, eps))  # type: ignore[no-untyped-call]
-
-
-def swiglu(gate_up_Tx2F: Tensor) -> Tensor:
-    """silu(gate) * up of the two halves [gate, up] (Shazeer 2020, arXiv:2002.05202); [T, F]."""
-    return cast(Tensor, _SwiGLU.apply(gate_up_Tx2F))  # type: ignore[no-untyped-call]
-
-
-def rotate(x_TxQxD: Tensor, turn_Tx1xC: Tensor) -> Tensor:
-    """Rotate the pairs (2 i, 2 i + 1) of every head by the complex numbers `turn`, C = D / 2."""
-    pairs: Tensor = torch.view_as_complex(x_TxQxD.view(*x_TxQxD.shape[:-1], -1, 2))
-    turned: Tensor = torch.view_as_real(pairs * turn_Tx1xC)
-    return turned.flatten(-2)
-
-
-def interleaved(parameter: Tensor, head_dim: int) -> Tensor:
-    """Rows (or entries) of a projection, reordered within each head from halves to pairs."""
-    heads: Tensor = parameter.view(-1, 2, head_dim // 2, *parameter.shape[1:])
-    return heads.transpose(1, 2).flatten(0, 2)
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale: Tensor = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_()[:, None]
-        normed = x * scale
-        ctx.save_for_backward(normed, scale, weight)
-        scaled: Tensor = normed * weight
-        return scaled
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        normed, scale, weight = ctx.saved_tensors
-        grad_normed = grads[0] * weight
-        along = torch.linalg.vecdot(grad_normed, normed)[:, None].div_(normed.shape[-1])
-        grad_weight = (grads[0] * normed).sum(0)
-        return grad_normed.addcmul_(normed, along, value=-1).mul_(scale), grad_weight, None
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        active = F.silu(gate)
-        ctx.save_for_backward(gate_up, active)
-        return active * up
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        gate_up, active = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        result = torch.empty_like(gate_up)
-        grad_gate, grad_up = result.chunk(2, dim=-1)
-        torch.mul(grads[0], active, out=grad_up)
-        torch.ops.aten.silu_backward(grads[0] * up, gate, grad_input=grad_gate)
-        return result
 
 
 class ExactModel:
@@ -309,6 +246,82 @@ class Decoder:
         return torch.tensor(rows, dtype=torch.int64)
 
 
+# The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix.
+class CacheError(ValueError):
+    """There is no memory for the cache; the message says how much was asked for."""
+
+
+class KVCache:
+    """Arrays and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+
+    `keys` and `values` are [layer, slot, head, position, dimension], float64.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int, max_length: int) -> None:
+        self.slots, self.max_length = slots, max_length
+        layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim)) for _ in range(2))
+        self.tokens = np.zeros((slots, max_length), dtype=np.int32)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        self.spoiled = False  # whether some of what it holds may be infinite or not a number
+
+    def record(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """Note that the slot holds, or is about to hold, these tokens from position `start` on, and none after."""
+        end = start + len(tokens)
+        self.tokens[slot, start:end] = tokens
+        self.lengths[slot] = end
+
+    def write(self, layer: int, slots: np.ndarray, positions: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """Keep the keys and values [tokens, heads, dimension] of some tokens."""
+        self.keys[layer][slots, :, positions] = keys
+        self.values[layer][slots, :, positions] = values
+
+    def prefixes(self, tokens: np.ndarray) -> np.ndarray:
+        """Return for every slot how long a prefix of `tokens` it holds."""
+        length = min(len(tokens), self.max_length)
+        if length == 0:
+            return np.zeros(self.slots, dtype=np.int64)
+        unequal = self.tokens[:, :length] != tokens[:length].astype(np.int32)
+        matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
+        return np.minimum(matches, self.lengths)
+
+    def copy(self, source: int, target: int, common: int, length: int) -> None:
+        """Make the first `length` positions of `target` those of `source`, `common` of which it has already."""
+        for kept in (self.keys, self.values):
+            kept[:, target, :, common:length] = kept[:, source, :, common:length]
+        self.tokens[target, common:length] = self.tokens[source, common:length]
+        self.lengths[target] = length
+
+    def flush(self) -> None:
+        """Forget what every slot holds.
+
+        What stands after a run's own tokens is read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
+        zeroed. Others are not, which would touch memory that no request may ever need.
+        """
+        self.lengths[:] = 0
+        if self.spoiled:
+            self.keys.fill(0)
+            self.values.fill(0)
+            self.spoiled = False
+
+
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros, in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(shape)
+    count = math.prod(shape)
+    try:
+        memory = mmap.mmap(-1, count * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CacheError(
+            f"no memory for half a key/value cache of {count >> 17} MiB ({error.strerror}): "
+            "lower the number of slots or the context length"
+        ) from error
+    with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float64, count=count).reshape(shape)
+
+
 # An alarm: does this machine compute what this module promises? Single operations, checked when the server starts.
 #
 # No BLAS or CPU is known on which it does not. Where it fails, the server still works; two runs with one seed may then
@@ -317,7 +330,7 @@ ROWS = (1, 2, 3, 5, 8, 16, 33, 100)  # of a product; kernels differ by it
 
 
 def is_batch_invariant(config: ModelConfig) -> bool:
-    """Whether, for the model's sizes, a row's bits depend neither on the number of rows nor on the order of sums."""
+    """Say whether a row's bits depend neither on the number of rows nor on the order of sums, for the model's sizes."""
     return all(holds for _, holds in check_operations(config))
 
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_swe.embedded.exact_forward import ExactModel, attention, interleaved, rms_norm, rotate, swiglu
-from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, rope_tables
+from slime_swe.embedded.exact_forward import ExactModel, attention
+from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, interleaved, rope_tables
 from slime_swe.embedded.train_data import PrefixTree, TrainData, pack
 from slime_swe.embedded.workers import ordered_map
 
@@ -190,7 +190,7 @@ def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T:
 
 
 def exact_hidden_states(exact: ExactModel, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-    """What `exact` gives [T, H] before the final norm; without gradients."""
+    """Return what `exact` gives [T, H] before the final norm; without gradients."""
     turns, lengths = exact.turns(positions_T), [span.length for span in tree.spans]
     paths = [[*tree.ancestors(index), index] for index in range(len(tree.spans))]
     x_TxH = exact.embedding[tokens_T]
@@ -269,3 +269,60 @@ def _mlp(own: MLP, x_TxH: Tensor) -> Tensor:
 def _log_probs(logits_NxV: Tensor, target_N: Tensor) -> list[float]:
     chosen: list[float] = torch.log_softmax(logits_NxV, 1).gather(1, target_N[:, None])[:, 0].tolist()
     return chosen
+
+
+# The elementwise parts of a Qwen2 layer with few passes over memory, for training on a CPU.
+#
+# Composed of plain operations these take as long as the layer's matrix products.
+def rms_norm(x_TxH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    return cast(Tensor, _RMSNorm.apply(x_TxH, weight_H, eps))  # type: ignore[no-untyped-call]
+
+
+def swiglu(gate_up_Tx2F: Tensor) -> Tensor:
+    """silu(gate) * up of the two halves [gate, up] (Shazeer 2020, arXiv:2002.05202); [T, F]."""
+    return cast(Tensor, _SwiGLU.apply(gate_up_Tx2F))  # type: ignore[no-untyped-call]
+
+
+def rotate(x_TxQxD: Tensor, turn_Tx1xC: Tensor) -> Tensor:
+    """Rotate the pairs (2 i, 2 i + 1) of every head by the complex numbers `turn`, C = D / 2."""
+    pairs: Tensor = torch.view_as_complex(x_TxQxD.view(*x_TxQxD.shape[:-1], -1, 2))
+    turned: Tensor = torch.view_as_real(pairs * turn_Tx1xC)
+    return turned.flatten(-2)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale: Tensor = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_()[:, None]
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        scaled: Tensor = normed * weight
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        normed, scale, weight = ctx.saved_tensors
+        grad_normed = grads[0] * weight
+        along = torch.linalg.vecdot(grad_normed, normed)[:, None].div_(normed.shape[-1])
+        grad_weight = (grads[0] * normed).sum(0)
+        return grad_normed.addcmul_(normed, along, value=-1).mul_(scale), grad_weight, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        active = F.silu(gate)
+        ctx.save_for_backward(gate_up, active)
+        return active * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        gate_up, active = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(grads[0], active, out=grad_up)
+        torch.ops.aten.silu_backward(grads[0] * up, gate, grad_input=grad_gate)
+        return result

@@ -1,7 +1,23 @@
-"""The training loop: evaluate, then sample, train and sync weights for each rollout, then evaluate again.
+"""How a run learns on one machine, from its first evaluation to its summary. `train` does this, in order:
 
-Everything that is about tasks, agents and rewards is reached through SLiME's hooks by dotted path; the model is reached
-over HTTP. The same plug-ins run under SLiME itself.
+1. begin an attempt, and, on resumption, cut the run's journals back to its newest whole checkpoint;
+2. start the server, unless one is given, and bring it to the policy's weights;
+3. evaluate, once, before the first rollout;
+4. for each rollout: sample groups of episodes, train on those that are kept, sync the new weights to the server, record
+   the step, evaluate where it is due, and save a checkpoint;
+5. evaluate after the last rollout, and write the learning curve and `summary.json`.
+
+What tests hold of it:
+
+- A run that is killed at any moment, or told to stop, resumes with nothing lost and nothing counted twice.
+- With deterministic inference and the schedule `sync`, one seed gives one run, to the bit, resumed or not, whatever the
+  number of episodes at once.
+- One process writes a run; one whose run was taken from it stops before it writes anything more.
+- A run is resumed with the arguments that make it what it is, or not at all, from the newest checkpoint that is whole.
+- The model is reached over HTTP only, and everything about tasks, agents and rewards through SLiME's hooks by dotted
+  path: the same plug-ins run under SLiME itself.
+- Each episode of a group that was judged is recorded, also where the group is dropped and not trained on.
+- What infrastructure broke is counted apart and never trained on.
 """
 
 from __future__ import annotations
@@ -15,24 +31,21 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
-from slime_swe.data_sources.task import Task
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
-from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.server_process import ServerProcess, update_weights
 from slime_swe.embedded.trackers import Opening, Trackers, figures_of, rows_of
-from slime_swe.embedded.train_data import TrainData, to_train_data
-from slime_swe.embedded.trainer import Steps, Trainer
+from slime_swe.embedded.train_data import to_train_data
+from slime_swe.embedded.trainer import Trainer, trained_samples
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import UserError
-from slime_swe.files import replace_file, writing
+from slime_swe.files import Journal, replace_file, writing
 from slime_swe.rollout.driver import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
@@ -43,7 +56,7 @@ from slime_swe.rollout.player import end_all
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
+from slime_swe.rollout.trained import TRAINED, append_trained
 from slime_swe.sample import Sample
 from slime_swe.saving import Saves, StoppedToResume
 
@@ -51,18 +64,6 @@ HURRIED = 5.0  # seconds that trackers get where a run fails
 JOURNALS = (METRICS, EPISODES, EVALUATIONS, TRAINED)  # the logging hooks write episodes and evaluations
 
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """What the loop tells of itself. Metrics are what goes into `metrics.jsonl`, flat."""
-
-    def on_phase(self, name: str) -> None: ...
-
-    def on_episode(self, evaluation: str, done: int, total: int) -> None: ...
-
-    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
-
-    def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
 
 
 def train(args: Namespace, progress: Progress, attempt: Attempt | None = None) -> dict[str, Any]:
@@ -110,6 +111,8 @@ def _resume_point(args: Namespace, run_dir: Path) -> Checkpoint | None:
 class _Loop:
     """One run's parts and its place in it."""
 
+    driver: Driver  # since `start`
+
     def __init__(
         self, args: Namespace, progress: Progress, clock: Clock, found: Checkpoint | None, attempt: Attempt
     ) -> None:
@@ -124,23 +127,19 @@ class _Loop:
         self.data_source: Any = self.hooks.data_source(args)
         self.trainer = Trainer(args, found.model_dir if found else None)
         self.schedule = SCHEDULES[getattr(args, "swe_schedule", SYNC)]
-        self.driver: Driver | None = None
         self.server: ServerProcess | None = None
         self.first = found.state.rollout_id + 1 if found else 0
         self.recorded = clock.snapshot()
         opening = Opening(self.run_dir, getattr(args, "swe_project", ""), self.configuration)
         self.trackers = Trackers(getattr(args, "swe_trackers", ()), opening)
-        self.shown: list[list[Any]] = []  # episodes of this rollout
         if found is not None:
             self.trainer.load_state(found.optimizer_state())
-            self._load_data_source(found)
+            try:
+                self.data_source.load(found.state.rollout_id)
+            except UserError as error:
+                why = f"{error}. To go on from the checkpoint before it, remove {found.path}"
+                raise ResumeError(why) from error
             found.restore_random()
-
-    def _load_data_source(self, found: Checkpoint) -> None:
-        try:
-            self.data_source.load(found.state.rollout_id)
-        except UserError as error:
-            raise ResumeError(f"{error}. To go on from the checkpoint before it, remove {found.path}") from error
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start the server, unless one is given, and bring it to the policy's weights."""
@@ -154,86 +153,51 @@ class _Loop:
         stack.push_async_callback(self.driver.close)
         self._copy_tokenizer()
         if self.found is not None or self.server is None:  # a server that was already there may hold any weights
-            await self._sync(self.first - 1)
+            await self.sync(self.first - 1)
 
     async def run(self) -> dict[str, Any]:
+        """Make every rollout that is left, between the two evaluations; returns the summary, which is then written."""
         if self.found is None:
-            await self._evaluate(-1, "before")
+            await self.evaluate(-1, "before")
         saves = Saves(self.run_dir)
         for rollout_id in range(self.first, self.args.num_rollout):
-            await self._step(rollout_id)
+            await self.step(rollout_id)
             if saves.after_step().stop and rollout_id + 1 < self.args.num_rollout:
                 raise StoppedToResume(rollout_id)
         if self.args.num_rollout:  # else nothing has changed since the evaluation before
-            await self._evaluate(self.args.num_rollout - 1, "after")
-        records = of_last_attempt(self.journal.read(), _what, lambda record: record.get("attempt"))
+            await self.evaluate(self.args.num_rollout - 1, "after")
+        records = of_last_attempt(
+            self.journal.read(),
+            lambda record: tuple(record.get(key) for key in ("kind", "name", "moment", "rollout_id")),
+            lambda record: record.get("attempt"),
+        )
         report.write_curve(self.run_dir, records)
         summary = report.summarize(self.args, records, self.clock.seconds, self.clock.total())
         summary["trackers_lost"] = self.trackers.close()
         report.write_summary(self.run_dir, summary)
         return summary
 
-    async def _step(self, rollout_id: int) -> None:
-        rollout, metrics = await self._generate(rollout_id)
-        with self.clock.phase("training"):
-            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process, rollout.stale_groups)
-            steps = await self._train(data)
-        self.attempt.require_last()
-        append_trained(self.run_dir / TRAINED, trained_samples(rollout_id, self.attempt.number, data, steps))
+    async def step(self, rollout_id: int) -> None:
+        """One rollout: what is written before the checkpoint is cut away where the run resumes without it."""
+        rollout, metrics, shown = await self.sample(rollout_id)
+        metrics |= await self.train(rollout_id, rollout)
         with self.clock.phase("weight_sync"):
-            await self._sync(rollout_id)
-        self._record_step(rollout_id, metrics | steps.metrics)
-        if self._evaluation_is_due(rollout_id):
-            await self._evaluate(rollout_id, "during")
-        with self.clock.phase("checkpoint"):
-            self._save(rollout_id)
-
-    async def _train(self, data: TrainData) -> Steps:
-        """In a thread where episodes go on meanwhile, or their commands end."""
-        if self.schedule.carries:
-            return await asyncio.to_thread(self.trainer.train, data)
-        return self.trainer.train(data)
-
-    async def _generate(self, rollout_id: int) -> tuple[Rollout, dict[str, Any]]:
-        earlier = self.clock.seconds["generation"]
-        with self.clock.phase("generation"):
-            rollout = await self._collect(rollout_id)
-        seconds = self.clock.seconds["generation"] - earlier
-        samples = flatten(rollout.played)
-        self.attempt.require_last()
-        self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
-        logged: dict[str, Any] = rollout.metrics()
-        if self.hooks.log is not None:
-            self.hooks.log(rollout_id, self.args, samples, logged, seconds)
-        self.shown = rows_of(rollout_id, samples)
-        metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
-        return rollout, episode_metrics(samples) | metrics  # a logging hook of another kind adds none of them
-
-    async def _collect(self, rollout_id: int) -> Rollout:
-        assert self.driver is not None, "started"
-        return await self._while_the_server_lives(self.driver.collect(self.data_source, rollout_id))
-
-    def _record_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+            await self.sync(rollout_id)
         record = rollout_record(rollout_id, self.attempt.number, metrics, self._seconds_since_recorded())
-        self._record(record, self.shown)
+        self._record(record, shown)
         self.progress.on_step(rollout_id, paced(record, carries=self.schedule.carries))
-
-    def _record(self, record: dict[str, Any], episodes: Sequence[Sequence[Any]] = ()) -> None:
-        self.journal.append(record)
-        self.trackers.log(record["rollout_id"], figures_of(record), episodes)
-
-    def _seconds_since_recorded(self) -> dict[str, float]:
-        before, self.recorded = self.recorded, self.clock.snapshot()
-        return {name: seconds - before[name] for name, seconds in self.recorded.items()}
-
-    def _evaluation_is_due(self, rollout_id: int) -> bool:
         interval, done = self.args.eval_interval, rollout_id + 1
-        return bool(interval) and done % interval == 0 and done < self.args.num_rollout
+        if interval and done % interval == 0 and done < self.args.num_rollout:
+            await self.evaluate(rollout_id, "during")
+        with self.clock.phase("checkpoint"):
+            self.save(rollout_id)
 
-    async def _evaluate(self, rollout_id: int, moment: str) -> None:
+    async def evaluate(self, rollout_id: int, moment: str) -> None:
+        """Play and record each evaluation set; moment: `before` the first rollout, `during`, or `after` the last."""
         for name, tasks in self.eval_tasks.items():
             with self.clock.phase("evaluation"):
-                samples = await self._played(name, tasks)
+                on_episode = partial(self.progress.on_episode, name)
+                samples = await self._while_the_server_lives(evaluate(self.driver.evaluator(), tasks, on_episode))
             self.attempt.require_last()
             if self.hooks.log_evaluation is not None:
                 self.hooks.log_evaluation(rollout_id, self.args, {name: as_slime(samples)}, {})
@@ -243,24 +207,36 @@ class _Loop:
             self._record({**where, **limits(self.args), **metrics, "seconds": self._seconds_since_recorded()})
             self.progress.on_eval(f"{name} {moment}", metrics)
 
-    async def _played(self, name: str, tasks: Sequence[Task]) -> list[Sample]:
-        assert self.driver is not None, "started"
-        playing = evaluate(self.driver.evaluator(), tasks, partial(self.progress.on_episode, name))
-        return await self._while_the_server_lives(playing)
+    async def sample(self, rollout_id: int) -> tuple[Rollout, dict[str, Any], list[list[Any]]]:
+        """Play a rollout's groups and log them; returns them, metrics, and rows of a few episodes for the trackers."""
+        earlier = self.clock.seconds["generation"]
+        with self.clock.phase("generation"):
+            rollout = await self._while_the_server_lives(self.driver.collect(self.data_source, rollout_id))
+        seconds = self.clock.seconds["generation"] - earlier
+        samples = flatten(rollout.played)
+        self.attempt.require_last()
+        self.clock.divide_rollout(seconds, sandbox_share(samples, rollout.reward_seconds))
+        logged: dict[str, Any] = rollout.metrics()
+        if self.hooks.log is not None:
+            self.hooks.log(rollout_id, self.args, samples, logged, seconds)
+        shown = rows_of(rollout_id, samples)
+        metrics = {name.removeprefix("swe/"): value for name, value in sorted(logged.items())}
+        return rollout, episode_metrics(samples) | metrics, shown  # a logging hook of another kind adds no metrics
 
-    async def _while_the_server_lives(self, playing: Coroutine[Any, Any, T]) -> T:
-        """Raise `ServerError` when the server ends, which nobody starts again: no outage is waited for then."""
-        if self.server is None:
-            return await playing
-        tasks = asyncio.ensure_future(playing), asyncio.ensure_future(self.server.wait_for_end())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.server.require_alive()
-            return await tasks[0]
-        finally:
-            await end_all(tasks)
+    async def train(self, rollout_id: int, rollout: Rollout) -> dict[str, float]:
+        """Take the optimizer steps on the groups that are kept; returns their metrics."""
+        with self.clock.phase("training"):
+            data = to_train_data(self.args, flatten(rollout.kept), self.hooks.post_process, rollout.stale_groups)
+            if self.schedule.carries:  # episodes go on meanwhile, or their commands end
+                steps = await asyncio.to_thread(self.trainer.train, data)
+            else:
+                steps = self.trainer.train(data)
+        self.attempt.require_last()
+        append_trained(self.run_dir / TRAINED, trained_samples(rollout_id, self.attempt.number, data, steps))
+        return steps.metrics
 
-    async def _sync(self, rollout_id: int) -> None:
+    async def sync(self, rollout_id: int) -> None:
+        """Write the weights and have the server read them, under the rollout's number as their version."""
         with writing(self.weights_dir):
             self.trainer.model.save(self.weights_dir)
         address = self.args.sglang_router_ip, self.args.sglang_router_port
@@ -271,16 +247,8 @@ class _Loop:
         if self.schedule.never_stops:
             gate.open()
 
-    def _copy_tokenizer(self) -> None:
-        """Beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
-        with writing(self.weights_dir):
-            shutil.rmtree(self.weights_dir, ignore_errors=True)
-            self.weights_dir.mkdir()
-            for file in sorted(Path(self.args.hf_checkpoint).iterdir()):
-                if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt"):
-                    replace_file(self.weights_dir / file.name, file.read_bytes())
-
-    def _save(self, rollout_id: int) -> None:
+    def save(self, rollout_id: int) -> None:
+        """Write a checkpoint, of which the data source's own state is a part and comes first."""
         self.attempt.require_last()
         with writing(Path(self.args.save)):
             self.data_source.save(rollout_id)
@@ -296,22 +264,46 @@ class _Loop:
             best=best,
         )
 
+    def _record(self, record: dict[str, Any], episodes: Sequence[Sequence[Any]] = ()) -> None:
+        self.journal.append(record)
+        self.trackers.log(record["rollout_id"], figures_of(record), episodes)
 
-# From a rollout's optimizer steps to the lines of `trained.jsonl`.
-def trained_samples(rollout_id: int, attempt: int, data: TrainData, steps: Steps) -> Iterator[TrainedSample]:
-    """Of each sample that has tokens to train."""
-    for sample, mask in enumerate(data.loss_masks):
-        if not any(mask):
-            continue
-        log_probs = steps.log_probs.get(sample)
-        yield TrainedSample(
-            rollout_id=rollout_id,
-            index=data.indices[sample],
-            advantage=data.advantages[sample],
-            log_probs=None if log_probs is None else [*compress(log_probs, mask)],
-            step=steps.step_of[sample],
-            attempt=attempt,
-        )
+    def _seconds_since_recorded(self) -> dict[str, float]:
+        before, self.recorded = self.recorded, self.clock.snapshot()
+        return {name: seconds - before[name] for name, seconds in self.recorded.items()}
+
+    async def _while_the_server_lives(self, playing: Coroutine[Any, Any, T]) -> T:
+        """Raise `ServerError` when the server ends, which nobody starts again: no outage is waited for then."""
+        if self.server is None:
+            return await playing
+        tasks = asyncio.ensure_future(playing), asyncio.ensure_future(self.server.wait_for_end())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.server.require_alive()
+            return await tasks[0]
+        finally:
+            await end_all(tasks)
+
+    def _copy_tokenizer(self) -> None:
+        """Put it beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
+        with writing(self.weights_dir):
+            shutil.rmtree(self.weights_dir, ignore_errors=True)
+            self.weights_dir.mkdir()
+            for file in sorted(Path(self.args.hf_checkpoint).iterdir()):
+                if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt"):
+                    replace_file(self.weights_dir / file.name, file.read_bytes())
+
+
+class Progress(Protocol):
+    """The loop tells of itself by these calls. Metrics are what goes into `metrics.jsonl`, flat."""
+
+    def on_phase(self, name: str) -> None: ...
+
+    def on_episode(self, evaluation: str, done: int, total: int) -> None: ...
+
+    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
 
 
 # The plug-ins that the training loop calls beside those of a rollout.
@@ -383,11 +375,6 @@ def sandbox_share(samples: Sequence[Sample], reward_seconds: float) -> float:
             sandbox += record.timings.sandbox
             engine += record.timings.engine
     return sandbox / (sandbox + engine) if sandbox + engine > 0 else 0.0
-
-
-def _what(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a record of `metrics.jsonl` is about."""
-    return tuple(record.get(key) for key in ("kind", "name", "moment", "rollout_id"))
 
 
 def _fix_numerics(args: Namespace) -> None:

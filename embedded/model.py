@@ -6,17 +6,13 @@ Shapes: T tokens, H hidden, D head dimension, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -196,7 +192,7 @@ def read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
 
 
 def digest(directory: str | Path) -> str:
-    """What tells models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
+    """Tell models apart, wherever they lie: SHA-256 over `config.json` and the weight files."""
     directory = Path(directory)
     total = hashlib.sha256()
     for name in (CONFIG_FILE, *_shards(directory)):
@@ -234,77 +230,9 @@ def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) ->
     return angles.double().cos().to(dtype), angles.double().sin().to(dtype)
 
 
-# The key/value cache: a fixed number of slots, each one session's whole context, reused by longest common prefix.
-class CacheError(ValueError):
-    """There is no memory for the cache; the message says how much was asked for."""
+def interleaved(parameter: Tensor, head_dim: int) -> Tensor:
+    """Rows (or entries) of a projection, reordered within each head from halves to pairs.
 
-
-class KVCache:
-    """Arrays and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
-
-    `keys` and `values` are [layer, slot, head, position, dimension], float64.
-    """
-
-    def __init__(self, config: ModelConfig, slots: int, max_length: int) -> None:
-        self.slots, self.max_length = slots, max_length
-        layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-        self.keys, self.values = (_zeros((layers, slots, heads, max_length, dim)) for _ in range(2))
-        self.tokens = np.zeros((slots, max_length), dtype=np.int32)
-        self.lengths = np.zeros(slots, dtype=np.int64)
-        self.spoiled = False  # whether some of what it holds may be infinite or not a number
-
-    def record(self, slot: int, start: int, tokens: Sequence[int]) -> None:
-        """Note that the slot holds, or is about to hold, these tokens from position `start` on, and none after."""
-        end = start + len(tokens)
-        self.tokens[slot, start:end] = tokens
-        self.lengths[slot] = end
-
-    def write(self, layer: int, slots: np.ndarray, positions: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        """Keep the keys and values [tokens, heads, dimension] of some tokens."""
-        self.keys[layer][slots, :, positions] = keys
-        self.values[layer][slots, :, positions] = values
-
-    def prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """For every slot, how long a prefix of `tokens` it holds."""
-        length = min(len(tokens), self.max_length)
-        if length == 0:
-            return np.zeros(self.slots, dtype=np.int64)
-        unequal = self.tokens[:, :length] != tokens[:length].astype(np.int32)
-        matches = np.where(unequal.any(axis=1), unequal.argmax(axis=1), length)
-        return np.minimum(matches, self.lengths)
-
-    def copy(self, source: int, target: int, common: int, length: int) -> None:
-        """Make the first `length` positions of `target` those of `source`, `common` of which it has already."""
-        for kept in (self.keys, self.values):
-            kept[:, target, :, common:length] = kept[:, source, :, common:length]
-        self.tokens[target, common:length] = self.tokens[source, common:length]
-        self.lengths[target] = length
-
-    def flush(self) -> None:
-        """Forget what every slot holds.
-
-        What stands after a run's own tokens is read too, at weight zero, and zero times NaN is NaN: a spoiled cache is
-        zeroed. Others are not, which would touch memory that no request may ever need.
-        """
-        self.lengths[:] = 0
-        if self.spoiled:
-            self.keys.fill(0)
-            self.values.fill(0)
-            self.spoiled = False
-
-
-def _zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros, in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros(shape)
-    count = math.prod(shape)
-    try:
-        memory = mmap.mmap(-1, count * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise CacheError(
-            f"no memory for half a key/value cache of {count >> 17} MiB ({error.strerror}): "
-            "lower the number of slots or the context length"
-        ) from error
-    with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.float64, count=count).reshape(shape)
+    So rotary embeddings are one complex product; scores don't notice the order."""
+    heads: Tensor = parameter.view(-1, 2, head_dim // 2, *parameter.shape[1:])
+    return heads.transpose(1, 2).flatten(0, 2)

@@ -45,7 +45,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Those of SGLang's `sampling_params` that this engine honours; `top_k` -1 means the whole vocabulary."""
+    """The part of SGLang's `sampling_params` that this engine honours; `top_k` -1 means the whole vocabulary."""
 
     max_new_tokens: Annotated[int, Meta(ge=0, le=2**31)] = 128
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0

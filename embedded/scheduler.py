@@ -195,7 +195,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Completion:
-    """What a request ended with; `finish_reason` is SGLang's JSON object."""
+    """The result of a request; `finish_reason` is SGLang's JSON object."""
 
     output_ids: list[int]
     log_probs: list[float]

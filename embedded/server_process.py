@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from slime_swe.embedded.protocol import url_of
 from slime_swe.errors import InfrastructureError
 
 START_SECONDS = 120.0
@@ -127,3 +126,8 @@ async def update_weights(host: str, port: int, model_dir: Path, version: int) ->
                 raise ServerError(f"{url} refused the weights of {model_dir} ({response.status}): {answer[:TAIL]}")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ServerError(f"{url} did not take the weights of {model_dir}: {error!r}") from error
+
+
+def url_of(host: str, port: int) -> str:
+    """The base URL of a server; an IPv6 address goes in brackets (RFC 3986)."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Opening:
-    """What a tracker is opened with."""
+    """A tracker is opened with these."""
 
     run_dir: Path
     project: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.train_data import PackingError, TrainData, split_steps, token_weights
 from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.rollout.trained import TrainedSample
 
 T = TypeVar("T")
 CHECKED = 8  # one in so many samples is computed again; all would take nearly as long as the steps
@@ -31,7 +33,7 @@ class TrainingError(InfrastructureError):
 
 @dataclass(frozen=True)
 class Steps:
-    """What a rollout's optimizer steps gave.
+    """`Steps` holds what a rollout's optimizer steps gave.
 
     metrics: each the mean over the steps that had tokens to train. step_of: sample -> its step, from 0. log_probs:
     sample -> the trainer's before the first step, laid out as `TrainData.rollout_log_probs`, where it computed them.
@@ -66,7 +68,9 @@ class Trainer:
         self.clip_grad: float = args.clip_grad
         self.workers = worker_count()
         self.model = Qwen2.load(model_dir or args.hf_checkpoint)
-        self.reference = self._frozen(args.hf_checkpoint) if self.config.kl_coef else None
+        self.reference: Qwen2 | None = None
+        if self.config.kl_coef:
+            self.reference = Qwen2.load(args.hf_checkpoint).requires_grad_(False)
         self.optimizer = PolicyOptimizer(self.model, args)
 
     def train(self, data: TrainData) -> Steps:
@@ -192,9 +196,6 @@ class Trainer:
             )
         return norm
 
-    def _frozen(self, directory: str | Path) -> Qwen2:
-        return Qwen2.load(directory).requires_grad_(False)
-
 
 # The optimizer, AdamW, and its learning-rate schedule.
 SCHEDULES = ("constant", "linear")
@@ -269,6 +270,22 @@ class PolicyOptimizer:
         self.steps, self.means, self.squares = state["steps"], state["means"], state["squares"]
 
 
+def trained_samples(rollout_id: int, attempt: int, data: TrainData, steps: Steps) -> Iterator[TrainedSample]:
+    """Yield the lines of `trained.jsonl`: what the steps made of each sample that has tokens to train."""
+    for sample, mask in enumerate(data.loss_masks):
+        if not any(mask):
+            continue
+        log_probs = steps.log_probs.get(sample)
+        yield TrainedSample(
+            rollout_id=rollout_id,
+            index=data.indices[sample],
+            advantage=data.advantages[sample],
+            log_probs=None if log_probs is None else [*compress(log_probs, mask)],
+            step=steps.step_of[sample],
+            attempt=attempt,
+        )
+
+
 def sum_gradients(
     parameters: Sequence[Tensor],
     work: Callable[[MicroBatch], tuple[T, tuple[Tensor, ...]]],
@@ -305,8 +322,8 @@ def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
 
 
 def _gaps(data: TrainData, samples: Sequence[int], own: list[list[float]]) -> dict[str, float]:
-    """Of the trainer's log-probabilities to the server's. k3 estimates KL(server || trainer) by the tokens that the
-    server sampled (http://joschu.net/blog/kl-approx.html)."""
+    """Compare the trainer's log-probabilities with the server's. k3 estimates KL(server || trainer) by the tokens that
+    the server sampled (http://joschu.net/blog/kl-approx.html)."""
     gaps = [
         ours - theirs
         for sample in samples

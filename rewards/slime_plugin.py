@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slime_swe.data_sources.slime_plugin import task_of
+from slime_swe.dotted import module_of
 from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
@@ -35,7 +36,6 @@ from slime_swe.rollout.records import (
 from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
-from slime_swe.train_loop import module_of
 
 
 @dataclass

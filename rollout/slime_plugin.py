@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, task_of
+from slime_swe.dotted import PACKAGES, module_of
 from slime_swe.rollout.client import SESSION, Sampling
 from slime_swe.rollout.driver import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
@@ -30,7 +31,6 @@ from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
-from slime_swe.train_loop import PACKAGES, module_of
 
 T = TypeVar("T")
 

@@ -10,8 +10,11 @@ training split occur.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from slime_swe.data_sources.synthetic.bugs import TRAINED_CLASSES, Mutation, mutations
 from slime_swe.data_sources.synthetic.functions import (
@@ -24,6 +27,7 @@ from slime_swe.data_sources.synthetic.functions import (
 )
 from slime_swe.data_sources.synthetic.runtests import shorten
 from slime_swe.data_sources.synthetic.tasks import (
+    PIECES,
     Function,
     Repository,
     draw_repository,
@@ -31,6 +35,7 @@ from slime_swe.data_sources.synthetic.tasks import (
     failing_tests,
     statement,
 )
+from slime_swe.embedded.train_data import TrainData
 from slime_swe.rollout.tools import TOOLS
 
 SYSTEM_PROMPT = "Repair the code."
@@ -211,3 +216,46 @@ def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
 def _answer(source: str, arguments: str) -> str:
     with watched():
         return run_call(compile_function(source), eval(f"({arguments},)"))  # arguments are literals of our own
+
+
+# Demonstrations as training data.
+MICRO_BATCH = 8192  # rows at most
+CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown, beside 1 on what it says
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Demonstrations as training data in which every token but a sequence's first is predicted.
+
+    For each of those: its loss weight, and whether it is a piece of a name that its sequence has shown before.
+    """
+
+    data: TrainData
+    weights: list[list[float]]
+    repeats: list[list[bool]]
+
+
+def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
+    """Tokenise transcripts part by part, as the agent loop does."""
+    encode = tokenizer.backend_tokenizer.encode
+    names = set(tokenizer.convert_tokens_to_ids([*PIECES, *(f"_{piece}" for piece in PIECES)]))
+    tokens: list[list[int]] = []
+    weights: list[list[float]] = []
+    repeats: list[list[bool]] = []
+    for transcript in transcripts:
+        parts = [encode(part.text, add_special_tokens=False).ids for part in transcript]
+        tokens.append(list(chain.from_iterable(parts)))
+        weight_of = (1.0 if part.action else CONTEXT_WEIGHT for part in transcript)
+        weights.append([weight for weight, ids in zip(weight_of, parts, strict=True) for _ in ids][1:])
+        repeats.append(_repeats(tokens[-1], names)[1:])
+    masks = [[1] * len(row) for row in weights]
+    count = len(tokens)
+    return Batch(
+        TrainData(tokens, masks, [], [0.0] * count, list(range(count)), list(map(len, masks))), weights, repeats
+    )
+
+
+def _repeats(tokens: Sequence[int], names: Set[int]) -> list[bool]:
+    """Whether each token is one of `names` and has been there before."""
+    first = {token: place for place, token in reversed(list(enumerate(tokens)))}
+    return [token in names and first[token] < place for place, token in enumerate(tokens)]

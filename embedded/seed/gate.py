@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe import syntax
-from slime_swe.embedded.exact_forward import Decoder
+from slime_swe.embedded.exact_forward import Decoder, KVCache
 from slime_swe.embedded.forward import recompute_log_probs
-from slime_swe.embedded.model import KVCache, Qwen2
+from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Request, Scheduler
-from slime_swe.embedded.seed.demonstrations import Script, gold_edit
-from slime_swe.embedded.seed.train import MICRO_BATCH, pack
+from slime_swe.embedded.seed.demonstrations import MICRO_BATCH, Script, gold_edit, pack
 from slime_swe.embedded.workers import set_threads, worker_count
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.chat.tool_formats import parse
@@ -71,7 +70,7 @@ def clean_share(model: Qwen2, tokenizer: Any, split: str, count: int = TASKS) ->
 
 
 def is_clean(turn: str, script: Script) -> bool:
-    """Whether a turn writes a transcript's buggy module anew, each function but one as it was looked at."""
+    """Say whether a turn writes a transcript's buggy module anew, each function but one as it was looked at."""
     calls = parse(turn, "qwen3_coder").calls
     if len(calls) != 1 or calls[0].name != "str_replace":
         return False
@@ -88,7 +87,7 @@ def is_clean(turn: str, script: Script) -> bool:
 
 
 def sample_turns(model: Qwen2, tokenizer: Any, prompts: list[str]) -> list[str]:
-    """What the policy says after each prompt, without the token that ends a turn."""
+    """Return what the policy says after each prompt, without the token that ends a turn."""
     cache = KVCache(model.config, len(prompts), model.config.max_position_embeddings)
     scheduler = Scheduler(Decoder(model, cache), tokenizer.decode)
     said = [""] * len(prompts)

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-from slime_swe.embedded.journal import Journal
 from slime_swe.errors import UserError
+from slime_swe.files import Journal
 from slime_swe.launch.args import checkpoint_folder, converted_folder
 from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start

@@ -29,9 +29,9 @@ from typing import Any
 
 import yaml
 
+from slime_swe.dotted import PACKAGES
 from slime_swe.launch.slime.paths import SETTINGS
 from slime_swe.saving import TRY_AGAIN, Due, Saves, StoppedToResume
-from slime_swe.train_loop import PACKAGES
 
 EVERY = "swe_save_every_minutes"
 

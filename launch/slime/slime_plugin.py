@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from slime_swe.dotted import module_of
 from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
-from slime_swe.train_loop import module_of
 
 if TYPE_CHECKING:
     from torch import Tensor

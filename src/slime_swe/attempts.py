@@ -106,7 +106,7 @@ def require_ended(path: Path) -> None:
 
 
 def lasts(path: Path) -> bool | None:
-    """Whether an attempt lasts. Writes nothing, and holds the lock for an instant where it is free.
+    """Say whether an attempt lasts. Writes nothing, and holds the lock for an instant where it is free.
 
     None where that can't be known: the last attempt is another machine's, and the folder's file system has no locks, or
     none between machines (`_between_machines`).

@@ -1,4 +1,5 @@
-"""Find an object by its dotted path, or by a short name that a registry maps to one."""
+"""Find an object by its dotted path, or by a short name that a registry maps to one. Find a module of the train loop
+that runs our plug-ins, which is SLiME or its fork miles."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_swe.errors import UserError, unknown
+
+PACKAGES = ("slime", "miles")  # train loops: the fork has most at the same places
 
 
 def load_object(path: str, where: str) -> Any:
@@ -40,8 +43,24 @@ def load_registered(name: str, registry: Mapping[str, str], where: str) -> Any:
     return load_object(registry.get(name, name), where)
 
 
+def module_of(name: str, *, of_miles: str = "") -> Any:
+    """The module `slime.NAME` or `miles.NAME`, in miles `of_miles` where it lies elsewhere; None without either.
+
+    Where both are installed, it is that of the one which this process runs. A package that one of them needs and that
+    is missing raises `ModuleNotFoundError`.
+    """
+    for package in sorted(PACKAGES, key=lambda package: package not in sys.modules):
+        path = f"{package}.{of_miles if of_miles and package == 'miles' else name}"
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if not is_part(error.name, path):
+                raise
+    return None
+
+
 def is_part(missing: str | None, module: str) -> bool:
-    """Whether `missing` is `module` or one of the packages that hold it, and not something that it imports."""
+    """Say whether `missing` is `module` or one of the packages that hold it, and not something that it imports."""
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 

@@ -24,7 +24,7 @@ class Limit:
             )
 
     def shrink(self, in_use: int) -> None:
-        """Not again before so few are in use, since until then it has had no effect."""
+        """Lower the limit, but not again before so few are in use, since until then it has had no effect."""
         if in_use <= self.limit:
             self.limit = max(self.least, int(in_use * SHRINK))
 

@@ -42,7 +42,7 @@ def request_stop(folder: Path, by: float = AFTER_THIS_STEP) -> None:
 
 
 def withdraw_request(folder: Path) -> None:
-    """What was asked of an earlier attempt does not hold for this one."""
+    """Forget what was asked of an earlier attempt: it does not hold for this one."""
     with writing(folder / STOP_BY):
         (folder / STOP_BY).unlink(missing_ok=True)
 
@@ -60,7 +60,7 @@ def stop_by(folder: Path) -> float | None:
 
 @dataclass(frozen=True)
 class Due:
-    """What is to be done after a step. A stop comes with a save."""
+    """`Due` says what follows a step. A stop comes with a save."""
 
     save: bool
     stop: bool

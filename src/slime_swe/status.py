@@ -17,7 +17,7 @@ OFTEN = 1.0  # seconds between two changes of a phase's detail
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Of the run's attempt of that number. `since`: when the phase began, in seconds of Unix time.
+    """`Status` is what the run's attempt of that number says. `since`: when the phase began, in seconds of Unix time.
 
     exit_code: of the attempt's process; None while it runs, and where it was killed. why: in words, where it failed.
     """

@@ -21,12 +21,12 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def parse(text: str | bytes) -> ast.Module:
-    """As `ast.parse`, with its errors."""
+    """Parse as `ast.parse` does, with its errors."""
     return _undisturbed(lambda: ast.parse(text))
 
 
 def literal_eval(text: str) -> Any:
-    """As `ast.literal_eval` of a text, with its errors."""
+    """Read a text as `ast.literal_eval` does, with its errors."""
     return _undisturbed(lambda: ast.literal_eval(text))
 
 

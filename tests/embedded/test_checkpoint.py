@@ -19,8 +19,7 @@ import torch
 
 from slime_swe.embedded import checkpoint
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError, State, configuration
-from slime_swe.embedded.journal import Journal
-from slime_swe.files import FileError, replace_file
+from slime_swe.files import replace_file
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -178,43 +177,12 @@ def test_a_model_that_moved_is_the_same_and_another_one_is_not(tmp_path, weights
         checkpoint.require_same(found, Namespace(hf_checkpoint=str(moved)))
 
 
-def test_a_journal_is_cut_back_to_its_checkpoint(tmp_path):
-    journal = Journal(tmp_path / "metrics.jsonl")
-    assert journal.read() == [] and journal.size() == 0
-    journal.append({"a": 1})
-    size = journal.size()
-    journal.append({"b": float("nan")})
-    with journal.path.open("ab") as file:
-        file.write(b'{"c": ')
-    assert journal.read() == [{"a": 1}, {"b": None}]
-    journal.cut(size)
-    assert journal.read() == [{"a": 1}]
-    with pytest.raises(FileError, match="records are missing"):
-        journal.cut(size + 1)
-
-
-def test_a_journal_that_is_not_what_the_checkpoint_saw_is_refused(tmp_path):
-    journal = Journal(tmp_path / "metrics.jsonl")
-    journal.append({"a": 1, "attempt": 1})
-    journal.append({"b": "x" * 100, "attempt": 2})
-    before = journal.path.read_bytes()
-    with pytest.raises(FileError, match="end within a line"):
-        journal.cut(journal.size() - 5, 2)
-    with pytest.raises(FileError, match="end with a record of a later attempt"):
-        journal.cut(journal.size(), 1)
-    assert journal.path.read_bytes() == before
-    journal.cut(journal.size(), 2)
-    journal.cut(before.index(b"\n") + 1, 1)
-    assert journal.read() == [{"a": 1, "attempt": 1}]
-
-
 FILL = """
 import resource, sys
 from pathlib import Path
 from slime_swe.embedded import checkpoint
 from slime_swe.embedded.checkpoint import State
-from slime_swe.embedded.journal import Journal
-from slime_swe.files import FileError
+from slime_swe.files import FileError, Journal
 
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.embedded.exact_forward import Decoder
-from slime_swe.embedded.model import KVCache, Qwen2
+from slime_swe.embedded.exact_forward import Decoder, KVCache
+from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Completion, Drafter, OwnPlaces, Request, Scheduler
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from slime_swe.embedded.exact_forward import Decoder, Span, attention, check_operations, grid, snap, snap_to
-from slime_swe.embedded.model import KVCache, ModelConfig, Qwen2
+from slime_swe.embedded.exact_forward import Decoder, KVCache, Span, attention, check_operations, grid, snap, snap_to
+from slime_swe.embedded.model import ModelConfig, Qwen2
 
 SETTINGS = [
     {},

@@ -17,12 +17,11 @@ import pytest
 
 from slime_swe.attempts import ATTEMPTS, HeldError, attempting
 from slime_swe.embedded.checkpoint import ResumeError
-from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.server_process import ServerError
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.files import FileError
+from slime_swe.files import FileError, Journal
 from slime_swe.rollout.driver import FilterError
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.scheduling import outage

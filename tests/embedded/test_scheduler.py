@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from slime_swe.embedded.exact_forward import Decoder
-from slime_swe.embedded.model import KVCache, Qwen2
+from slime_swe.embedded.exact_forward import Decoder, KVCache
+from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Completion, Request, Scheduler
 

@@ -22,7 +22,8 @@ import pytest
 import torch
 
 from slime_swe.embedded.engine import Engine, EngineStopped
-from slime_swe.embedded.model import CacheError, KVCache, ModelConfig, Qwen2
+from slime_swe.embedded.exact_forward import CacheError, KVCache
+from slime_swe.embedded.model import ModelConfig, Qwen2
 from slime_swe.embedded.sampling import SamplingParams
 from slime_swe.embedded.scheduler import Request
 from tests.waiting import wait_for

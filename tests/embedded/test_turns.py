@@ -11,10 +11,9 @@ import torch
 from aiohttp import ClientSession, web
 from transformers import Qwen2ForCausalLM
 
-from slime_swe.embedded.api import Api
 from slime_swe.embedded.engine import Engine
 from slime_swe.embedded.model import Qwen2
-from slime_swe.embedded.protocol import Detokenizer, Limits
+from slime_swe.embedded.server import Api, Detokenizer, Limits
 from slime_swe.rollout.client import EngineClient, Generation
 
 PROMPT = [5, 6, 7]

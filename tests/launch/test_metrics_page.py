@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.embedded.journal import Journal
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.trackers import figures_of
+from slime_swe.files import Journal
 from slime_swe.launch.slime_cpu import process
 from slime_swe.rollout.driver import Rollout
 from slime_swe.rollout.metrics import GAP_BEFORE

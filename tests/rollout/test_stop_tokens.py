@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_swe.embedded.protocol import Detokenizer
+from slime_swe.embedded.server import Detokenizer
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.native import load_template
 from slime_swe.rollout.chat.bash_block import INSTRUCTIONS

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from slime_swe.attempts import ATTEMPTS, attempting
-from slime_swe.embedded.journal import Journal
+from slime_swe.files import Journal
 from slime_swe.launch.attempt import attempt_with_status, record_end
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime_swe.embedded.control import shuffled_post_process
+from benchmarks.learning import shuffled_post_process
 from slime_swe.rewards.slime_plugin import post_process
 from slime_swe.sample import Sample
 

@@ -47,7 +47,7 @@ from slime_swe.launch.runs import (
     to_go_on,
     with_name,
 )
-from slime_swe.launch.slime.manifest import document, readable, script
+from slime_swe.launch.slime.job import document, readable, script
 from slime_swe.launch.warm_start import FOLDER, require_trainable, run_stage
 from slime_swe.recipes.base import Recipe
 from slime_swe.saving import StoppedToResume, raise_if_stopped

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.args import checkpoint_path
+from slime_swe.launch.model import checkpoint_path
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.engine import UNANSWERED, workers_at
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_swe.launch.args import chat_template, checkpoint_folder
+from slime_swe.launch.model import chat_template, checkpoint_folder
 from slime_swe.launch.output import rate, visible
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.base import agent_class

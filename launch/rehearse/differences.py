@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import yaml
 
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.manifest import Job, split
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.paths import SETTINGS
 
 MODEL = "a toy of the model, with random weights"

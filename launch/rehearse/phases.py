@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.launch.args import converted_folder
 from slime_swe.launch.engines import require_legal
+from slime_swe.launch.model import converted_folder
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.ray.node import free_ports
 from slime_swe.launch.rehearse import jobs
@@ -28,9 +28,9 @@ from slime_swe.launch.rehearse.router import Router, serve
 from slime_swe.launch.rehearse.toy import EPISODES as SCALED_EPISODES
 from slime_swe.launch.rehearse.toy import GROUPS, end_replies, one_rank, scaled, shape_keys, write_toy
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, LOG, TENSORBOARD
+from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import follow, scalars
 from slime_swe.recipes.base import Recipe

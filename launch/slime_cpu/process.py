@@ -15,7 +15,7 @@ from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import InfrastructureError
 from slime_swe.files import free_space
 from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, depends_on_timing, episode_metrics, evaluation_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record

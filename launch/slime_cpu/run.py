@@ -14,10 +14,10 @@ import orjson
 from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.args import to_args
 from slime_swe.launch.evaluation.folder import limits_of
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
+from slime_swe.launch.slime.render import to_args
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import follow, read_figures
 from slime_swe.launch.slime_cpu.render import render

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime.paths import EXPORTS, TENSORBOARD
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import scalars

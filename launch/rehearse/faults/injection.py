@@ -15,7 +15,7 @@ from typing import ClassVar
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.processes import PROC, owned
 from slime_swe.launch.rehearse.faults import PARTS, Drill, Moment, Part
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 
 
 @dataclass

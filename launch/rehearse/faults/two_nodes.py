@@ -23,7 +23,7 @@ from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.dashboard import MODE, TOKEN
 from slime_swe.launch.ray.processes import PROC, deferring, lives
 from slime_swe.launch.rehearse.faults.injection import Injection, Processes
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 
 FIRST, SECOND = 0, 1
 LOG = "second_node.log"  # in the run's folder

@@ -21,7 +21,7 @@ from slime_swe.launch.ray.processes import MARK, lives, owned, stop_owned
 from slime_swe.launch.rehearse.faults import Drill
 from slime_swe.launch.rehearse.faults.injection import Processes, title
 from slime_swe.launch.rehearse.faults.two_nodes import SECOND, LostNode
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 
 # The first node without SLiME: it calls an actor on each, by the GPU that this has.

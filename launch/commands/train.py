@@ -18,7 +18,6 @@ from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.launch.attempt import attempt_with_status, record_end, stopping_when_asked
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
@@ -37,13 +36,16 @@ from slime_swe.launch.preflight import (
 )
 from slime_swe.launch.runs import (
     RECIPE_FILE,
+    attempt_with_status,
     changes,
     create_run,
     find_run,
     make_folder,
+    record_end,
     require_new,
     require_same,
     require_usable,
+    stopping_when_asked,
     to_go_on,
     with_name,
 )

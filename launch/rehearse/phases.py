@@ -32,7 +32,8 @@ from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, LOG, TENSORBOARD
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.process import follow, scalars
+from slime_swe.launch.slime_cpu.process import follow
+from slime_swe.launch.slime_cpu.run import scalars
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template, opening
 from slime_swe.rollout.chat.template import ChatTemplate

@@ -11,7 +11,7 @@
 The flag of an attribute is the one by which SLiME's parser sets it (`Manifest.to_argv`): `--rollout-batch-size` comes
 of `rollout_batch_size`, which is `recipe.rollout.batch_size`. What tests hold:
 
-- every word is one that the parsers of SLiME, Megatron and SGLang take, and no flag is said twice;
+- what each shipped recipe says is taken by the parsers of SLiME, Megatron and SGLang, and no flag is said twice;
 - each field of a recipe reaches the job, or is named in `tests/launch/slime/test_render.py` with who reads it;
 - each choice of algorithm, schedule and layout is the flags that the same tests name for it;
 - paths are absolute, and the files that a job has written lie in the run's folder;

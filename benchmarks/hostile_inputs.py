@@ -22,7 +22,7 @@ from typing import TypeVar
 from benchmarks.command import Figures, run
 from slime_swe.data_sources.contamination import find_overlaps
 from slime_swe.data_sources.test_log import parse_test_log
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.patches import PatchError, apply_reply
 from slime_swe.rewards.diff import similarity
 from slime_swe.rollout.chat.tokenizer import load_tokenizer

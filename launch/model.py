@@ -1,4 +1,6 @@
-"""What a checkpoint's files have to say to a recipe: whether it is that model, or how it is to become it.
+"""The model that a recipe names: where its files lie, and what they have to say to the recipe.
+
+That is whether they are of that model, or how the recipe is to become theirs.
 
 A recipe's `model.tool_format` and `model.chat_template` are of its own model: another member of the family may write
 other calls, as Qwen3-Coder does beside Qwen3. `model=` never keeps them unsaid for such a model (`_formats`).
@@ -10,23 +12,55 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Container
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_path
 from slime_swe.recipes.base import Model, Recipe
 from slime_swe.recipes.checks import Violation
 from slime_swe.recipes.families import Config, Family, read_config
 from slime_swe.recipes.registry import RECIPES, load_recipe
-from slime_swe.rollout.chat.tokenizer import shipped_templates
+from slime_swe.rollout.chat.tokenizer import shipped_templates, template_path
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, ToolCall, parse, tool_format
 from slime_swe.rollout.tools import TOOLS
 
+EMBEDDED_SEED = "embedded:seed"
 CONFIG = "config.json"
 FORMATS = ("tool_format", "chat_template")  # fields of `Model` that say how one model writes
 _NO_VARIANT = re.compile(r"a?\d+(\.\d+)?[bm]|fp8|bf16")  # words of a name that change no format: sizes, precisions
+
+
+def checkpoint_folder(spec: str, models: str = "models") -> Path:
+    """The folder that `model.checkpoint` names. Raises `UserError` where it holds no Hugging Face model."""
+    folder = checkpoint_path(spec, models)
+    if not (folder / CONFIG).is_file():
+        raise UserError(
+            f"model.checkpoint={spec!r} is not a model in Hugging Face format ({folder} holds no {CONFIG}): give a "
+            f"folder that does, an ORG/NAME that model.folder={models} holds, or {EMBEDDED_SEED}"
+        )
+    return folder
+
+
+def checkpoint_path(spec: str, models: str = "models") -> Path:
+    """Where `model.checkpoint` lies: a folder as it is given, else that `ORG/NAME` in `model.folder`. Absolute."""
+    if spec == EMBEDDED_SEED:
+        return Path(str(files("slime_swe.embedded"))).resolve() / "seed" / "checkpoint"
+    given = Path(spec).expanduser()
+    named = spec.count("/") == 1 and not spec.startswith((".", "~", "/")) and not given.is_dir()
+    return (Path(models).expanduser() / spec if named else given).resolve()
+
+
+def converted_folder(recipe: Recipe) -> Path:
+    """Where the same weights lie in Megatron's format: beside those in Hugging Face format."""
+    return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")
+
+
+def chat_template(model: Model) -> str:
+    """A shipped template's name, or a file's absolute path. Raises `UserError` where there is neither."""
+    name = model.chat_template
+    return name if not name or name in shipped_templates() else str(template_path(name).resolve())
 
 
 def with_model(recipe: Recipe, spec: str, folder: str, given: Container[str] = ()) -> Recipe:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.args import checkpoint_path
-from slime_swe.launch.attempt import attempt_with_status, record_end
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.engines import Engine, Start
-from slime_swe.launch.runs import RECIPE_FILE, create_run
+from slime_swe.launch.model import checkpoint_path
+from slime_swe.launch.runs import RECIPE_FILE, attempt_with_status, create_run, record_end
 from slime_swe.recipes import checks
 from slime_swe.recipes.base import Algorithm, Data, Recipe, Slime, WarmStart
 from slime_swe.recipes.checks import Violation, refuse

@@ -19,7 +19,7 @@ from rich.table import Table
 from slime_swe.errors import UserError
 from slime_swe.files import read_given
 from slime_swe.launch.agent_check import Report, check_agent
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_path
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_path
 from slime_swe.launch.output import print_json, visible
 from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS
 

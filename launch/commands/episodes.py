@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.extras import require
+from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json, print_rows, visible
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.selection import Selected, add_selection, select

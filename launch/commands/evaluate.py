@@ -34,7 +34,6 @@ import msgspec
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.args import checkpoint_folder
 from slime_swe.launch.config import add_recipe_arguments, with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import BY_EMBEDDED, require_legal
@@ -50,6 +49,7 @@ from slime_swe.launch.evaluation.target import (
     start_command,
 )
 from slime_swe.launch.extras import EMBEDDED, require
+from slime_swe.launch.model import checkpoint_folder
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.preflight import require_plug_ins
 from slime_swe.recipes.base import Recipe

@@ -27,10 +27,10 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.export import ExportedEpisode, read_episodes, require_turns
 from slime_swe.launch.extras import require
+from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.selection import select

@@ -18,7 +18,6 @@ from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.data_sources.corpora.corpus import NotFetched
 from slime_swe.errors import UserError
 from slime_swe.files import writing
-from slime_swe.launch.attempt import attempt_with_status, record_end, stopping_when_asked
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, resolve, value_of
 from slime_swe.launch.engines import Engine, Start, engine_of
 from slime_swe.launch.output import print_json
@@ -37,17 +36,20 @@ from slime_swe.launch.preflight import (
 )
 from slime_swe.launch.runs import (
     RECIPE_FILE,
+    attempt_with_status,
     changes,
     create_run,
     find_run,
     make_folder,
+    record_end,
     require_new,
     require_same,
     require_usable,
+    stopping_when_asked,
     to_go_on,
     with_name,
 )
-from slime_swe.launch.slime.manifest import document, readable, script
+from slime_swe.launch.slime.job import document, readable, script
 from slime_swe.launch.warm_start import FOLDER, require_trainable, run_stage
 from slime_swe.recipes.base import Recipe
 from slime_swe.saving import StoppedToResume, raise_if_stopped

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_folder, checkpoint_path, converted_folder
 from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped, warning
 from slime_swe.launch.doctor.versions import upstream_of
 from slime_swe.launch.engines import Engine, engine_of
-from slime_swe.launch.model import mismatches, readers
+from slime_swe.launch.model import checkpoint_folder, checkpoint_path, converted_folder, mismatches, readers
 from slime_swe.launch.plan.admission import checkpoint_bytes
 from slime_swe.launch.plan.formulae import GIB
 from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.render import sections
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.rollout.agents.native import load_template
@@ -245,7 +245,7 @@ def conversion(recipe: Recipe) -> str:
     checkouts = upstream.checkouts()
     folder = checkpoint_path(model.checkpoint, model.folder)
     processes = 1 if 2 * model.shape.parameters <= ONE_GPU else max(1, recipe.cluster.gpus_per_node)
-    shape = upstream.manifest.to_argv(upstream.sections(recipe, Path(), resume=False)["model"])
+    shape = upstream.manifest.to_argv(sections(recipe, Path(), resume=False, upstream=upstream)["model"])
     flags = [shlex.join([name, *values]) for name, values in split(shape)]
     return continued(
         f"cd {shlex.quote(str(checkouts.loop))} &&",

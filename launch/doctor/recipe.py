@@ -15,12 +15,12 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
-from slime_swe.launch.args import PLUG_INS
 from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.engines import violations
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.launch.plan.result import HOUR
 from slime_swe.launch.preflight import check_overlap
+from slime_swe.launch.slime.render import PLUG_INS
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import lookup
 from slime_swe.rollout.agents.base import agent_class
@@ -141,8 +141,8 @@ def check_plug_ins(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """What the embedded engine itself refuses before it starts."""
-    from slime_swe.launch.args import to_args
     from slime_swe.launch.engines.embedded import check_args  # torch takes seconds to import
+    from slime_swe.launch.slime.render import to_args
 
     check_args(to_args(recipe, Path(recipe.run.dir)))
     yield ok("engine", "the embedded engine takes every setting")

@@ -21,7 +21,7 @@ from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, fail
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.slime.checkouts import Checkout
-from slime_swe.launch.slime.flags import PYTHON
+from slime_swe.launch.slime.render import PYTHON
 from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.recipes.base import Recipe
 

@@ -19,7 +19,7 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Fixed, Violation, against, only, refuse
 
 if TYPE_CHECKING:
-    from slime_swe.launch.slime.manifest import Job
+    from slime_swe.launch.slime.job import Job
     from slime_swe.launch.slime.upstream import Upstream
 
 ENGINES: Mapping[str, str] = {

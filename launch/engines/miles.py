@@ -10,6 +10,7 @@ from slime_swe.launch.engines import Start
 from slime_swe.launch.engines.slime import Slime
 from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime import flags
+from slime_swe.launch.slime.render import HEADING
 from slime_swe.recipes import adapters, rules
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Violation, against
@@ -50,7 +51,7 @@ def left_out(recipe: Recipe) -> Iterator[Violation]:
         yield no("algorithm.kl_in", why, "use loss, or engine=slime")
     drafted = recipe.slime.flags.get(SPECULATIVE)
     if algorithm.lora_rank and drafted not in (None, "NGRAM"):
-        key = f"{flags.HEADING}.{SPECULATIVE}"
+        key = f"{HEADING}.{SPECULATIVE}"
         why = f"{key}={drafted} drafts tokens beside an adapter, which SGLang does by n-grams alone"
         yield Violation(key, why, "use NGRAM, or leave it out")
     if recipe.warm_start.data:

@@ -9,15 +9,15 @@ from typing import ClassVar
 
 from slime_swe.errors import UserError
 from slime_swe.files import Journal
-from slime_swe.launch.args import checkpoint_folder, converted_folder
 from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
+from slime_swe.launch.model import checkpoint_folder, converted_folder
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import fit
 from slime_swe.launch.slime import flags
-from slime_swe.launch.slime.flags import render
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
+from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.launch.summary import EVALUATED_ONLY, say_untrained
 from slime_swe.recipes import rules

@@ -17,7 +17,8 @@ from slime_swe.launch.engines.slime import exported
 from slime_swe.launch.extras import require
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import require_checkouts
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.render import HEADING
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.render import WITHOUT_GPU, ranks, render
 from slime_swe.launch.slime_cpu.sglang_cpu import serving
@@ -100,7 +101,7 @@ def layout(recipe: Recipe) -> Iterator[Violation]:
 def _flags_of_servers(recipe: Recipe, by_sglang: bool) -> Iterator[Violation]:
     """SLiME starts its router here, which is PyPI's, and a SGLang server where there is to be one."""
     for name, value in recipe.slime.flags.items():
-        key = f"{flags.HEADING}.{name}"
+        key = f"{HEADING}.{name}"
         if name.startswith("sglang-") and not by_sglang:
             yield Violation(key, f"{key} is for SGLang, and the embedded server runs in its place", "leave it out")
         elif value in SLIME.of_the_image.get(f"--{name}", ()):

@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from slime_swe.data_sources.task import Task
-from slime_swe.launch.args import EMBEDDED_SEED, to_args
 from slime_swe.launch.config import with_value
 from slime_swe.launch.evaluation.folder import appending, known_episodes
 from slime_swe.launch.evaluation.target import Endpoint
+from slime_swe.launch.model import EMBEDDED_SEED
 from slime_swe.launch.progress import Bar
+from slime_swe.launch.slime.render import to_args
 from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.rollout.agents.native import SCHEMAS
 from slime_swe.rollout.endpoint.client import EndpointClient, key_of, spending_of

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.args import checkpoint_path
 from slime_swe.launch.config import DEFAULT_RECIPE, read_recipe, resolve, value_of, with_value
+from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS
 from slime_swe.launch.slime.upstream import SLIME

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_swe.launch.args import Attributes
-from slime_swe.launch.miles import checkouts
+from slime_swe.launch.slime import checkouts
+from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.launch.slime.paths import CHECKPOINTS
-from slime_swe.launch.slime.sections import sections as of_slime
 from slime_swe.launch.slime.upstream import Upstream
 from slime_swe.recipes.adapters import targets
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.retention import last_saved
 
-# Recipe -> every attribute of miles' `args` that a GPU run sets: SLiME's, but for what the fork has otherwise.
 GONE = {
     "plug-ins": ("rollout_data_postprocess_path",),  # what miles hands to that function has not been tried
     "model": ("use_gated_attention",),  # Megatron's own `attention_output_gate` says it
@@ -28,14 +26,13 @@ MOVED = {  # functions of SLiME -> the same in miles
 }
 
 
-def sections(recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
-    """Heading -> attributes, in the order of a command line.
+def adapted(found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
+    """SLiME's sections -> those of miles.
 
     Engines drop what they sample before they take new weights, as SLiME has them do: a turn is then taken up again
     under the new ones, and each token's version is known. A run that goes on from a checkpoint is not evaluated first,
     as under SLiME: this evaluation would have the number of one that follows.
     """
-    found = of_slime(recipe, folder, resume=resume)
     kept = {heading: _moved(heading, group) for heading, group in found.items()}
     kept["serving"]["pause_generation_mode"] = "abort"
     if recipe.data.eval:
@@ -75,10 +72,10 @@ MILES = Upstream(
     "miles",
     "miles",
     checkouts.MILES,
-    checkouts.MEGATRON,
+    checkouts.MILES_MEGATRON,
     "miles' own image (its docker/Dockerfile)",
-    checkouts.COMMANDS,
-    sections,
+    checkouts.MILES_COMMANDS,
+    adapted,
     # Both set the router's policy. Only this one takes every name that the router has, and is asked for routing keys
     # (miles/ray/rollout/router_manager.py, miles/rollout/generate_utils/generate_endpoint_utils.py).
     renamed={"router-policy": "sglang-router-policy"},

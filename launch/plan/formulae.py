@@ -33,7 +33,7 @@ def padded_vocab(vocab: int, tp: int) -> int:
     """Rows of the embedding table in the trainer, which tp has to divide.
 
     Source: Megatron-LM `training/tokenizer`, `_vocab_size_with_padding` with the divisor that is rendered
-    (`launch.slime.sections.vocabulary_unit`).
+    (`launch.slime.render.vocabulary_unit`).
     """
     return ceil(vocab / tp) * tp
 

@@ -60,7 +60,7 @@ def time_stage(recipe: Recipe, assumed: Assumptions) -> Supervised | None:
 
 
 def _stage_step(stage: Recipe, samples: float, length: float, assumed: Assumptions) -> float:
-    """Seconds. Nothing is synchronised, and the trainer keeps its GPUs (`launch/slime/sections.py`, `_supervised`)."""
+    """Seconds. Nothing is synchronised, and the trainer keeps its GPUs (`launch/slime/render.py`, `_supervised`)."""
     if not engine_of(stage).on_gpus:
         return 0.0
     alone = replace(stage, cluster=replace(stage.cluster, colocate=False))

@@ -10,15 +10,24 @@ from pathlib import Path
 import yaml
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import Attributes, converted_folder, ours
+from slime_swe.launch.model import converted_folder
 from slime_swe.launch.ray.node import free_ports
 from slime_swe.launch.rehearse.evidence import ROLLOUTS, STEPS
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import OWN_RECORD, render_flags, script_of, settings_files
-from slime_swe.launch.slime.manifest import Job, split
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.manifest import Attributes, split
 from slime_swe.launch.slime.paths import SETTINGS
-from slime_swe.launch.slime.sections import as_yaml, model_section, sections
+from slime_swe.launch.slime.render import (
+    OWN_RECORD,
+    as_yaml,
+    model_section,
+    ours,
+    render_flags,
+    script_of,
+    sections,
+    settings_files,
+)
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Recipe
 

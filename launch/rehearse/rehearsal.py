@@ -29,8 +29,8 @@ from typing import Any
 from rich.table import Table
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.launch.args import converted_folder
 from slime_swe.launch.engines import require_legal
+from slime_swe.launch.model import converted_folder
 from slime_swe.launch.output import duration, table_console
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.ray.node import free_ports
@@ -50,11 +50,12 @@ from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.router import Router, serve
 from slime_swe.launch.rehearse.toy import end_replies, layout_of, one_rank, scaled, shape_keys, write_batches, write_toy
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, LOG, TENSORBOARD
+from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.process import follow, scalars
+from slime_swe.launch.slime_cpu.process import follow
+from slime_swe.launch.slime_cpu.run import scalars
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.agents.native import load_template, opening
 from slime_swe.rollout.chat.template import ChatTemplate

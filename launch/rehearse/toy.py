@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file
-from slime_swe.launch.args import checkpoint_path
-from slime_swe.launch.model import own_template
+from slime_swe.launch.model import checkpoint_path, own_template
 from slime_swe.launch.rehearse.evidence import ROLLOUTS as DUMPED
 from slime_swe.launch.rehearse.evidence import Reference
 from slime_swe.launch.rehearse.platforms import Platform

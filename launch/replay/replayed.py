@@ -12,7 +12,7 @@ import msgspec
 from slime_swe.embedded.train_data import TrainData, split_steps, to_train_data, token_weights
 from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
-from slime_swe.launch.args import ours, shared
+from slime_swe.launch.slime.render import ours, shared
 from slime_swe.recipes.base import Recipe, Reward
 from slime_swe.recipes.rules import staleness
 from slime_swe.rewards.compose import OVERLONG, Composition, composed, weights_in_use

@@ -14,10 +14,10 @@ from pygments.lexers.diff import DiffLexer
 from pygments.token import STANDARD_TYPES, Token
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import checkpoint_folder
 from slime_swe.launch.commands.episodes import runs
 from slime_swe.launch.export import ExportedEpisode
 from slime_swe.launch.extras import require
+from slime_swe.launch.model import checkpoint_folder
 from slime_swe.launch.report.charts import Segments, stop_reason, task_of
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets

@@ -50,6 +50,17 @@ COMMANDS = f"""make them so:
   export {SLIME.variable}=$PWD/slime {MEGATRON.variable}=$PWD/Megatron-LM"""
 
 
+# https://github.com/radixark/miles, SLiME's fork, and the Megatron-LM that it is made for.
+MILES = Checkout("MILES_HOME", "/root/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", SLIME.mark)
+MILES_MEGATRON = Checkout(MEGATRON.variable, MEGATRON.image, "2e64d788b67fe8155774200c87606e1e449c494b", MEGATRON.mark)
+MILES_COMMANDS = f"""make them so:
+  git clone --filter=blob:none https://github.com/radixark/miles.git
+  git -C miles checkout {MILES.commit}
+  git clone --filter=blob:none --branch miles-main https://github.com/radixark/Megatron-LM.git
+  git -C Megatron-LM checkout {MILES_MEGATRON.commit}
+  export {MILES.variable}=$PWD/miles {MILES_MEGATRON.variable}=$PWD/Megatron-LM"""
+
+
 @dataclass(frozen=True)
 class Checkouts:
     """Of the train loop and of Megatron-LM, at the same path on every node."""

@@ -1,39 +1,26 @@
-"""`slime.flags`: flags of SLiME or its fork, Megatron and SGLang that no field of a recipe sets, checked against the
-manifest."""
+"""The rules of `slime.flags`: flags of SLiME or its fork, Megatron and SGLang that no field of a recipe sets."""
 
 from __future__ import annotations
 
-import os
-import site
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-import slime_swe
 from slime_swe.errors import UserError
-from slime_swe.launch.args import Attributes, ours
 from slime_swe.launch.config import with_value
-from slime_swe.launch.plan.admission import most_an_engine
-from slime_swe.launch.ray.node import by_interface
-from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.manifest import Flag, Job, values
-from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
-from slime_swe.launch.slime.sections import as_yaml, evaluation_config
-from slime_swe.launch.slime.upstream import SLIME, Upstream
+from slime_swe.launch.slime.manifest import Attributes
+from slime_swe.launch.slime.render import HEADING, sections
+from slime_swe.launch.slime.upstream import Upstream
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Violation, field_types, listed, lookup
 from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.fields import CHOICES
 from slime_swe.recipes.registry import load_recipe
-from slime_swe.recipes.rules import at_once
 
-HEADING = "slime.flags"
 _BATCH = "only SLiME's rollout function reads it, and ours fills the batch"
 _EVALUATION = "only SLiME's evaluation reads it, and ours plays `data.eval` as training samples, at eval-temperature"
 # Flag -> why it would do nothing here, or harm, and what to do. SLiME's parser takes each.
@@ -82,7 +69,7 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
     another of these flags. taken: further attributes that an engine sets."""
     seen: dict[str, str] = {}
     for name, value in recipe.slime.flags.items():
-        key, flag = f"{HEADING}.{name}", _flag(name, upstream)
+        key, flag = f"{HEADING}.{name}", upstream.flag(name)
         if flag is None or flag.action in ("help", "version"):
             yield Violation(key, f"{key} is no flag of {upstream.title}, Megatron or SGLang", _nearest(name, upstream))
         elif name in UNREAD and value is not False:
@@ -100,39 +87,9 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
         else:
             seen[flag.dest] = name
             try:
-                upstream.manifest.check(_argv_of(_own(name, upstream), value, flag))
+                upstream.manifest.check(upstream.manifest.words_of(upstream.own_name(name), value))
             except UserError as error:
                 yield Violation(key, f"{key}={value!r} is not allowed", str(error))
-
-
-def argv_of(recipe: Recipe, upstream: Upstream) -> tuple[str, ...]:
-    """The flags as a command line."""
-    flags = upstream.manifest.flags
-    given = ((_own(name, upstream), value) for name, value in recipe.slime.flags.items())
-    return tuple(word for name, value in given for word in _argv_of(name, value, flags[f"--{name}"]))
-
-
-def _own(name: str, upstream: Upstream) -> str:
-    return upstream.renamed.get(name, name)
-
-
-def _flag(name: str, upstream: Upstream) -> Flag | None:
-    return upstream.manifest.flags.get(f"--{_own(name, upstream)}")
-
-
-def attributes_of(recipe: Recipe, upstream: Upstream) -> Attributes:
-    """Attribute of `args` -> the value that the flags give it."""
-    found = ((_flag(name, upstream), value) for name, value in recipe.slime.flags.items())
-    return {flag.dest: value for flag, value in found if flag is not None}
-
-
-def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes], upstream: Upstream) -> dict[str, Attributes]:
-    """The groups of attributes, less what the flags set."""
-    replaced = attributes_of(recipe, upstream)
-    return {
-        heading: {dest: value for dest, value in group.items() if dest not in replaced}
-        for heading, group in groups.items()
-    }
 
 
 @cache
@@ -140,7 +97,7 @@ def owners(upstream: Upstream) -> dict[str, list[str]]:
     """Attribute of `args` -> the recipe's fields that change it, that which changes the least else first; none
     where every run sets it alike.
 
-    Found by giving each field another value, so that there is no table to be kept in step with `sections`.
+    Found by giving each field another value, so that there is no table to be kept in step with `render.sections`.
     """
     usual = with_value(load_recipe(USUAL), "algorithm.kl_coef", 0.1)
     before = _attributes(usual, upstream)
@@ -162,7 +119,7 @@ def owners(upstream: Upstream) -> dict[str, list[str]]:
 
 
 def _attributes(recipe: Recipe, upstream: Upstream) -> Attributes:
-    groups = upstream.sections(recipe, Path("/run"), resume=True).values()
+    groups = sections(recipe, Path("/run"), resume=True, upstream=upstream).values()
     return {dest: value for group in groups for dest, value in group.items()}
 
 
@@ -188,131 +145,9 @@ def _choices_of_a_list(hint: Any) -> Iterable[str]:
     return [choice for meta in metas for choice in (meta.extra or {}).get(CHOICES, ())]
 
 
-def _argv_of(name: str, value: Any, flag: Flag) -> list[str]:
-    """A switch that is false is left out, or is the other of `--x` and `--no-x` where there are two. Raises
-    `UserError`."""
-    word = f"--{name}"
-    if flag.switch:
-        if not isinstance(value, bool):
-            raise UserError("it is a switch, and takes true or false")
-        opposite = f"--{name.removeprefix('no-')}" if name.startswith("no-") else f"--no-{name}"
-        return [word] if value else [opposite] if flag.action == "BooleanOptionalAction" else []
-    if value is None or isinstance(value, bool):
-        raise UserError(f"it takes a value; ~{HEADING}.{name} leaves the flag out")
-    if flag.action == "append":
-        return [part for each in (value if isinstance(value, list) else [value]) for part in (word, *values(each))]
-    return [word, *values(value)]
-
-
 def _nearest(name: str, upstream: Upstream) -> str:
     names = [flag.removeprefix("--") for flag in upstream.manifest.flags]
     plain = name.lstrip("-").replace("_", "-")
     same = [flag for flag in (plain, f"sglang-{plain}") if flag in names]  # SGLang's own name, as its documents have it
     nearest = same or get_close_matches(plain, names, n=3, cutoff=0.6)
     return f"did you mean {listed(nearest)}?" if nearest else "`--dry-run` shows what is given already"
-
-
-# Recipe -> `Job`: what `engine=slime` or `engine=miles` starts, and the environment that its Ray workers need.
-OWN_RECORD = {"swe_record_metrics": True}  # no launcher reads figures back, so the run writes `metrics.jsonl` itself
-MODULE = "slime_swe.launch.slime.loop"  # runs the script, and says when it saves
-PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
-
-
-def render(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    upstream: Upstream = SLIME,
-    resume: bool = False,
-    checkouts: Checkouts | None = None,
-) -> Job:
-    """The job of a run in `folder`. Touches no file. Raises `UserError`."""
-    run, found = folder.resolve(), checkouts or upstream.checkouts()
-    return Job(
-        program=(
-            sys.executable if find_spec(upstream.package) else PYTHON,
-            "-m",
-            MODULE,
-            str(found.loop / script_of(recipe)),
-        ),
-        flags=render_flags(recipe, upstream.sections(recipe, run, resume=resume), upstream),
-        environment=environment(recipe, run, found),
-        files=settings_files(recipe, run),
-        directory=run,
-        manifest=upstream.manifest,
-    )
-
-
-def script_of(recipe: Recipe) -> str:
-    """The entry script: one trains and samples in turns, the other at once. Without a rollout the first one evaluates
-    and ends, where the other samples a batch that it never trains."""
-    return "train_async.py" if at_once(recipe) and recipe.run.num_rollouts else "train.py"
-
-
-def render_flags(
-    recipe: Recipe, attributes: Mapping[str, Attributes], upstream: Upstream
-) -> dict[str, tuple[str, ...]]:
-    """Heading -> arguments, the recipe's own flags last; a group that comes to no flag is left out."""
-    kept = without_replaced(recipe, attributes, upstream)
-    groups = {heading: upstream.manifest.to_argv(group) for heading, group in kept.items()}
-    groups[HEADING] = argv_of(recipe, upstream)
-    return {heading: group for heading, group in groups.items() if group}
-
-
-def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
-    """The files that the flags name."""
-    files = {run / SETTINGS: as_yaml(ours(recipe, run) | OWN_RECORD | unserved(recipe))}
-    return files | ({run / EVALUATION: evaluation_config(recipe)} if recipe.data.eval else {})
-
-
-def unserved(recipe: Recipe) -> Attributes:
-    """Of a supervised stage: what the rollout function reads of `args` that SLiME sets only where it starts servers."""
-    if not recipe.supervised:
-        return {}
-    serving = recipe.serving
-    return {
-        "sglang_server_concurrency": most_an_engine(recipe),
-        "sglang_enable_deterministic_inference": serving.deterministic,
-    }
-
-
-def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:
-    """Variable -> value.
-
-    CUDA_DEVICE_MAX_CONNECTIONS: Megatron asserts 1 with tensor or context parallelism before Blackwell, so that
-        communication starts before the computation it overlaps.
-    NCCL_NVLS_ENABLE: no reductions in the NVLink switches, as in SLiME's own example of training a coding agent
-        (`examples/coding_agent_rl`); its scripts for mathematics have them where there is NVLink.
-    PYTHONPATH: SLiME, Megatron-LM (whose `megatron.training` is in no wheel), this package where it is not installed;
-        then the user's own PYTHONPATH and current folder, where their plug-ins are.
-    PYTHONUNBUFFERED: the job's log is read as it grows.
-    TENSORBOARD_DIR: SLiME knows no flag for it.
-    GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, NCCL_SOCKET_IFNAME: `cluster.interface`.
-
-    What keeps the processes off the user's proxies is added when the job is submitted, and the cluster known.
-    """
-    found = [str(checkouts.loop), str(checkouts.megatron), *_own_folder(), *_user_folders()]
-    given = {
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "NCCL_NVLS_ENABLE": "0",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(found)),
-        "PYTHONUNBUFFERED": "1",
-    }
-    interface = recipe.cluster.interface
-    return (
-        given
-        | (by_interface(interface) if interface else {})
-        | ({"TENSORBOARD_DIR": str(run / TENSORBOARD)} if "tensorboard" in recipe.run.trackers else {})
-    )
-
-
-def _user_folders() -> list[str]:
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [*(str(Path(folder).absolute()) for folder in given if folder), str(Path.cwd())]
-
-
-def _own_folder() -> list[str]:
-    """The checkout that this code is in; nothing where it is installed, since that folder must not come first."""
-    folder = str(Path(slime_swe.__file__).parents[1].resolve())
-    installed = [str(Path(path).resolve()) for path in (*site.getsitepackages(), site.getusersitepackages())]
-    return [] if folder in installed else [folder]

@@ -1,25 +1,38 @@
-"""Flags of SLiME or its fork, as `make_manifest.py` read them; `Job`, the command line that a recipe makes of them."""
+"""The flags that the parsers of SLiME or its fork know: `Manifest` reads `flags.json`, which this file writes.
+
+    python -m slime_swe.launch.slime.manifest slime SLIME_DIR MEGATRON_DIR > slime.json
+    python -m slime_swe.launch.slime.manifest miles MILES_DIR MEGATRON_DIR > miles.json
+
+They are then moved to `launch/slime/flags.json` and `launch/miles/flags.json`.
+
+Writing builds the real parsers, so it needs an interpreter in which the package imports: the training image, or the
+environment that `engine=slime_cpu` makes (for miles with `polars` beside it, which its parser imports), where that
+engine's stand-ins for a GPU are put in place first.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
+import importlib.metadata
 import json
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 from typing import Any, NoReturn
+from unittest import mock
 
 import msgspec
 
 from slime_swe.errors import UserError
-from slime_swe.files import replace_file
 
+Attributes = dict[str, Any]  # of `args`, as its parser leaves it: name -> value
 _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
 _TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "json": json.loads}
 
@@ -115,6 +128,21 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
             value = str(list(value)).replace(" ", "")  # as Megatron reads a list that is one word: --moe-layer-freq
         return [takers[0], *values(value)]
 
+    def words_of(self, name: str, value: Any) -> list[str]:
+        """A flag of `slime.flags` with its value. A switch that is false is left out, or is the other of `--x` and
+        `--no-x` where there are two. Raises `UserError` where the flag takes no such value."""
+        word, flag = f"--{name}", self.flags[f"--{name}"]
+        if flag.switch:
+            if not isinstance(value, bool):
+                raise UserError("it is a switch, and takes true or false")
+            opposite = f"--{name.removeprefix('no-')}" if name.startswith("no-") else f"--no-{name}"
+            return [word] if value else [opposite] if flag.action == "BooleanOptionalAction" else []
+        if value is None or isinstance(value, bool):
+            raise UserError(f"it takes a value; ~slime.flags.{name} leaves the flag out")
+        if flag.action == "append":
+            return [part for each in (value if isinstance(value, list) else [value]) for part in (word, *values(each))]
+        return [word, *values(value)]
+
     @cached_property
     def _accepted(self) -> set[tuple[str, ...]]:
         return set()
@@ -164,94 +192,125 @@ def values(value: Any) -> list[str]:
     return [json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-# A job as text: grouped, for people to read, and as a shell script, to be run by hand.
-SCRIPT = """#!/usr/bin/env bash
-# Flags as {} takes them. On a running Ray cluster: export RAY_ADDRESS, and start Ray on every
-# node with the variables below.
-set -euo pipefail
-"""
-
-
-def readable(job: Job) -> str:
-    """Flags in their groups, one a line, then environment and files."""
-    groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
-    groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
-    groups["files"] = []
-    for path, content in job.files.items():
-        groups["files"] += [f"{path}:", *(f"  {line}" for line in content.splitlines())]
-    shown = (f"{heading}\n" + "".join(f"  {line}\n" for line in body) for heading, body in groups.items() if body)
-    return "\n".join([" ".join(job.program), f"in {job.directory}, as {job.manifest.source} takes it\n", *shown])
-
-
-def document(job: Job) -> dict[str, Any]:
-    """The same as plain JSON types."""
-    return {
-        "argv": job.argv,
-        "flags": {heading: list(argv) for heading, argv in job.flags.items()},
-        "environment": dict(job.environment),
-        "files": {str(path): content for path, content in job.files.items()},
-        "directory": str(job.directory),
-        "made_from": dict(job.manifest.made_from),
+def make(package: str, loop: Path, megatron: Path) -> str:
+    """The file's text."""
+    git = ["git", "rev-parse", "HEAD"]
+    commits = {
+        name: subprocess.run(git, cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
+        for name, checkout in ((package, loop), ("megatron", megatron))
     }
+    sys.path[:0] = [str(loop), str(megatron)]
+    if not importlib.import_module("torch").cuda.is_available():
+        shims = importlib.import_module("slime_swe.launch.slime_cpu.shims")
+        shims.install() if package == "slime" else shims.without_cuda()
+    flags: dict[str, Any] = {}
+    for owner, parser in PARSERS[package]():
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--"):
+                    flags.setdefault(option, {"owner": owner, **describe(action)})
+    made_from = {
+        **commits,
+        "sglang": importlib.metadata.version("sglang"),
+        "sglang_router": importlib.metadata.version("sglang-router"),
+    }
+    # One flag a line, so that a new commit's changes can be read.
+    lines = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(flags[flag])}" for flag in sorted(flags))
+    return f'{{\n  "made_from": {json.dumps(made_from)},\n  "flags": {{\n{lines}\n  }}\n}}'
 
 
-def lines(argv: Sequence[str]) -> list[str]:
-    """Each flag with its values, quoted for a shell."""
-    return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
+Parsers = Iterator[tuple[str, argparse.ArgumentParser]]  # whose flags, and the parser
 
 
-def script(job: Job) -> str:
-    """A bash script that does what the launcher does, without Ray Jobs.
+def of_slime() -> Parsers:
+    """`slime.utils.arguments.parse_args` reads the command line with these three."""
+    arguments = importlib.import_module("slime.utils.arguments")
+    yield "slime", used_by(arguments._pre_parse_mode)
+    yield "sglang", used_by(importlib.import_module("slime.backends.sglang_utils.arguments").sglang_parse_args)
+    yield from with_megatron("slime", arguments.get_slime_extra_args_provider())
 
-    It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
-    one, whose nodes must have been started with the same environment.
+
+def of_miles() -> Parsers:
+    """Megatron's parser, to which `miles.utils.arguments.parse_args` adds its own flags and SGLang's."""
+    servers = argparse.ArgumentParser(allow_abbrev=False)
+    importlib.import_module("miles.backends.sglang_utils.arguments").add_sglang_arguments(servers)
+    yield "sglang", servers
+    yield from with_megatron("miles", importlib.import_module("miles.utils.arguments").get_miles_extra_args_provider())
+
+
+PARSERS: dict[str, Callable[[], Parsers]] = {"slime": of_slime, "miles": of_miles}
+
+
+def with_megatron(package: str, add: Callable[[argparse.ArgumentParser], object]) -> Parsers:
+    """Megatron's own parser, and apart from it what `add` adds."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    importlib.import_module("megatron.training.arguments").add_megatron_arguments(parser)
+    theirs = set(parser._option_string_actions)
+    with mock.patch.object(sys, "argv", sys.argv[:1]):  # miles looks for paths of plug-ins among the words there
+        add(parser)
+    yield package, only(parser, lambda option: option not in theirs)
+    yield "megatron", parser
+
+
+def used_by(parse: Callable[[], Any]) -> argparse.ArgumentParser:
+    """The parser that a function builds and then reads the command line with: the last one that it uses."""
+    seen: list[argparse.ArgumentParser] = []
+
+    def parse_known_args(parser: argparse.ArgumentParser, *given: Any) -> tuple[argparse.Namespace, list[str]]:
+        seen.append(parser)
+        return original(parser, [])
+
+    original = argparse.ArgumentParser.parse_known_args
+    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", parse_known_args):
+        parse()
+    return seen[-1]
+
+
+def only(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> argparse.ArgumentParser:
+    """The part of a parser whose flags are wanted."""
+    part = argparse.ArgumentParser(add_help=False)
+    part._actions = [action for action in parser._actions if any(map(wanted, action.option_strings))]
+    return part
+
+
+def describe(action: argparse.Action) -> dict[str, Any]:
+    """One flag, as far as a command line is concerned; what is None or the usual is left out.
+
+    action: `store`, `store_true`, `append` ...; a class of SLiME's or SGLang's own goes by its class name. type: `int`,
+    `float`, `str`, `json`; the name of any other function.
     """
-    said = [
-        SCRIPT.format(job.manifest.source),
-        *(f"export {name}={quote(value)}" for name, value in job.environment.items()),
-    ]
-    folders = dict.fromkeys([job.directory, *(path.parent for path in job.files)])
-    said += ["", shlex.join(["mkdir", "-p", *map(str, folders)]), shlex.join(["cd", str(job.directory)])]
-    said += [f"printf %s {quote(content)} > {quote(str(path))}" for path, content in job.files.items()]
-    said += ["", "flags=("]
-    for heading, argv in job.flags.items():
-        said += [f"  # {heading}", *(f"  {line}" for line in lines(argv))]
-    said += [")", f'exec {shlex.join(job.program)} "${{flags[@]}}"', ""]
-    return "\n".join(said)
+    actions = {kind: name for name, kind in argparse.ArgumentParser()._registries["action"].items() if name is not None}
+    kind = "json" if action.type is json.loads else getattr(action.type, "__name__", type(action.type).__name__)
+    found = {
+        "dest": action.dest,
+        "action": actions.get(type(action), type(action).__name__),
+        "type": None if action.type is None else kind,
+        "nargs": action.nargs if action.nargs != 0 else None,
+        "choices": None if action.choices is None else in_order(action.choices),
+        "const": plain(action.const),
+        "default": None if action.default == argparse.SUPPRESS else plain(action.default),
+        "required": action.required or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
-# `Job`: one command that trains under SLiME or its fork, with everything that it needs beside it.
-@dataclass(frozen=True)
-class Job:
-    """What a launcher starts, as it is: every path is absolute, every value is text.
+def in_order(choices: Iterable[Any]) -> list[Any]:
+    """As they are given; those of a set, which have no order that stays, in that of their text."""
+    return [plain(choice) for choice in (sorted(choices, key=str) if isinstance(choices, set) else choices)]
 
-    program: the interpreter, the module of ours that runs the entry script, if any, and the script.
-    flags: heading for people -> that group of flags with their values.
-    environment: variables that the command and every Ray worker of it need, added to what is there.
-    files: path -> content; all of them lie in `directory` and must be there before the command starts.
-    directory: the run's folder, which the command is started in, so that strays of any library land there.
-    manifest: the flags that there are.
-    """
 
-    program: tuple[str, ...]
-    flags: Mapping[str, tuple[str, ...]]
-    environment: Mapping[str, str]
-    files: Mapping[Path, str]
-    directory: Path
-    manifest: Manifest = field(repr=False, compare=False)
+def plain(value: Any) -> Any:
+    """The value where JSON can hold it; an enumeration's member is the text that names it."""
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, str | int | float | bool | dict) or value is None:
+        return value
+    return str(getattr(value, "name", value))
 
-    @property
-    def argv(self) -> list[str]:
-        """The whole command."""
-        return [*self.program, *self.words]
 
-    @property
-    def words(self) -> list[str]:
-        """What the entry script is given: all flags with their values."""
-        return [argument for group in self.flags.values() for argument in group]
-
-    def write_files(self) -> None:
-        """Write `files`, each whole or not at all, over what earlier starts of the run left."""
-        for path, content in self.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content.encode())
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in PARSERS:
+        sys.exit(__doc__)
+    with redirect_stdout(sys.stderr):  # some of what they import prints
+        manifest = make(sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve())
+    print(manifest)

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Protocol
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import Attributes
 from slime_swe.launch.slime import checkouts
 from slime_swe.launch.slime.checkouts import Checkout, Checkouts
-from slime_swe.launch.slime.manifest import Manifest, load_manifest
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.slime.manifest import Attributes, Flag, Manifest, load_manifest
 from slime_swe.recipes.base import Recipe
 
 
-class Sections(Protocol):
-    def __call__(self, recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
-        """Heading -> attributes of `args`, in the order of a command line."""
+class Adapted(Protocol):
+    def __call__(
+        self, found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resume: bool
+    ) -> dict[str, Attributes]:
+        """SLiME's sections of a run in `folder` -> those of this train loop."""
         ...
+
+
+def as_they_are(found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
+    return found
 
 
 @dataclass(frozen=True, eq=False)  # each is one object
@@ -33,7 +37,7 @@ class Upstream:
     loop, megatron: its checkout, and that of the Megatron-LM that it is made for.
     image: the container image that holds it with all that it needs, in words.
     commands: how a person gets both checkouts.
-    sections: every attribute of its `args` that a GPU run sets.
+    adapted: what it has otherwise of the attributes that SLiME's `args` get (`render.sections`).
     renamed: `slime.flags` by SLiME's names -> by its own, where it has them under another.
     of_the_image: choices of its flags that its image has and PyPI's packages lack, which the manifest is made from.
     """
@@ -44,7 +48,7 @@ class Upstream:
     megatron: Checkout
     image: str
     commands: str
-    sections: Sections
+    adapted: Adapted = as_they_are
     renamed: Mapping[str, str] = field(default_factory=dict)
     of_the_image: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -52,6 +56,14 @@ class Upstream:
     def manifest(self) -> Manifest:
         """Its flags, at the commits that `loop` and `megatron` name."""
         return load_manifest(self.package, self.title, self.of_the_image)
+
+    def own_name(self, name: str) -> str:
+        """The flag, by its own name, that `slime.flags` names so."""
+        return self.renamed.get(name, name)
+
+    def flag(self, name: str) -> Flag | None:
+        """The flag that `slime.flags` names so; None where there is none."""
+        return self.manifest.flags.get(f"--{self.own_name(name)}")
 
     def checkouts(self, environment: Mapping[str, str] = os.environ) -> Checkouts:
         return Checkouts(self.loop.find(environment), self.megatron.find(environment))
@@ -74,7 +86,6 @@ SLIME = Upstream(
     checkouts.MEGATRON,
     "the training image (docker/, launch/apptainer/)",
     checkouts.COMMANDS,
-    sections,
     # The image's router is a fork of SLiME's authors (docker/Dockerfile).
     of_the_image={"--router-policy": ("consistent_hashing",)},
 )

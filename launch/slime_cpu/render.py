@@ -7,13 +7,22 @@ import sys
 from math import lcm
 from pathlib import Path
 
-from slime_swe.launch.args import Attributes, checkpoint_folder, ours
 from slime_swe.launch.config import with_value
+from slime_swe.launch.model import checkpoint_folder
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import environment, render_flags, script_of, settings_files, unserved
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
+from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.launch.slime.paths import CHECKPOINTS, SETTINGS, WEIGHTS
-from slime_swe.launch.slime.sections import as_yaml, sections
+from slime_swe.launch.slime.render import (
+    as_yaml,
+    environment,
+    ours,
+    render_flags,
+    script_of,
+    sections,
+    settings_files,
+    unserved,
+)
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu import sglang_cpu
 from slime_swe.recipes.base import Recipe

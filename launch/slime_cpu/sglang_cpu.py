@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import slime_swe
-from slime_swe.launch.args import Attributes
+from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.recipes.base import Recipe
 
 SITE = Path(__file__).parent / "sglang_site"

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime.paths import EXPORTS, TENSORBOARD
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.process import scalars
 from slime_swe.launch.slime_cpu.render import ranks, render
+from slime_swe.launch.slime_cpu.run import scalars
 from slime_swe.recipes.base import Parallel, Recipe, Slime
 from slime_swe.recipes.families import load_family
 from slime_swe.recipes.registry import load_recipe

@@ -7,7 +7,7 @@ import sys
 from enum import Enum
 from types import SimpleNamespace
 
-from slime_swe.launch.slime.flags import attributes_of, render, without_replaced
+from slime_swe.launch.slime.render import attributes_of, render, sections, without_replaced
 from tests.recipes.changes import changed
 
 
@@ -32,7 +32,7 @@ def parsed(recipe, parse_args, upstream, folder, monkeypatch, job_of=None):
     monkeypatch.setattr(sys, "argv", ["train.py", *job.words])
     for variable, value in job.environment.items():
         monkeypatch.setenv(variable, value)
-    asked = upstream.sections(recipe, (folder / "run").resolve(), resume=False)
+    asked = sections(recipe, (folder / "run").resolve(), resume=False, upstream=upstream)
     groups = without_replaced(recipe, asked, upstream).values()
     wanted = {name: value for group in groups for name, value in group.items()} | attributes_of(recipe, upstream)
     return parse_args(), wanted

@@ -25,7 +25,7 @@ from slime_swe.launch.rehearse.evidence import ROLLOUTS, Evidence
 from slime_swe.launch.rehearse.platforms import platform_of
 from slime_swe.launch.rehearse.rehearsal import PHASES, Rehearsal
 from slime_swe.launch.rehearse.toy import one_rank
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 
 
 def half_of_the_rotation(made: Rehearsal, evidence: Evidence) -> Evidence:

@@ -12,7 +12,7 @@ import torch
 from slime_swe.embedded.forward import action_log_probs
 from slime_swe.embedded.loss import Actions, LossConfig, policy_loss, supervised_loss
 from slime_swe.embedded.train_data import TrainData, token_weights
-from slime_swe.launch.args import MISMATCH
+from slime_swe.launch.slime.render import MISMATCH
 
 H, V = 8, 23  # sizes of hidden states and vocabulary
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime_swe.launch.args import MISMATCH
+from slime_swe.launch.slime.render import MISMATCH
 from slime_swe.launch.slime.slime_plugin import masked_importance_sampling
 from tests.contract.test_loss import TOLERANCE, make_case, policy, slime_args, slime_loss
 

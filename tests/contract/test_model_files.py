@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from slime_swe.launch.plan.formulae import padded_vocab, shard
-from slime_swe.launch.slime.sections import model_section
+from slime_swe.launch.slime.render import model_section
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.families import FAMILIES, REFUSED, load_family, read_config
 from slime_swe.recipes.families.qwen2 import Qwen2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_swe.embedded.train_data import TrainData, token_weights
-from slime_swe.launch.args import CONSTANT_REDUCTION
+from slime_swe.launch.slime.render import CONSTANT_REDUCTION
 from slime_swe.launch.slime.slime_plugin import constant_reduction
 from tests.contract.test_loss import slime_args
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.launch.miles.checkouts import MEGATRON, MILES
+from slime_swe.launch.slime.checkouts import MILES
+from slime_swe.launch.slime.checkouts import MILES_MEGATRON as MEGATRON
 from tests.contract.checkouts import first_or_skip, put_on_path
 
 put_on_path(MILES, MEGATRON)

@@ -7,8 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime_swe.launch.args import PLUG_INS
-from slime_swe.launch.slime.sections import OURS
+from slime_swe.launch.slime.render import OURS, PLUG_INS
 from slime_swe.rollout.engine import ADAPTER
 from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.samples import to_samples

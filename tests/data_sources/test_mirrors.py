@@ -10,8 +10,8 @@ import pytest
 from slime_swe.data_sources.registry import absolute, is_registry, load_tasks, name_in
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.errors import UserError
-from slime_swe.launch.args import to_args
 from slime_swe.launch.config import resolve
+from slime_swe.launch.slime.render import to_args
 from tests.data_sources.tasks import make_task
 from tests.data_sources.test_corpora import FIXTURES
 

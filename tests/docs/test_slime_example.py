@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.render import render
 from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.registry import load_recipe
 from tests.docs.slime_example import Row, cell, rows

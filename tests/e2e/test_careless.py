@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from slime_swe.attempts import require_ended
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from tests.data_sources.tasks import make_task
 from tests.e2e.conftest import command, environment, lines_of, timeless
 

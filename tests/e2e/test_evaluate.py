@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from slime_swe.embedded.server_process import ServerProcess
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.config import resolve
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from tests import real_sglang
 from tests.data_sources.tasks import make_task
 from tests.e2e.conftest import here_in

@@ -11,8 +11,9 @@ from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.seed.demonstrations import Script, play
 from slime_swe.embedded.train_data import TrainData
 from slime_swe.embedded.trainer import Trainer
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, to_args
 from slime_swe.launch.config import resolve
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.slime.render import to_args
 from slime_swe.launch.warm_start import stage_of
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 

@@ -12,8 +12,8 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
 from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
 from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Algorithm
 

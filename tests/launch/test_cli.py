@@ -13,10 +13,10 @@ import orjson
 import pytest
 
 from slime_swe import __version__
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import COMMANDS, SHORT, build_parser, parse, run
 from slime_swe.launch.config import resolve
 from slime_swe.launch.evaluation.target import newest_weights, recipe_for
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.runs import create_run
 from slime_swe.rollout.retention import METADATA, TRACKER
 from tests.data_sources.tasks import make_task

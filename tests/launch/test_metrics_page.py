@@ -14,7 +14,7 @@ import pytest
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.trackers import figures_of
 from slime_swe.files import Journal
-from slime_swe.launch.slime_cpu import process
+from slime_swe.launch.slime_cpu import run
 from slime_swe.rollout.driver import Rollout
 from slime_swe.rollout.metrics import GAP_BEFORE
 from slime_swe.rollout.records import write_failure
@@ -145,5 +145,5 @@ def test_trackers_of_the_embedded_engine_have_the_names_that_slimes_have():
 
 def test_the_page_has_slimes_own_names_of_what_is_read_back():
     own = {slimes: name for slimes, name in IN_SLIME.items() if slimes.startswith(("train/", "perf/"))}
-    timed = {slimes: f"seconds/{name}" for slimes, name in process.TIMED.items()}
-    assert own == process.TRAINED | timed | {process.GAP: "logprob_diff_mean", "train/kl_loss": "kl_loss"}
+    timed = {slimes: f"seconds/{name}" for slimes, name in run.TIMED.items()}
+    assert own == run.TRAINED | timed | {run.GAP: "logprob_diff_mean", "train/kl_loss": "kl_loss"}

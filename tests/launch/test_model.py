@@ -11,7 +11,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch import cli
 from slime_swe.launch.config import assemble, resolve
-from slime_swe.launch.model import mismatches
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, mismatches
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.rollout.chat.tokenizer import template_path
 from tests.recipes.changes import changed
@@ -224,3 +224,22 @@ def test_a_garbled_tokenizer_config_is_named(tmp_path):
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer_config\.json is not JSON"):
         resolve("qwen3_4b_instruct", [f"model={folder}"])
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config.json.*embedded:seed"):
+        checkpoint_folder(str(tmp_path))
+
+
+def test_a_model_s_name_is_a_folder_of_models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_path("ORG/NAME", "my/models") == tmp_path / "my/models/ORG/NAME"
+    assert checkpoint_path("./ORG/NAME") == tmp_path / "ORG/NAME"
+    assert checkpoint_path("/ORG/NAME") == Path("/ORG/NAME")
+    assert checkpoint_path("a/b/c") == tmp_path / "a/b/c"
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    assert checkpoint_path("runs/mine") == tmp_path / "runs/mine"
+
+
+def test_the_seed_policy_comes_with_the_package():
+    assert (checkpoint_folder(EMBEDDED_SEED) / "model.safetensors").is_file()

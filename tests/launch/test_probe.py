@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.probe import Look, Spread, advice
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.scripted import Request, Say, ScriptedEngine, scripted_engine

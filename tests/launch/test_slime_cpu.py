@@ -21,9 +21,8 @@ from slime_swe.launch.slime import checkouts
 from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
 from slime_swe.launch.slime.paths import DRIVERS, SETTINGS
 from slime_swe.launch.slime.upstream import SLIME
-from slime_swe.launch.slime_cpu.process import GAP, read_figures, step_figures
 from slime_swe.launch.slime_cpu.render import render
-from slime_swe.launch.slime_cpu.run import train
+from slime_swe.launch.slime_cpu.run import GAP, read_figures, step_figures, train
 from slime_swe.recipes.base import Parallel
 from slime_swe.rollout.metrics import GAP_BEFORE
 from tests.recipes.changes import variant
@@ -265,7 +264,7 @@ def test_tensorboard_files_are_read_back(tmp_path):
     pytest.importorskip("tensorboard", reason="comes with SLiME's environment")
     from torch.utils.tensorboard import SummaryWriter
 
-    from slime_swe.launch.slime_cpu.process import scalars
+    from slime_swe.launch.slime_cpu.run import scalars
 
     for value in (1.0, 2.5):
         with SummaryWriter(str(tmp_path)) as writer:

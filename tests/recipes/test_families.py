@@ -12,7 +12,7 @@ from slime_swe.launch.model import read_folder
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.rehearse.toy import template_of, write_tokenizer
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.render import render
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.agents.native import load_template

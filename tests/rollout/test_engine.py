@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from slime_swe.errors import InfrastructureError
-from slime_swe.launch.args import to_args
+from slime_swe.launch.slime.render import to_args
 from slime_swe.rollout.engine import ADAPTER, Workers, abort_all, engine_client
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.settings import RolloutSettings

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.cli import run
 from slime_swe.launch.doctor.served import GRAMMAR, probed
 from slime_swe.launch.engines import violations
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime_cpu import sglang_cpu
 from slime_swe.rollout.agents.base import AGENTS, agent_class
 from slime_swe.rollout.client import EngineClient, Sampling

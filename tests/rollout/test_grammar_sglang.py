@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime_cpu.sglang_cpu import GRAMMAR_BACKEND
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient

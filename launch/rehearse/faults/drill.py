@@ -15,7 +15,7 @@ from pathlib import Path
 from slime_swe.attempts import ATTEMPTS, attempting
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file
-from slime_swe.launch.args import converted_folder
+from slime_swe.launch.model import converted_folder
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.ray.processes import MARK, stop_owned
 from slime_swe.launch.rehearse import jobs
@@ -26,7 +26,7 @@ from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.rehearsal import Rehearsal
 from slime_swe.launch.rehearse.toy import CONTEXT
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import LOG, cut_back
 from slime_swe.launch.slime_cpu.process import ended, follow
 from slime_swe.recipes.base import Parallel, Recipe, Slime

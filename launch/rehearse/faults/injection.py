@@ -21,7 +21,7 @@ from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.dashboard import MODE, TOKEN
 from slime_swe.launch.ray.processes import PROC, deferring, lives, owned
 from slime_swe.launch.rehearse.faults import PARTS, Drill, Moment, Part
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 
 
 @dataclass

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from slime_swe.dotted import load_registered
-from slime_swe.launch.args import Attributes
 from slime_swe.launch.slime.checkouts import Checkouts
+from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.recipes.base import Recipe
 
 PLATFORMS: Mapping[str, str] = {

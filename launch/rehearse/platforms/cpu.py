@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slime_swe.launch.args import Attributes
 from slime_swe.launch.engines.slime_cpu import PACKAGES
 from slime_swe.launch.extras import require
 from slime_swe.launch.rehearse.platforms import FLOAT32, Platform
 from slime_swe.launch.slime.checkouts import Checkouts, require_checkouts
+from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu import sglang_cpu
 from slime_swe.launch.slime_cpu.render import IN_FLOAT32, WITHOUT_GPU, cpu_environment

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import Attributes
 from slime_swe.launch.doctor.finding import Machine, MachineError
 from slime_swe.launch.doctor.gpus import COMMAND, IDLE_MIB, Gpu, parse
 from slime_swe.launch.doctor.versions import packages
 from slime_swe.launch.rehearse.jobs import DRAFTING, LAYOUT
 from slime_swe.launch.rehearse.platforms import BFLOAT16, Platform
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import environment
+from slime_swe.launch.slime.manifest import Attributes
+from slime_swe.launch.slime.render import environment
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Recipe, Slime
 

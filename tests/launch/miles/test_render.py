@@ -11,8 +11,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.engines import Start, engine_of, violations
 from slime_swe.launch.miles.upstream import MILES
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render, script_of
-from slime_swe.launch.slime.manifest import readable, split
+from slime_swe.launch.slime.job import readable
+from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.render import render, script_of
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.registry import RECIPES, load_recipe

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slime_swe.launch.plan import admission, formulae, memory, rollout
-from slime_swe.launch.slime.sections import vocabulary_unit
+from slime_swe.launch.slime.render import vocabulary_unit
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import ONE_SERVER, Layer, Layout, SglangEngine, Shape
 from slime_swe.recipes.layers.attention import GroupedAttention

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import ours, shared
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.plan import admission, formulae, rollout
@@ -20,6 +19,7 @@ from slime_swe.launch.plan.problems import nearest
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.launch.plan.timing import evaluations_of, time_step, with_outlook
+from slime_swe.launch.slime.render import ours, shared
 from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.forecast import CERTAINTY, NARROWER, WIDER, informative_share
 from slime_swe.recipes.registry import RECIPES, load_recipe

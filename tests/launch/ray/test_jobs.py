@@ -19,7 +19,7 @@ from slime_swe.launch.ray.dashboard import ray_version
 from slime_swe.launch.ray.jobs import run_job
 from slime_swe.launch.ray.node import Node, wait_for_nodes
 from slime_swe.launch.ray.processes import MARK, lives, running_ray
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 from tests.waiting import wait_for
 
@@ -44,7 +44,7 @@ import dataclasses, sys
 from pathlib import Path
 from slime_swe.launch.config import resolve
 from slime_swe.launch.ray.jobs import run_job
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 code, folder, address = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 recipe = resolve("tiny_cpu", [])

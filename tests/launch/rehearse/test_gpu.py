@@ -31,8 +31,8 @@ from slime_swe.launch.rehearse.jobs import (
 from slime_swe.launch.rehearse.platforms.gpu import GpuPlatform, gpus_here, require_idle, require_stack
 from slime_swe.launch.rehearse.toy import layout_of, one_rank, scaled, shape_keys, toy_config
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import environment, render
 from slime_swe.launch.slime.paths import SETTINGS
+from slime_swe.launch.slime.render import environment, render
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES
 from tests.launch.doctor import machines

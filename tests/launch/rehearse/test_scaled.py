@@ -17,7 +17,7 @@ from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.rehearse.platforms.cpu import RANKS
 from slime_swe.launch.rehearse.toy import layout_of, one_rank, scaled, shape_keys, toy_config
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.render import render
 from slime_swe.recipes.base import Parallel, Recipe
 from slime_swe.recipes.registry import RECIPES
 from tests.launch.rehearse.gpus import node

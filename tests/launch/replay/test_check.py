@@ -12,7 +12,7 @@ import pytest
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
 from slime_swe.launch.runs import create_run
-from slime_swe.launch.slime_cpu.process import read_figures
+from slime_swe.launch.slime_cpu.run import read_figures
 from slime_swe.rollout import slime_plugin
 from tests.launch.replay.made import Played, refused, replayed, samples_of
 

@@ -12,8 +12,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble, flatten, read_recipe, resolve, save_recipe
 from slime_swe.launch.engines import violations
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import UNREAD, owners, render
+from slime_swe.launch.slime.flags import UNREAD, owners
 from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.render import render, sections
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from tests.launch.slime.examples import PAGE, examples
@@ -156,7 +157,7 @@ def test_every_attribute_that_a_field_changes_is_known_to_be_its_own(name):
     recipe = variant(name, algorithm__kl_coef=0.1, run__trackers=["wandb"], cluster__colocate=False)
 
     def attributes(recipe):
-        groups = SLIME.sections(recipe, Path("/run"), resume=False)
+        groups = sections(recipe, Path("/run"), resume=False)
         return {dest: value for group in groups.values() for dest, value in group.items()}
 
     before = attributes(recipe)
@@ -170,7 +171,7 @@ def test_every_attribute_that_a_field_changes_is_known_to_be_its_own(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_attribute_of_every_recipe_has_an_owner_or_is_every_run_s(name):
-    assert set().union(*SLIME.sections(load_recipe(name), Path("/run"), resume=True).values()) <= set(owners(SLIME))
+    assert set().union(*sections(load_recipe(name), Path("/run"), resume=True).values()) <= set(owners(SLIME))
 
 
 def test_the_embedded_engine_has_none():

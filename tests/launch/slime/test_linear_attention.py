@@ -11,7 +11,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.slime import linear_attention
 from slime_swe.launch.slime.flags import violations
-from slime_swe.launch.slime.sections import sections
+from slime_swe.launch.slime.render import sections
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from tests.recipes.changes import variant

@@ -11,7 +11,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal
 from slime_swe.launch.slime.manifest import split
-from slime_swe.launch.slime.sections import model_section, vocabulary_unit
+from slime_swe.launch.slime.render import model_section, vocabulary_unit
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import load_recipe
 from tests.recipes.changes import variant

@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import to_args
 from slime_swe.launch.config import flatten
 from slime_swe.launch.engines import require_legal, violations
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
 from slime_swe.launch.slime.manifest import split
+from slime_swe.launch.slime.render import render, to_args
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from tests.launch.slime.other import other_than

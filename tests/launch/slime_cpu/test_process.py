@@ -14,7 +14,7 @@ import pytest
 
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.ray.processes import lives
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import ended, follow
 from tests.waiting import wait_for

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.args import to_args
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import read_recipe, resolve
 from slime_swe.launch.engines import Engine, engine_of, violations
 from slime_swe.launch.engines.slime import Slime
-from slime_swe.launch.slime.flags import render
+from slime_swe.launch.slime.render import render, to_args
 from slime_swe.launch.warm_start import FOLDER, require_trainable, stage_of
 from slime_swe.recipes.base import WarmStart
 from slime_swe.recipes.registry import RECIPES

@@ -9,10 +9,9 @@ import pytest
 
 from slime_swe.attempts import ATTEMPTS, attempting
 from slime_swe.files import Journal
-from slime_swe.launch.attempt import attempt_with_status, record_end
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
-from slime_swe.launch.runs import create_run
+from slime_swe.launch.runs import attempt_with_status, create_run, record_end
 from slime_swe.rollout.records import METRICS
 from slime_swe.status import StatusFile
 

@@ -16,7 +16,7 @@ import pytest
 
 from slime_swe.attempts import ATTEMPTS, HeldError, _between_machines, attempting
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.launch.attempt import attempt_with_status, record_end
+from slime_swe.launch.runs import attempt_with_status, record_end
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.launch.watch import state_of
 from slime_swe.saving import StoppedToResume
@@ -25,7 +25,7 @@ from slime_swe.status import STATUS, Status, StatusFile, read_status
 HOLD = """
 import sys
 from pathlib import Path
-from slime_swe.launch.attempt import attempt_with_status
+from slime_swe.launch.runs import attempt_with_status
 from slime_swe.status import StatusFile
 with attempt_with_status(Path(sys.argv[1])) as attempt:
     StatusFile(Path(sys.argv[1]), attempt.number).on_phase("training")

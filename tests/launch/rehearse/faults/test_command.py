@@ -12,7 +12,7 @@ from slime_swe.launch.rehearse.checks import Check
 from slime_swe.launch.rehearse.faults import DRILLS, MOMENTS, PARTS, Drill, chosen
 from slime_swe.launch.rehearse.faults.drill import INJECTIONS, drilled
 from slime_swe.launch.rehearse.faults.outcome import Outcome, document, show
-from slime_swe.launch.slime.flags import render_flags
+from slime_swe.launch.slime.render import render_flags
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.sglang_cpu import serving
 from tests.launch.rehearse.small import small_recipe

@@ -13,7 +13,7 @@ from slime_swe.errors import InfrastructureError
 from slime_swe.launch.rehearse.faults import Drill
 from slime_swe.launch.rehearse.faults.injection import BYTES, FullDisk, Processes, fill, small_disk
 from slime_swe.launch.rehearse.faults.outcome import NONE, Left
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, cut_back
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.process import follow

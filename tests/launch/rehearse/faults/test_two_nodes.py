@@ -20,7 +20,7 @@ pytest.importorskip("ray", reason="the nodes are Ray's")
 from slime_swe.launch.ray.processes import MARK, lives, owned, stop_owned
 from slime_swe.launch.rehearse.faults import Drill
 from slime_swe.launch.rehearse.faults.injection import SECOND, LostNode, Processes, title
-from slime_swe.launch.slime.manifest import Job
+from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.upstream import SLIME
 
 # The first node without SLiME: it calls an actor on each, by the GPU that this has.

@@ -1,8 +1,8 @@
 from . import distributed as distributed
 from . import ops as ops
 from .attention import DotProductAttention as DotProductAttention
-from .grouped_linear import GroupedLinear as GroupedLinear
-from .linear import LayerNormLinear as LayerNormLinear
-from .linear import Linear as Linear
-from .norm import LayerNorm as LayerNorm
-from .norm import RMSNorm as RMSNorm
+from .layers import GroupedLinear as GroupedLinear
+from .layers import LayerNorm as LayerNorm
+from .layers import LayerNormLinear as LayerNormLinear
+from .layers import Linear as Linear
+from .layers import RMSNorm as RMSNorm

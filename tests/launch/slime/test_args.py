@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from slime_swe.data_sources.registry import absolute
-from slime_swe.errors import UserError
-from slime_swe.launch.args import EMBEDDED_SEED, checkpoint_folder, checkpoint_path, to_args
 from slime_swe.launch.config import flatten, resolve
 from slime_swe.launch.engines.embedded import RULES
+from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
+from slime_swe.launch.slime.render import to_args
 from tests.launch.slime.other import other_than
 from tests.recipes.changes import changed
 
@@ -93,25 +93,6 @@ def test_zero_stands_for_the_default(recipe, tmp_path):
     args = to_args(recipe, tmp_path)
     assert args.eval_interval is None
     assert args.sglang_router_ip is None and args.sglang_router_port is None
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds no config.json.*embedded:seed"):
-        checkpoint_folder(str(tmp_path))
-
-
-def test_a_model_s_name_is_a_folder_of_models(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint_path("ORG/NAME", "my/models") == tmp_path / "my/models/ORG/NAME"
-    assert checkpoint_path("./ORG/NAME") == tmp_path / "ORG/NAME"
-    assert checkpoint_path("/ORG/NAME") == Path("/ORG/NAME")
-    assert checkpoint_path("a/b/c") == tmp_path / "a/b/c"
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    assert checkpoint_path("runs/mine") == tmp_path / "runs/mine"
-
-
-def test_the_seed_policy_comes_with_the_package():
-    assert (checkpoint_folder(EMBEDDED_SEED) / "model.safetensors").is_file()
 
 
 def test_task_files_are_named_by_their_place(tmp_path, monkeypatch):

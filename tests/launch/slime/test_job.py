@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.slime.checkouts import Checkouts
-from slime_swe.launch.slime.flags import render
-from slime_swe.launch.slime.manifest import document, readable, script
+from slime_swe.launch.slime.job import document, readable, script
+from slime_swe.launch.slime.render import render
 from tests.recipes.changes import variant
 
 AWKWARD = """it's "quoted" $HOME `id` \\ *

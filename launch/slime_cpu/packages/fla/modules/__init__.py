@@ -1,2 +1,0 @@
-from .convolution import ShortConvolution as ShortConvolution
-from .norm import FusedRMSNormGated as FusedRMSNormGated

@@ -23,7 +23,7 @@ from slime_swe.embedded.server_process import ServerError
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import FileError
-from slime_swe.rollout.driver import FilterError
+from slime_swe.rollout.collect import FilterError
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.scheduling import outage
 from slime_swe.rollout.trained import TrainedSamples

@@ -176,6 +176,7 @@ class Driver:
         return number
 
     def _begin(self, number: int) -> None:
+        """Play a group, and of one that was put off what is not finished or not sound."""
         self.scheduler.begin(number, self._version)
         version, plays = self._plays.get(number, (self._version, [Play(sample) for sample in self._fresh[number]]))
         if version != self._version:  # what older weights sampled is sampled anew
@@ -259,7 +260,7 @@ class Driver:
         return rollout
 
     async def _stop_playing(self) -> None:
-        """No group begins or ends any more; those that have begun are left as they are."""
+        """Begin and end no group any more; those that have begun are left as they are."""
         if self._playing is not None:
             await end_all([self._playing])
             self._playing = None
@@ -272,7 +273,7 @@ class Driver:
         self._in_slots.clear()
 
     def evaluator(self) -> Player:
-        """What plays the run's evaluations.
+        """Return the player of the run's evaluations.
 
         Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
         comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another,
@@ -314,7 +315,7 @@ class FilterError(UserError):
 
 # What goes in, and what comes out.
 class DataSource(Protocol):
-    """SLiME's."""
+    """SLiME's data source, as far as a rollout needs it."""
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
 
@@ -323,7 +324,7 @@ class DataSource(Protocol):
 
 @runtime_checkable
 class TaskSource(DataSource, Protocol):
-    """One that takes reports of what becomes of its groups, as ours does."""
+    """A data source that takes reports of what becomes of its groups, as ours does."""
 
     def set_aside(self, task_id: str) -> None:
         """Infrastructure fails on this task again and again."""
@@ -362,7 +363,7 @@ class Rollout:
         return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
 
     def metrics(self) -> dict[str, float]:
-        """Under SLiME's names where it has them."""
+        """The figures of the step for trackers, under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
         retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
         return {
@@ -394,6 +395,8 @@ def _number(group: Sequence[Sample]) -> int:
 
 @dataclass(frozen=True)
 class _Settings:
+    """How batches are made, as SLiME's `args` have it."""
+
     batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
     max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
     max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0

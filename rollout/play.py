@@ -4,14 +4,15 @@
 as many episodes at once as the engines' caches hold, and tries again what infrastructure breaks. What is tried again,
 how often, and what counts it, from the innermost to the outermost; each takes up what the one before has left broken:
 
-1. A model request: `EngineClient.attempts` times in a row without a new token. The causes are in
-   `counters.engine_retries`.
+1. A model request: `EngineClient.attempts` times in a row without a new token, or `EndpointClient.attempts` in all.
+   `counters.engine_retries` has the causes.
 2. An episode, by our generate hook: `swe_max_attempts` times, but not where the engine aborted it.
    `counters.broken_attempts` has the stop reasons. A grading, by our reward hook: as often, and nothing counts it.
 3. An episode, and once it is finished its grading alone, by `Player.play`: `TRIES` times each, and longer as
    `_is_tried_on` says. `Play.tries` counts them, and `Player.retried` those of training by cause.
-4. A group with too few sound episodes, by `collect.Driver`: put off `MOST_OF_A_TASK` times in a row, then dropped. An
-   evaluation's episode instead, by `evaluation.evaluate`: `ROUNDS` times in all.
+4. A group with too few sound episodes, by `collect.Driver`: until that has happened `MOST_OF_A_TASK` times in a row to
+   groups of its task, which the driver counts. An evaluation's episode instead, by `evaluation.evaluate`: `ROUNDS`
+   times in all.
 
 There is a pause between two tries (`scheduling.outage.pause`; the client has its own). During an outage tries begin one
 by one until it ends, or has lasted so long that it ends the run.

@@ -17,9 +17,9 @@ from slime_swe.launch.replay.replayed import Groups, Recorded, Replay, Replayed,
 from slime_swe.launch.replay.sums import BINS, NOT_DRAWN, STATES, Row, Sums, rows_of, sums_of
 from slime_swe.launch.replay.sums import TRAINED as TRAINED_SUMS
 from slime_swe.recipes.base import Algorithm
+from slime_swe.rollout.journals import TRAINED, TrainedSamples
 from slime_swe.rollout.metrics import depends_on_timing, episode_metrics
 from slime_swe.rollout.records import EPISODES
-from slime_swe.rollout.trained import TRAINED, TrainedSamples
 
 METRICS = "metrics.jsonl"
 EpisodeSink = Callable[[Recorded, Sequence[Row], Sequence[Row]], None]

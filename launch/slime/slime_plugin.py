@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
+from slime_swe.rollout.journals import TRAINED, TrainedSample, append_trained
 from slime_swe.train_loop import module_of
 
 if TYPE_CHECKING:

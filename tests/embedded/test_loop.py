@@ -24,9 +24,8 @@ from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import FileError
 from slime_swe.rollout.collect import FilterError
-from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.journals import TrainedSamples, read_records
 from slime_swe.rollout.scheduling import outage
-from slime_swe.rollout.trained import TrainedSamples
 from slime_swe.sample import Sample
 from slime_swe.saving import StoppedToResume, request_stop
 from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args, reward

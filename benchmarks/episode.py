@@ -26,7 +26,7 @@ from slime_swe.rollout.agents.native import NativeAgent, opening
 from slime_swe.rollout.chat.template import ChatTemplate
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.scripted import Say, scripted_engine
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS

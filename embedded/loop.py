@@ -46,17 +46,17 @@ from slime_swe.embedded.trainer import Trainer, trained_samples
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import UserError
 from slime_swe.files import Journal, replace_file, writing
-from slime_swe.rollout.driver import Driver, Rollout, driver_of
+from slime_swe.rollout.collect import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks, optional_hook, required_hook
+from slime_swe.rollout.journals import TRAINED, append_trained
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
-from slime_swe.rollout.player import end_all
+from slime_swe.rollout.play import end_all
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
-from slime_swe.rollout.trained import TRAINED, append_trained
 from slime_swe.sample import Sample
 from slime_swe.saving import Saves, StoppedToResume
 

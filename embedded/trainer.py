@@ -21,7 +21,7 @@ from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.train_data import PackingError, TrainData, split_steps, token_weights
 from slime_swe.embedded.workers import ordered_map, worker_count
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.rollout.trained import TrainedSample
+from slime_swe.rollout.journals import TrainedSample
 
 T = TypeVar("T")
 CHECKED = 8  # one in so many samples is computed again; all would take nearly as long as the steps

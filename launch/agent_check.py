@@ -17,7 +17,7 @@ from slime_swe.rollout.agents.toy_task import toy_task, with_malformed_call
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Segment
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import ProxySession
 from slime_swe.rollout.scripted import Sampled, ScriptedEngine, by_call, by_content, scripted_engine

@@ -1,4 +1,8 @@
-"""A run's journals: files with one record a line. Samples are appended; records are read all, or one by its place."""
+"""A run's journals: files with one record a line, which is appended, and read with the others or alone by its place.
+
+`episodes.jsonl` and `evaluations.jsonl` have the samples, `tools/` the lists of tools that their prompts offered.
+`trained.jsonl` says what a step made of the samples.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from slime_swe.files import replace_file, writing
 from slime_swe.redaction import Secrets, redacted, secrets_of
 from slime_swe.rollout.json_lines import LineIndex, Place, as_json, encoded, printable
 from slime_swe.rollout.records import TEXTS, TOOLS, TURNS, Record, Summary, columns_of, convert, parts_of, turns_of
-from slime_swe.rollout.turns import packed, unpacked
 from slime_swe.sample import Sample
 
 
@@ -45,6 +48,42 @@ def append_records(
             raise UserError(
                 f"{error}. No record was written; where it has null, a hook gave NaN or infinity, which JSON has not"
             ) from error
+
+
+# Turns in a line, which has the text of most of them in its response.
+_SHORT = 24  # characters: a text of fewer is kept as it is
+
+
+def packed(turns: Iterable[Mapping[str, Any]], response: str) -> list[dict[str, Any]]:
+    """Turns, as JSON has them, for the line of a journal that has `response` too: a text that is in there is replaced
+    by the place of its first character and that behind its last one."""
+    at, short = 0, []
+    for turn in turns:
+        turn = dict(turn)
+        for key in ("reasoning", "text"):  # in the order in which the policy writes them
+            text = turn.get(key) or ""
+            found = response.find(text, at) if len(text) >= _SHORT else -1
+            if found >= 0:
+                at = found + len(text)
+                turn[key] = [found, at]
+        short.append(turn)
+    return short
+
+
+def unpacked(turns: Any, response: Any) -> Any:
+    """What `packed` has shortened. Anything else is left as it is, for whoever checks a record."""
+    if not (isinstance(turns, list) and isinstance(response, str)):
+        return turns
+    return [
+        {key: response[slice(*value)] if key in ("reasoning", "text") and _is_place(value) else value
+         for key, value in turn.items()}
+        if isinstance(turn, dict) else turn
+        for turn in turns
+    ]  # fmt: skip
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(at, int) for at in value)
 
 
 # Lists of tools that prompts have offered: one file for each of a run's lists, as thousands of episodes share one.
@@ -169,3 +208,106 @@ def _loads(line: bytes, where: str) -> Any:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise UserError(f"{where} is no JSON ({error}): restore the file, or remove that line") from error
+
+
+# `trained.jsonl`: what a step made of the run's samples, in a second file beside `episodes.jsonl`, written after it.
+#
+# A line is about the sample that the journal of episodes has under the same rollout, index and attempt; of two lines
+# about one sample the later counts. A sample without a line was in no step: its group was dropped, it was left out of
+# the loss, or infrastructure broke it.
+TRAINED = "trained.jsonl"
+
+
+class _Name(msgspec.Struct, frozen=True, array_like=True):
+    """Which sample a line is about; this is what the file's index has of it."""
+
+    rollout_id: int
+    index: int | None
+    attempt: int | None
+
+    @classmethod
+    def of(cls, trained: TrainedSample) -> _Name:
+        return cls(trained.rollout_id, trained.index, trained.attempt)
+
+
+class TrainedSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """advantage: of every token that the policy sampled, or one for each where they differ. log_probs: the trainer's,
+    in nats, of those tokens, before the rollout's first step; None where the engine did not compute them. step: which
+    of the rollout's optimizer steps had the sample, from 0; None where that is not known.
+    """
+
+    rollout_id: int
+    index: int | None
+    advantage: float | list[float]
+    log_probs: list[float] | None = None
+    step: int | None = None
+    attempt: int | None = None
+
+    @property
+    def shown_advantage(self) -> str:
+        """For people: of several, the least and the greatest."""
+        values = self.advantage if isinstance(self.advantage, list) else [self.advantage]
+        return " to ".join(f"{value:.4g}" for value in sorted({min(values), max(values)})) if values else "none"
+
+    def require_fit(self, record: Record, where: str) -> None:
+        """Raise `UserError` where there is not one value for each token that the policy sampled."""
+        for name, values in (("log_probs", self.log_probs), ("advantage", self.advantage)):
+            if isinstance(values, list) and len(values) != record.sampled:
+                raise UserError(
+                    f"{where}: sample {self.index} of rollout {self.rollout_id} has {len(values)} values of {name} and "
+                    f"{record.sampled} sampled tokens: restore the file, or remove it"
+                )
+
+
+def append_trained(path: Path, samples: Iterable[TrainedSample]) -> None:
+    """Append a line for each sample, all of them or none, durably. Raises `FileError` where the file can't be written;
+    it is then as it was."""
+    with writing(path):
+        _trained_index(path).append([encoded(msgspec.to_builtins(sample)) for sample in samples])
+
+
+class TrainedSamples:
+    """Those of a run, by the records of its episodes. One line is read at a time.
+
+    Raises `UserError` where the file has a line that is none of its.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = _trained_index(path)
+        self._places = {name: place for place, name in self._lines.read()}
+
+    def of(self, record: Record) -> TrainedSample | None:
+        """None where no step had the sample. Raises `UserError` where the file does not fit the record."""
+        if record.rollout_id is None or record.dataset is not None:
+            return None
+        place = self._places.get(_Name(record.rollout_id, record.index, record.attempt))
+        if place is None:
+            return None
+        where = f"{self._lines.journal}, byte {place.start}"
+        found = _read_trained(self._lines.line(place), where)
+        found.require_fit(record, where)
+        return found
+
+
+def read_appended(path: Path, start: int) -> tuple[list[TrainedSample], int]:
+    """The whole lines from byte `start` on, and the byte after the last of them; none where there is no file.
+
+    Raises `UserError` where a line is none of the file's.
+    """
+    if not path.exists():
+        return [], start
+    with path.open("rb") as lines:
+        lines.seek(start)
+        whole = [line for line in lines if line.endswith(b"\n")]
+    return [_read_trained(line, f"{path}, after byte {start}") for line in whole], start + sum(map(len, whole))
+
+
+def _trained_index(path: Path) -> LineIndex[_Name]:
+    return LineIndex(path, lambda line, where: _Name.of(_read_trained(line, where)), _Name)
+
+
+def _read_trained(line: bytes, where: str) -> TrainedSample:
+    try:
+        return msgspec.json.decode(line, type=TrainedSample)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{where} is no {TrainedSample.__name__} ({error}): restore the file, or remove it") from error

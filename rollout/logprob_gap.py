@@ -33,10 +33,10 @@ from slime_swe.errors import InfrastructureError
 from slime_swe.fields import Argument, Meta, read_arguments
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.engine import engine_urls
+from slime_swe.rollout.journals import TRAINED, TrainedSample, read_appended
 from slime_swe.rollout.records import loss_mask_of, version_spans_of
 from slime_swe.rollout.replies import part_of
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.trained import TRAINED, TrainedSample, read_appended
 from slime_swe.sample import Sample
 
 SAMPLES = 4  # of a rollout that engines are asked about, at least; more where there are more engines

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
-from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.logprob_gap import Gap, GapAlarm

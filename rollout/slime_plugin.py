@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime_swe.data_sources.slime_plugin import TaskDataSource, task_of
 from slime_swe.dotted import PACKAGES, module_of
 from slime_swe.rollout.client import SESSION, Sampling
-from slime_swe.rollout.driver import Driver, driver_of
+from slime_swe.rollout.collect import Driver, driver_of
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.journals import append_records
 from slime_swe.rollout.logprob_gap import GapCheck
 from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
-from slime_swe.rollout.player import Group, gather, run_episode
+from slime_swe.rollout.play import Group, gather, run_episode
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
 from slime_swe.rollout.retention import remove_old
 from slime_swe.rollout.run_record import RunRecord, evaluated_after

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall
 
 UNNAMED = "unnamed_tool"
-_SHORT = 24  # characters: a text of fewer is kept as it is
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -95,38 +94,6 @@ def of_episode(segments: Iterable[Sequence[Turn]]) -> list[Turn]:
     }
     first_seen = {id(turn): place for place, turn in enumerate(once.values())}
     return sorted(once.values(), key=lambda turn: (turn.ended, first_seen[id(turn)]))
-
-
-def packed(turns: Iterable[Mapping[str, Any]], response: str) -> list[dict[str, Any]]:
-    """Turns, as JSON has them, for the line of a journal that has `response` too: a text that is in there is replaced
-    by the place of its first character and that behind its last one."""
-    at, short = 0, []
-    for turn in turns:
-        turn = dict(turn)
-        for key in ("reasoning", "text"):  # in the order in which the policy writes them
-            text = turn.get(key) or ""
-            found = response.find(text, at) if len(text) >= _SHORT else -1
-            if found >= 0:
-                at = found + len(text)
-                turn[key] = [found, at]
-        short.append(turn)
-    return short
-
-
-def unpacked(turns: Any, response: Any) -> Any:
-    """What `packed` has shortened. Anything else is left as it is, for whoever checks a record."""
-    if not (isinstance(turns, list) and isinstance(response, str)):
-        return turns
-    return [
-        {key: response[slice(*value)] if key in ("reasoning", "text") and _is_place(value) else value
-         for key, value in turn.items()}
-        if isinstance(turn, dict) else turn
-        for turn in turns
-    ]  # fmt: skip
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(at, int) for at in value)
 
 
 def _json(arguments: Mapping[str, Any]) -> str:

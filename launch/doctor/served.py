@@ -23,9 +23,8 @@ from slime_swe.errors import UserError
 from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.client import SESSION, EngineClient
-from slime_swe.rollout.engine import workers_at
+from slime_swe.rollout.engine import require_grammar, workers_at
 from slime_swe.rollout.grammar import Grammar, Kind
-from slime_swe.rollout.grammar_probe import require_grammar
 
 ANSWER_SECONDS = 120.0
 PROMPT, SAID = 96, 24  # tokens

@@ -27,7 +27,7 @@ from slime_swe.rollout.endpoint.client import EndpointClient, key_of, spending_o
 from slime_swe.rollout.endpoint.replies import Spending
 from slime_swe.rollout.evaluation import as_slime, evaluate
 from slime_swe.rollout.hooks import RolloutHooks, optional_hook
-from slime_swe.rollout.player import Player
+from slime_swe.rollout.play import Player
 
 Sets = Mapping[str, Sequence[Task]]
 

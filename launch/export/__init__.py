@@ -21,10 +21,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.selection import Selected
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
-from slime_swe.rollout.journals import read_record, read_tools
+from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record, read_tools
 from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.records import Record
-from slime_swe.rollout.trained import TRAINED, TrainedSample, TrainedSamples
 from slime_swe.rollout.turns import Turn, of_episode
 
 EXPORTERS: Mapping[str, str] = {

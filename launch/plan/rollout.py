@@ -34,7 +34,7 @@ from slime_swe.recipes.forecast import informative_share
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import ONE_GPU, Layout, Shape
 from slime_swe.recipes.rules import at_once, staleness
-from slime_swe.rollout.driver import FilterError
+from slime_swe.rollout.collect import FilterError
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
 
 WARM_UP, MEASURED = 2, 4  # steps that are simulated

@@ -17,9 +17,9 @@ from slime_swe.recipes.base import Recipe, Reward
 from slime_swe.recipes.rules import staleness
 from slime_swe.rewards.compose import OVERLONG, Composition, composed, weights_in_use
 from slime_swe.rewards.grade import value_of
+from slime_swe.rollout.collect import LOST, is_lost, why_filtered
 from slime_swe.rollout.hooks import optional_hook, required_hook
 from slime_swe.rollout.journals import read_rollouts
-from slime_swe.rollout.player import LOST, is_lost, why_filtered
 from slime_swe.rollout.records import Record, Score, loss_mask_of, sample_of, trajectories
 from slime_swe.rollout.replies import INITIAL_WEIGHTS
 from slime_swe.rollout.samples import is_removed, leaves_out

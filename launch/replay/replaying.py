@@ -20,9 +20,9 @@ from slime_swe.launch.replay.asked import Asked
 from slime_swe.launch.replay.figures import Row, Sums, changes, compared, figures, rows_of, sums_of
 from slime_swe.launch.replay.replayed import Groups, Recorded, Replay, Replayed, read_recorded
 from slime_swe.recipes.base import Algorithm
+from slime_swe.rollout.journals import TRAINED, TrainedSamples
 from slime_swe.rollout.metrics import depends_on_timing, episode_metrics
 from slime_swe.rollout.records import EPISODES
-from slime_swe.rollout.trained import TRAINED, TrainedSamples
 
 METRICS = "metrics.jsonl"
 EpisodeSink = Callable[[Recorded, Sequence[Row], Sequence[Row]], None]

@@ -30,11 +30,10 @@ from slime_swe.launch.report.page import Shards
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
-from slime_swe.rollout.journals import read_record
+from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
 from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.metrics import GAP_BEFORE, INFORMATIVE
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, is_broken, trajectories
-from slime_swe.rollout.trained import TRAINED, TrainedSample, TrainedSamples
 
 SAMPLE = 0.05  # share of the other episodes whose tokens go in
 _TEXTS = ("run", "set", "task", "outcome", "stop", "search")  # columns in which texts repeat

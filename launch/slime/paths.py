@@ -14,9 +14,9 @@ from slime_swe.attempts import of_last_attempt, require_ended
 from slime_swe.data_sources.slime_plugin import state_path
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
+from slime_swe.rollout.journals import TRAINED
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
 from slime_swe.rollout.retention import TRACKER, last_saved, saved
-from slime_swe.rollout.trained import TRAINED
 
 CHECKPOINTS = "checkpoints"  # Megatron's, and the data source's state of each
 EXPORTS = "exports"  # the same weights in Hugging Face format, one folder a rollout

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from slime_swe.dotted import module_of
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
+from slime_swe.rollout.journals import TRAINED, TrainedSample, append_trained
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -46,7 +46,7 @@ from slime_swe.rollout.agents.blocks import write_reply
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.records import Score
 from slime_swe.sandbox.base import Sandbox, Sandboxes
 from slime_swe.sandbox.pool import SandboxPool, make_backend

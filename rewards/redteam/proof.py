@@ -28,7 +28,7 @@ from slime_swe.sandbox.pool import BACKENDS, make_backend
 _CODE = (
     "rewards",
     "sandbox",
-    "rollout/player.py",
+    "rollout/play.py",
     "rollout/agents/blocks.py",
     "patches",
     "data_sources/arc",

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.patches import PatchError, apply_reply, paths_in_reply
-from slime_swe.rollout.agents.native import fit, opening
-from slime_swe.rollout.agents.sampling import SamplingAgent
+from slime_swe.rollout.agents.native import SamplingAgent, fit, opening
 from slime_swe.rollout.chat.template import ChatTemplate, Message, Rendered
 from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.client import MIN_REPLY, Sampling

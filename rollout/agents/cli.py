@@ -346,8 +346,7 @@ def _sweep(layers: Path) -> None:
 
 def _made_by(name: str, install: Callable[[Path], None]) -> str:
     """Changes with whatever an installation is made by."""
-    shared = [Path(__file__), Path(__file__).with_name("own_python.py")]
-    files = [*shared, *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
+    files = [Path(__file__), *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
     lock = _lock_of(name)
     texts = [file.read_text(encoding="utf-8") for file in files]
     if lock.is_file():

@@ -13,17 +13,15 @@ from msgspec.structs import replace
 
 from slime_swe.data_sources.task import Task
 from slime_swe.rollout.agents.base import Agent
-from slime_swe.rollout.agents.sampling import SamplingAgent
 from slime_swe.rollout.chat.template import ChatTemplate, Content, Message, Rendered, SampledTurn
 from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ParsedTurn, ToolCall, ToolFormat, parse, tool_format
-from slime_swe.rollout.client import MIN_REPLY, Generation, Sampling
+from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
 from slime_swe.rollout.endpoint.client import EndpointClient, endpoint_client
 from slime_swe.rollout.endpoint.replies import ChatReply, ContextFull
 from slime_swe.rollout.endpoint.session import Untokenised, messages_to
-from slime_swe.rollout.engine import engine_client
-from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
-from slime_swe.rollout.grammar_probe import require_grammar
+from slime_swe.rollout.engine import engine_client, require_grammar
+from slime_swe.rollout.episode import EpisodeStatistics, Node, Session, StopReason
 from slime_swe.rollout.proxy.conversation import MessageCall, read_arguments
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, ToolResult, failing_tests
@@ -47,6 +45,43 @@ class Answer(NamedTuple):
     began: float
     ended: float
     ok: bool = True
+
+
+@dataclass(eq=False)
+class SamplingAgent(Agent):
+    """An agent of this process that samples its turns itself, by a chat template, and records each of them."""
+
+    settings: RolloutSettings
+    client: EngineClient
+    template: ChatTemplate
+
+    @property
+    def placeholder_token(self) -> int:
+        return self.template.stop_token_ids[0]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.template.decode(tokens)
+
+    def room_after(self, head: Node) -> int:
+        """Tokens that the episode may still grow by."""
+        return self.settings.max_context - head.end
+
+    async def sample(
+        self, head: Node, session: Session, sampling: Sampling, statistics: EpisodeStatistics
+    ) -> tuple[Node, Generation]:
+        """The policy's turn behind `head`, in the session with an empty text."""
+        params = sampling.for_turn(statistics.turns, self.room_after(head), self.template.stop_token_ids)
+        experts_from = head.experts_end if self.settings.routing_replay else None
+        tolerance = sampling.grammar.tolerance if sampling.grammar else None
+        began = session.seconds
+        with statistics.engine_time():
+            said = await self.client.generate(
+                head.encoded_path(), params, experts_from=experts_from, headers=sampling.headers, tolerance=tolerance
+            )
+        turn = Turn("assistant", "", 0, len(said.tokens), began, session.seconds)
+        node = session.add_sampled(said, turn)
+        statistics.add(said, head)
+        return node, said
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ begun and ended, and asks it how many to begin and which to train.
 
 | schedule | scheduler | what happens to groups that are not finished when a batch is full |
 | --- | --- | --- |
-| `sync` | `dynamic.DynamicSampling` | they are given back, and sampled anew under the next weights |
-| `carry` | `paced.PacedAdmission` | they wait, and go on under the next weights |
-| `continuous` | `paced.PacedAdmission` | they never wait |
+| `sync` | `schedulers.DynamicSampling` | they are given back, and sampled anew under the next weights |
+| `carry` | `schedulers.PacedAdmission` | they wait, and go on under the next weights |
+| `continuous` | `schedulers.PacedAdmission` | they never wait |
 """

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Play, Player, gather
+from slime_swe.rollout.play import Play, Player, gather
 from slime_swe.rollout.records import episode_of
 from tests.contract.conftest import router_of, workers_of
 

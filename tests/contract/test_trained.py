@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from slime_swe.recipes.base import Parallel
-from slime_swe.rollout.journals import append_records, read_records
-from slime_swe.rollout.trained import TRAINED, TrainedSamples
+from slime_swe.rollout.journals import TRAINED, TrainedSamples, append_records, read_records
 from slime_swe.sample import Sample
 from tests.contract.layouts import DUMP, toy_recipe, train, write_batch, write_toy
 from tests.recipes.changes import changed

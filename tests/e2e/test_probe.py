@@ -31,7 +31,7 @@ def turns_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.extended(
-    "tests/rollout/test_driver.py::test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes"
+    "tests/rollout/test_collect.py::test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes"
 )
 def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(cli, small, tmp_path):
     """The seed policy writes qwen3_coder's calls, of which Hermes' format reads none."""

@@ -22,10 +22,9 @@ from slime_swe.embedded.server_process import ServerError
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import FileError, Journal
-from slime_swe.rollout.driver import FilterError
-from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.collect import FilterError
+from slime_swe.rollout.journals import TrainedSamples, read_records
 from slime_swe.rollout.scheduling import outage
-from slime_swe.rollout.trained import TrainedSamples
 from slime_swe.sample import Sample
 from slime_swe.saving import StoppedToResume, request_stop
 from tests.embedded.scripted import NoProgress, TinyEngine, generate, make_args, reward

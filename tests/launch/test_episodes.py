@@ -19,10 +19,9 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.runs import create_run
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.episode import StopReason
-from slime_swe.rollout.journals import append_records
+from slime_swe.rollout.journals import TRAINED, TrainedSample, append_records, append_trained
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, Summary
 from slime_swe.rollout.slime_plugin import log_evaluation
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
 from slime_swe.sample import Sample
 
 

@@ -15,7 +15,7 @@ from slime_swe.embedded.loop import train
 from slime_swe.embedded.trackers import figures_of
 from slime_swe.files import Journal
 from slime_swe.launch.slime_cpu import run
-from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.metrics import GAP_BEFORE
 from slime_swe.rollout.records import write_failure
 from slime_swe.rollout.slime_plugin import log_evaluation, log_rollout

@@ -21,7 +21,7 @@ from slime_swe.rewards.redteam.cases import attacks, prelude
 from slime_swe.rewards.redteam.gate import ScriptedAgent
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.loop_scope import close_loop_scope
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.sandbox import SandboxPool
 
 SCRIPTS = {case.name: case.script for case in attacks()}

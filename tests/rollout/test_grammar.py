@@ -21,9 +21,9 @@ from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime_cpu import sglang_cpu
 from slime_swe.rollout.agents.base import AGENTS, agent_class
 from slime_swe.rollout.client import EngineClient, Sampling
+from slime_swe.rollout.engine import require_grammar
 from slime_swe.rollout.episode import Session, StopReason
 from slime_swe.rollout.grammar import Grammar, changed
-from slime_swe.rollout.grammar_probe import require_grammar
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.replies import EngineError
 from slime_swe.rollout.scripted import serve

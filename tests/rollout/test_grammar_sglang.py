@@ -13,8 +13,8 @@ from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime_cpu.sglang_cpu import GRAMMAR_BACKEND
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
 from slime_swe.rollout.client import EngineClient
+from slime_swe.rollout.engine import require_grammar
 from slime_swe.rollout.grammar import Grammar
-from slime_swe.rollout.grammar_probe import require_grammar
 from tests import real_sglang
 
 SEED = checkpoint_folder(EMBEDDED_SEED)

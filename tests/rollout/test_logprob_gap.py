@@ -10,10 +10,10 @@ import orjson
 import pytest
 from aiohttp import web
 
+from slime_swe.rollout.journals import TRAINED, TrainedSample, append_trained, read_appended
 from slime_swe.rollout.logprob_gap import WINDOW, Gap, GapAlarm, GapCheck, Window, weights_of
 from slime_swe.rollout.records import write_version_spans
 from slime_swe.rollout.scripted import serve
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained, read_appended
 from slime_swe.sample import Sample
 from tests.rollout.support import make_args
 

@@ -13,7 +13,7 @@ from slime_swe.rollout.chat.qwen25_coder import EXAMPLE, FORMS
 from slime_swe.rollout.chat.tool_formats import ToolCall, tool_format
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, Segment, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.scripted import ScriptedEngine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sandbox.base import SandboxError

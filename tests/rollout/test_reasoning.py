@@ -19,7 +19,7 @@ from slime_swe.rollout.chat.tokenizer import load_tokenizer, shipped_templates, 
 from slime_swe.rollout.chat.tool_formats import THINK, ToolCall, tool_format
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates

@@ -10,7 +10,7 @@ from collections import Counter
 import orjson
 import pytest
 
-from slime_swe.rollout.driver import Rollout
+from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.records import EPISODES, METRICS, write_failure
 from slime_swe.rollout.run_record import RunRecord, trained_tokens

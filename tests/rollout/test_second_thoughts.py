@@ -9,7 +9,7 @@ from slime_swe.rewards.grade import grade
 from slime_swe.rollout.agents.native import NativeAgent, load_template
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sandbox.pool import SandboxPool
 from tests.rollout.support import END, SUBMIT, TEST, call

@@ -319,7 +319,7 @@ async def test_cancelling_ends_the_episode_at_once(run_with):
         ({"swe_tool_format": "hermess"}, "Did you mean 'hermes'"),
         ({"swe_agent": "nativ"}, "Did you mean 'native'.*or a dotted path"),
         ({"swe_agent": "no_such.module.open"}, "rollout.agent='no_such.module.open': there is no module 'no_such'"),
-        ({"swe_agent": "slime_swe.rollout.player.open"}, "rollout.agent=.*has no 'open'"),
+        ({"swe_agent": "slime_swe.rollout.play.open"}, "rollout.agent=.*has no 'open'"),
         ({"swe_agent": "..open"}, "rollout.agent='..open' is no dotted path"),
         ({"rollout_top_p": 0.9}, "args.rollout_top_p is 0.9: training needs 1.0"),
         ({"rollout_top_k": 5}, "args.rollout_top_k is 5: training needs -1"),

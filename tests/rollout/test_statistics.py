@@ -11,7 +11,7 @@ from slime_swe.rewards.redteam.gate import ScriptedAgent
 from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import EpisodeStatistics, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.sandbox import SandboxPool
 
 

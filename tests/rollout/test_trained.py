@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
+from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, append_trained
 from slime_swe.rollout.records import Record
-from slime_swe.rollout.trained import TRAINED, TrainedSample, TrainedSamples, append_trained
 
 LONG = 16_384  # tokens
 
@@ -70,7 +70,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from slime_swe.files import FileError
-from slime_swe.rollout.trained import TrainedSample, append_trained
+from slime_swe.rollout.journals import TrainedSample, append_trained
 path = Path(sys.argv[1])
 append_trained(path, [TrainedSample(0, 0, 0.5)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))

@@ -15,9 +15,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.plan.simulation.machines import Aborted, Engine, Machines, Processors, Stopwatch
 from slime_swe.launch.plan.simulation.workload import Script, Workload
 from slime_swe.rollout.client import Gate
-from slime_swe.rollout.driver import Driver, Rollout
+from slime_swe.rollout.collect import Driver, Rollout
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Group, Player
+from slime_swe.rollout.play import Group, Player
 from slime_swe.rollout.records import flatten
 from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission, Scheduler
 from slime_swe.sample import Sample

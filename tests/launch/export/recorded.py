@@ -14,6 +14,7 @@ from slime_swe.launch.runs import create_run
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, EpisodeStatistics, Session, StopReason
+from slime_swe.rollout.journals import TRAINED, TrainedSample, append_trained
 from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
@@ -21,7 +22,6 @@ from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.records import Score, write_failure, write_score
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scripted import by_turn, scripted_engine
-from slime_swe.rollout.trained import TRAINED, TrainedSample, append_trained
 from slime_swe.sample import Sample
 from tests.planted import ENVIRONMENT, LINES
 from tests.rollout.proxy.test_sessions import ASKED, OPENING, ask

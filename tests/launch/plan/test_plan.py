@@ -24,7 +24,7 @@ from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.forecast import CERTAINTY, NARROWER, WIDER, informative_share
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Player
+from slime_swe.rollout.play import Player
 from slime_swe.rollout.scheduling.admission import Bounds
 
 ON_GPUS = [name for name in RECIPES if load_recipe(name).engine == "slime"]

@@ -67,7 +67,7 @@ PARTS = (  # part, how it was run, command or test
     (
         "episodes admitted by what engines keep in their caches",
         "real agents with a scripted engine; no SGLang that is short of cache",
-        "`tests/rollout/test_player.py`",
+        "`tests/rollout/test_play.py`",
     ),
 )
 

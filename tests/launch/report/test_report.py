@@ -21,10 +21,9 @@ from slime_swe.launch.report.charts import TRAINER, moment_figures, student95
 from slime_swe.launch.report.detail import arguments, diff, shown_tokens
 from slime_swe.launch.report.page import script_json
 from slime_swe.redaction import redacted, secrets_of
-from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.journals import TRAINED, TrainedSamples, read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, trajectories
-from slime_swe.rollout.trained import TRAINED, TrainedSamples
 from slime_swe.rollout.turns import of_episode
 from tests.launch.report.page_data import chart, column, details, document, plain, token_text
 from tests.launch.report.synthetic import synthetic_run

@@ -12,7 +12,7 @@ from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS, Agent, agent_class
 from slime_swe.rollout.agents.blocks import _PATH, BlocksAgent, _load_template
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import BROKEN, FIXED, make_task
 from tests.effort import assert_linear

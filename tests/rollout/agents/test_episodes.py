@@ -22,7 +22,7 @@ from slime_swe.rollout.agents.cli import CliAgent
 from slime_swe.rollout.agents.toy_task import tool_call, toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.scripted import Sampled, by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sandbox.pool import SandboxPool

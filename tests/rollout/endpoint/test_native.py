@@ -9,7 +9,7 @@ from slime_swe.rollout.agents.native import no_call_notice
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.endpoint.replies import SPENDING, Spending
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sandbox.pool import SandboxPool
 from tests.data_sources.tasks import make_task

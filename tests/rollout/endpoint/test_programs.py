@@ -15,7 +15,7 @@ from slime_swe.rollout.agents.toy_task import tool_call, toy_task
 from slime_swe.rollout.chat.tool_formats import ToolCall, parse
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, StopReason
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.sandbox.pool import SandboxPool
 from tests.rollout.agents.tiny_agent import TinyAgent
 from tests.rollout.endpoint.served import KEY, ChatEndpoint, Said, by_turn, call, calls, chat_endpoint

@@ -29,7 +29,7 @@ from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
-from slime_swe.rollout.player import run_episode
+from slime_swe.rollout.play import run_episode
 from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slime_swe.rollout.driver import FirstCalls
+from slime_swe.rollout.collect import FirstCalls
 
 
 @pytest.mark.parametrize(("groups", "hopeless"), [(24, False), (25, True)])

@@ -15,10 +15,10 @@ from slime_swe.data_sources.slime_plugin import TaskDataSource, state_path, task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rewards.slime_plugin import keep_group
-from slime_swe.rollout.driver import MOST_OF_A_TASK, Driver, FilterError, FirstCalls, driver_of
+from slime_swe.rollout.collect import MOST_OF_A_TASK, Driver, FilterError, FirstCalls, driver_of
 from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import TRIES, Player
+from slime_swe.rollout.play import TRIES, Player
 from slime_swe.rollout.records import Score, flatten, write_failure, write_score
 from slime_swe.rollout.scheduling.outage import LONGEST, Outage, Outages
 from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
@@ -198,7 +198,7 @@ def test_an_outage_that_lasts_is_logged_begins_little_and_ends_the_run(tmp_path,
 
     assert 1200 <= simulate(run()) < 1300
     assert sum(played.calls.values()) <= 32 + 2 * 1200 / LONGEST + 12
-    assert [record.message for record in caplog.records if "driver" not in record.name] == [
+    assert [record.message for record in caplog.records if "collect" not in record.name] == [
         "infrastructure breaks every episode that begins, so that few begin until one lasts: sandbox_error: "
         "no such image"
     ]

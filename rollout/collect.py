@@ -1,4 +1,23 @@
-"""`Driver`: plays the groups of a data source as a scheduler decides, until a batch of them is complete."""
+"""Collect a rollout: play the groups of a data source until a batch of them is judged, one batch a training step.
+
+A *group* is the episodes of one task that share a baseline. `Driver` begins groups while the scheduler wants more and
+slots are free, and puts off or judges those that end; `Driver.collect` returns once the scheduler has a batch. How one
+episode is played and tried again is in `play`; which groups make a batch, in `scheduling`. Tests hold these:
+
+- A batch has `rollout_batch_size` groups that infrastructure left whole enough and that the group filter kept; the ones
+  that the filter drops are replaced.
+- A batch of the schedule `sync` is a function of what groups come to, not of which ends first.
+- A group is trained once or dropped once. One that a batch leaves unfinished goes on under the next weights; with
+  `sync` it is given back, and sampled anew from what the data source gave.
+- No group is dropped for being old: the staleness of what is trained is bounded by admitting less.
+- What infrastructure breaks is no reward: a group that it leaves without episodes enough is put off and tried again,
+  and what is sound in it is kept while the weights are the same. A task that breaks alone is set aside; an outage sets
+  none aside, and ends the run only after `rollout.outage_limit` seconds.
+- No more episodes sample at once than there are slots; an episode frees its slot before it is graded.
+- The data source hears of each episode's outcome once, and never of one that infrastructure broke.
+- A policy whose first hundred episodes hold no tool call ends the run, before it is paid for.
+- After an error or a cancellation no episode is left running. What fails between two batches ends the next `collect`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +39,7 @@ from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import ADMITTED
-from slime_swe.rollout.player import LOST, Group, Play, Player, end_all, is_lost, why_filtered
+from slime_swe.rollout.play import LEAST_SOUND, Group, Play, Player, end_all
 from slime_swe.rollout.records import episode_of, flatten, is_broken, record_of, trajectories
 from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scheduling.schedulers import (
@@ -40,109 +59,20 @@ MOST_OF_A_TASK = 3  # times that a task's groups are put off, one after the othe
 _GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate function whose records have every call
 
 
-class FilterError(UserError):
-    """The group filter rejects (nearly) everything, so that no batch can be filled."""
-
-
-class DataSource(Protocol):
-    """SLiME's."""
-
-    def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
-
-    def add_samples(self, samples: list[list[Sample]]) -> None: ...
-
-
-@runtime_checkable
-class TaskSource(DataSource, Protocol):
-    """One that takes reports of what becomes of its groups, as ours does."""
-
-    def set_aside(self, task_id: str) -> None:
-        """Infrastructure fails on this task again and again."""
-        ...
-
-    def end_rollout(
-        self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
-    ) -> None:
-        """A batch is complete. unfinished: groups that are still played. outcomes: of each task's episodes that the
-        batch is made of or that were dropped for it, whether they solved it; infrastructure failures are left out."""
-        ...
-
-
-@dataclass
-class Rollout:
-    """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
-
-    dropped: groups by reason. given_back: groups that will be sampled anew. retried: tries at episodes that
-    infrastructure broke and that were made again, by cause. staleness: of each group that is kept, how many training
-    steps older than the weights that it trains those were under which it began. admitted: episodes at once, when the
-    batch was complete.
-    """
-
-    kept: list[Group] = field(default_factory=list)
-    played: list[Group] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-    given_back: int = 0
-    retried: Counter[str] = field(default_factory=Counter)
-    staleness: list[int] = field(default_factory=list)
-    reward_seconds: float = 0.0
-    admitted: int = 0
-
-    @property
-    def stale_groups(self) -> set[int]:
-        """Numbers of those that are kept and began under older weights than those that they train."""
-        return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
-
-    def metrics(self) -> dict[str, float]:
-        """Under SLiME's names where it has them."""
-        dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
-        retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
-        return {
-            **dropped,
-            **retried,
-            "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
-            "rollout/staleness_max": max(self.staleness, default=0),
-            ADMITTED: self.admitted,
-        }
-
-
-@dataclass(frozen=True)
-class _Judged:
-    group: Group
-    reason: str = ""  # why it is dropped
-
-
-@dataclass(frozen=True)
-class _Settings:
-    batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
-    max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
-    max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
-    lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
-    schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
-    outage_limit: Annotated[float, Argument("swe_outage_limit"), Meta(gt=0)] = 3600.0  # seconds
-
-    def scheduler(self) -> Scheduler:
-        if SCHEDULES[self.schedule].carries:
-            return PacedAdmission(self.batch_size, self.max_staleness, self.lag)
-        return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
-
-
 async def driver_of(args: Any, hooks: RolloutHooks) -> Driver:
-    """The driver of a run's training episodes, in the running loop."""
+    """Make the driver of a run's training episodes, in the running loop."""
     settings = read_arguments(_Settings, args)
     player = Player(args, hooks, outages=Outages.within(settings.outage_limit))
     scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
-    first_calls = FirstCalls() if _records_calls(args) else None
+    # Elsewhere an episode's record without calls need not be one of a policy that made none.
+    counts = args.custom_generate_function_path == _GENERATE and agent_class(args.swe_agent).calls_tools
+    first_calls = FirstCalls() if counts else None
     if schedule.pauses:
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
         return Driver(
             player, scheduler, first_calls=first_calls, gate=await gate_of_loop(), abort=partial(abort_all, url)
         )
     return Driver(player, scheduler, first_calls=first_calls, goes_on=schedule.never_stops)
-
-
-def _records_calls(args: Any) -> bool:
-    """Whether an episode's record without calls is one of a policy that made none."""
-    return args.custom_generate_function_path == _GENERATE and agent_class(args.swe_agent).calls_tools
 
 
 class Driver:
@@ -197,10 +127,16 @@ class Driver:
             self._playing.add_done_callback(lambda _: self._changed.set())
         try:
             while (batch := self.scheduler.take(version)) is None:
-                await self._change()
+                await self._changed.wait()
+                self._changed.clear()
+                if self._playing.done():
+                    self._playing.result()  # it ends by what it raises alone
             if not self.goes_on:
                 await self._stop_playing()
-            rollout = await self._rollout(batch, version, data_source)
+            given_back = set(batch.given_back) - self._put_off.keys()
+            await self._give_back(given_back, data_source)
+            rollout = self._rollout(batch, version, data_source)
+            rollout.given_back = len(given_back)
             if self.abort is not None:
                 await self.gate.drain(self.abort)
             return rollout
@@ -214,56 +150,19 @@ class Driver:
             await self.close()
             raise
 
-    def evaluator(self) -> Player:
-        """What plays the run's evaluations.
-
-        Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
-        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another,
-        which begins with as many episodes at once as training has come to.
-        """
-        if self.goes_on:
-            return self.player
-        return Player(self.player.args, self.player.hooks, self.player.slots, self.player.outages)
-
-    async def close(self) -> None:
-        """End what is still played."""
-        await self._stop_playing()
-        await end_all(self._running)
-        self._running.clear()
-        self._in_slots.clear()
-
-    async def _stop_playing(self) -> None:
-        """No group begins or ends any more; those that have begun are left as they are."""
-        if self._playing is not None:
-            await end_all([self._playing])
-            self._playing = None
-
-    async def _change(self) -> None:
-        """Until a group has ended. Raises what ended the play."""
-        assert self._playing is not None
-        await self._changed.wait()
-        self._changed.clear()
-        if self._playing.done():
-            self._playing.result()
-
     async def _play(self, data_source: DataSource) -> None:
+        """Begin groups and end them, whenever a slot is free or a group has been played, until it is cancelled."""
         while True:
-            self._begin(data_source)
+            while self.scheduler.wanted(self._version) > 0 and (
+                not self._running or self._in_slots.total() < self.player.slots
+            ):
+                self._begin(self._next(data_source))
             await self._woken.wait()
             self._woken.clear()
             done = [task for task in self._running if task.done()]
             for task in sorted(done, key=self._running.__getitem__):
                 self._end(self._running.pop(task), task.result(), data_source)
             self._changed.set()
-
-    def _begin(self, data_source: DataSource) -> None:
-        """As many groups as are wanted and have a slot."""
-        while self.scheduler.wanted(self._version) > 0 and not (self._running and self._full):
-            self._start(self._next(data_source))
-
-    @property
-    def _full(self) -> bool:
-        return self._in_slots.total() >= self.player.slots
 
     def _next(self, data_source: DataSource) -> int:
         """A group that was put off and may be tried again, or else the data source's next."""
@@ -276,7 +175,8 @@ class Driver:
         self._fresh[number] = group
         return number
 
-    def _start(self, number: int) -> None:
+    def _begin(self, number: int) -> None:
+        """Play a group, and of one that was put off what is not finished or not sound."""
         self.scheduler.begin(number, self._version)
         version, plays = self._plays.get(number, (self._version, [Play(sample) for sample in self._fresh[number]]))
         if version != self._version:  # what older weights sampled is sampled anew
@@ -293,9 +193,9 @@ class Driver:
         self._running[task] = number
 
     def _end(self, number: int, group: Group, data_source: DataSource) -> None:
+        """Put the group off where infrastructure broke it, unless it did so too often; else judge it."""
         del self._in_slots[number]
-        episodes = trajectories(flatten(group))
-        broken = [is_broken(segments) for segments in episodes]
+        broken = [is_broken(segments) for segments in trajectories(flatten(group))]
         lost, task = is_lost(broken), task_id_of(self._fresh[number][0]) or str(number)
         if lost:
             self._gave_way[task] += 1
@@ -304,7 +204,7 @@ class Driver:
                 self.scheduler.end(number, Outcome.BROKEN)
                 return
         del self._gave_way[task], self._plays[number]
-        self._require_calls(number, episodes)
+        self._require_calls(number, group)
         if lost and isinstance(data_source, TaskSource):
             _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
             data_source.set_aside(task)
@@ -313,31 +213,34 @@ class Driver:
         outcome = Outcome.BROKEN if lost else Outcome.UNIFORM if reason else Outcome.INFORMATIVE
         self.scheduler.end(number, outcome)
 
-    def _require_calls(self, number: int, episodes: Sequence[Sequence[Sample]]) -> None:
+    def _require_calls(self, number: int, group: Group) -> None:
         """Raise `UserError` where a group was one too many without a call."""
         first, running = self.first_calls, self._running.values()
         if first is None or first.called:
             return
+        episodes = trajectories(flatten(group))
         records = [episode_of(segments[0]) for segments in episodes if not is_broken(segments)]
         counters = [record.counters for record in records if record is not None and record.turns]
         first.end(number, [(sum(one.tool_calls.values()), one.malformed_calls) for one in counters])
         if first.hopeless(running):
             raise UserError(_why_no_calls(first.seen(running), first.malformed, self.player.args))
 
-    async def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
-        given_back = set(batch.given_back) - self._put_off.keys()
-        await end_all([task for task, number in self._running.items() if number in given_back])
-        self._running = {task: number for task, number in self._running.items() if number not in given_back}
-        for number in given_back:
+    async def _give_back(self, numbers: set[int], data_source: DataSource) -> None:
+        """End these groups, which the data source will give again."""
+        await end_all([task for task, number in self._running.items() if number in numbers])
+        self._running = {task: number for task, number in self._running.items() if number not in numbers}
+        for number in numbers:
             self._judged.pop(number, None)
             self._plays.pop(number, None)
             self._in_slots.pop(number, None)
-        if given_back:
-            data_source.add_samples([self._fresh.pop(number) for number in sorted(given_back)])
+        if numbers:
+            data_source.add_samples([self._fresh.pop(number) for number in sorted(numbers)])
+
+    def _rollout(self, batch: Batch, version: int, data_source: DataSource) -> Rollout:
+        """Take the batch out of what is judged, with all that was dropped, and tell the data source."""
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
         rollout = Rollout(
-            given_back=len(given_back),
             retried=self.player.retried,
             staleness=[version - begun for begun in batch.begun],
             admitted=self.player.slots,
@@ -355,6 +258,156 @@ class Driver:
         if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh), _outcomes(rollout.played, self.player.args))
         return rollout
+
+    async def _stop_playing(self) -> None:
+        """Begin and end no group any more; those that have begun are left as they are."""
+        if self._playing is not None:
+            await end_all([self._playing])
+            self._playing = None
+
+    async def close(self) -> None:
+        """End what is still played."""
+        await self._stop_playing()
+        await end_all(self._running)
+        self._running.clear()
+        self._in_slots.clear()
+
+    def evaluator(self) -> Player:
+        """Return the player of the run's evaluations.
+
+        Where training episodes go on meanwhile it is their own: calls wait their turn for its slots, so an evaluation
+        comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another,
+        which begins with as many episodes at once as training has come to.
+        """
+        if self.goes_on:
+            return self.player
+        return Player(self.player.args, self.player.hooks, self.player.slots, self.player.outages)
+
+
+# How a group that has ended is judged: by what infrastructure left of it, and by the group filter.
+LOST = "infrastructure"  # why one is dropped that infrastructure broke too often
+
+
+@dataclass(frozen=True)
+class _Judged:
+    group: Group
+    reason: str = ""  # why it is dropped
+
+
+def is_lost(broken: Sequence[bool]) -> bool:
+    """Whether infrastructure left too few of a group's episodes. broken: of each, whether it broke that one."""
+    return broken.count(False) < min(LEAST_SOUND, len(broken))
+
+
+def why_filtered(args: Any, group_filter: Callable[..., Any] | None, group: Sequence[Any]) -> str:
+    """Why the group filter drops a group; empty where it does not. group: a sample or a list of them an episode."""
+    if group_filter is None:
+        return ""
+    verdict = group_filter(args, group)
+    if not hasattr(verdict, "keep"):  # a bare truth value, as older filters return
+        return "" if verdict else "unnamed"
+    return "" if verdict.keep else str(verdict.reason or "unnamed")
+
+
+class FilterError(UserError):
+    """The group filter rejects (nearly) everything, so that no batch can be filled."""
+
+
+# What goes in, and what comes out.
+class DataSource(Protocol):
+    """SLiME's data source, as far as a rollout needs it."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
+
+    def add_samples(self, samples: list[list[Sample]]) -> None: ...
+
+
+@runtime_checkable
+class TaskSource(DataSource, Protocol):
+    """A data source that takes reports of what becomes of its groups, as ours does."""
+
+    def set_aside(self, task_id: str) -> None:
+        """Infrastructure fails on this task again and again."""
+        ...
+
+    def end_rollout(
+        self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
+    ) -> None:
+        """A batch is complete. unfinished: groups that are still played. outcomes: of each task's episodes that the
+        batch is made of or that were dropped for it, whether they solved it; infrastructure failures are left out."""
+        ...
+
+
+@dataclass
+class Rollout:
+    """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
+
+    dropped: groups by reason. given_back: groups that will be sampled anew. retried: tries at episodes that
+    infrastructure broke and that were made again, by cause. staleness: of each group that is kept, how many training
+    steps older than the weights that it trains those were under which it began. admitted: episodes at once, when the
+    batch was complete.
+    """
+
+    kept: list[Group] = field(default_factory=list)
+    played: list[Group] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    given_back: int = 0
+    retried: Counter[str] = field(default_factory=Counter)
+    staleness: list[int] = field(default_factory=list)
+    reward_seconds: float = 0.0
+    admitted: int = 0
+
+    @property
+    def stale_groups(self) -> set[int]:
+        """Numbers of those that are kept and began under older weights than those that they train."""
+        return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of the step for trackers, under SLiME's names where it has them."""
+        dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
+        retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
+        return {
+            **dropped,
+            **retried,
+            "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
+            "rollout/staleness_max": max(self.staleness, default=0),
+            ADMITTED: self.admitted,
+        }
+
+
+def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]]:
+    found: dict[str, list[bool]] = {}
+    for group in groups:
+        for segments in trajectories(flatten(group)):
+            task = task_id_of(segments[0])
+            if task is not None and not is_broken(segments):
+                found.setdefault(task, []).append(record_of(segments[0], getattr(args, "reward_key", None)).solved)
+    return found
+
+
+def _number(group: Sequence[Sample]) -> int:
+    """Raises `UserError` where the data source has given none."""
+    number = group[0].group_index
+    if number is None:
+        raise UserError("data.source gave a group without group_index: number the groups in the order of get_samples")
+    return number
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How batches are made, as SLiME's `args` have it."""
+
+    batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
+    max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
+    max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
+    lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
+    schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
+    outage_limit: Annotated[float, Argument("swe_outage_limit"), Meta(gt=0)] = 3600.0  # seconds
+
+    def scheduler(self) -> Scheduler:
+        if SCHEDULES[self.schedule].carries:
+            return PacedAdmission(self.batch_size, self.max_staleness, self.lag)
+        return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
 
 
 # `FirstCalls`: whether the episodes with which a run begins call tools at all.
@@ -404,21 +457,3 @@ def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:
         f"says slime-swe probe recipe={args.swe_run_dir}/recipe.yaml. A policy that writes calls in no format needs "
         "a warm start on episodes that have some (slime-swe sft, and warm_start.data)"
     )
-
-
-def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]]:
-    found: dict[str, list[bool]] = {}
-    for group in groups:
-        for segments in trajectories(flatten(group)):
-            task = task_id_of(segments[0])
-            if task is not None and not is_broken(segments):
-                found.setdefault(task, []).append(record_of(segments[0], getattr(args, "reward_key", None)).solved)
-    return found
-
-
-def _number(group: Sequence[Sample]) -> int:
-    """Raises `UserError` where the data source has given none."""
-    number = group[0].group_index
-    if number is None:
-        raise UserError("data.source gave a group without group_index: number the groups in the order of get_samples")
-    return number

@@ -1,6 +1,22 @@
-"""`Player`: plays episodes through the generate and reward hooks, as many at once as the engines' caches hold.
+"""Play one episode: an agent on a task in a fresh sandbox, and then its grading.
 
-What infrastructure breaks it tries again."""
+`run_episode` makes an `Episode` of whatever happens to the agent. `Player` plays through the generate and reward hooks,
+as many episodes at once as the engines' caches hold, and tries again what infrastructure breaks. What is tried again,
+how often, and what counts it, from the innermost to the outermost; each takes up what the one before has left broken:
+
+1. A model request: `EngineClient.attempts` times in a row without a new token, or `EndpointClient.attempts` in all.
+   `counters.engine_retries` has the causes.
+2. An episode, by our generate hook: `swe_max_attempts` times, but not where the engine aborted it.
+   `counters.broken_attempts` has the stop reasons. A grading, by our reward hook: as often, and nothing counts it.
+3. An episode, and once it is finished its grading alone, by `Player.play`: `TRIES` times each, and longer as
+   `_is_tried_on` says. `Play.tries` counts them, and `Player.retried` those of training by cause.
+4. A group with too few sound episodes, by `collect.Driver`: until that has happened `MOST_OF_A_TASK` times in a row to
+   groups of its task, which the driver counts. An evaluation's episode instead, by `evaluation.evaluate`: `ROUNDS`
+   times in all.
+
+There is a pause between two tries (`scheduling.outage.pause`; the client has its own). During an outage tries begin one
+by one until it ends, or has lasted so long that it ends the run.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +30,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from time import perf_counter
-from time import time as wall_time
 from typing import Any, TypeVar
 
 from slime_swe.data_sources.task import Task
@@ -32,11 +46,66 @@ from slime_swe.sample import Sample
 from slime_swe.sandbox.base import SandboxError, Sandboxes
 
 TRIES = 5  # at an episode or a grading that infrastructure breaks, before its group is judged without it
+LEAST_SOUND = 2  # episodes of a group that have a baseline
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Played = Sample | list[Sample]  # siblings where an episode fans out
 Group = list[Played]
+
+
+async def run_episode(
+    agent: Agent,
+    task: Task,
+    sandboxes: Sandboxes,
+    sampling: Sampling,
+    *,
+    time_budget: float,
+    wall_time_budget: float = 0.0,
+) -> Episode:
+    """Run one agent on one task in a fresh sandbox. A failure of the policy, the engine or the sandbox is not raised:
+    it becomes the episode's stop reason.
+
+    `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
+    depend on the load of the run, not on the policy. `wall_time_budget` runs on meanwhile, and bounds how long a batch
+    waits for one episode; 0 is no bound.
+    """
+    started, began = time.perf_counter(), time.time()
+    session, statistics = Session(), EpisodeStatistics()
+    patch, detail = "", ""
+    try:
+        where = task.workspace
+        async with sandboxes.open(where.files, agent.limits, where.image, agent.layers) as sandbox:
+            statistics.sandbox_seconds += time.perf_counter() - started
+            run = agent.run(task, sandbox, session, sampling, statistics)
+            reason = await _within(time_budget, wall_time_budget, statistics, run)
+            with statistics.sandbox_time():
+                patch = await sandbox.diff()
+    except EngineError as error:
+        reason, detail = StopReason.ENGINE_ERROR, str(error)
+        statistics.engine_aborted = isinstance(error, EngineAborted)
+    except AgentError as error:
+        reason, detail = StopReason.AGENT_ERROR, str(error)
+    except SandboxError as error:
+        reason, detail = StopReason.SANDBOX_ERROR, str(error)
+    if statistics.edits and statistics.first_edit_patch is None:
+        statistics.first_edit_patch = patch
+    timings = Timings(time.perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds, began)
+    return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
+
+
+async def _within(
+    seconds: float, wall_seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]
+) -> StopReason:
+    limit, wall = asyncio.timeout(seconds), asyncio.timeout(wall_seconds or None)
+    statistics.budget = limit
+    try:
+        async with wall, limit:
+            return await run
+    except TimeoutError:
+        if not (limit.expired() or wall.expired()):
+            raise  # not ours: a bug, not the end of the budget
+        return StopReason.TIME_BUDGET
 
 
 @dataclass(eq=False)
@@ -62,7 +131,9 @@ class Play:
 
 
 class Player:
-    """reward_seconds: summed over episodes, which run concurrently. retried: tries at episodes of training that
+    """Plays episodes, and grades them, through a run's hooks. Use in one event loop.
+
+    reward_seconds: summed over episodes, which run concurrently. retried: tries at episodes of training that
     infrastructure broke and that were made again, by cause. admitted: episodes at once when it begins; 0: as many as
     the engines' caches hold by the plan. outages: of what plays episodes, and of what grades them; without them each
     episode is tried once."""
@@ -168,7 +239,9 @@ class Player:
         async with self._slot() as turn:
             if not may_begin():
                 return []
-            generating: Awaitable[Played] = self.hooks.generate(self.args, _fresh(play.sample), params, **extra)
+            sample = _copied(play.sample)
+            sample.session_id = uuid.uuid4().hex  # by which SLiME's router keeps its model calls on one engine
+            generating: Awaitable[Played] = self.hooks.generate(self.args, sample, params, **extra)
             played = await self._tried(play, generating, evaluation, group)
             self._adapt(_segments(played), self._in_use[turn])
         return played
@@ -181,7 +254,12 @@ class Player:
         if unscored:
             started = time.perf_counter()
             try:
-                await self._score(played, unscored)
+                if isinstance(played, Sample):
+                    played.reward = await self.hooks.reward(self.args, played)
+                else:
+                    rewards = await self.hooks.reward(self.args, unscored)
+                    for segment, reward in zip(unscored, rewards, strict=True):
+                        segment.reward = reward
             except InfrastructureError as error:
                 for segment in segments:
                     write_failure(segment, "grader_error", str(error))
@@ -267,34 +345,6 @@ class Player:
                 *(self.slots, before, 100 * lost),
             )
 
-    async def _score(self, played: Sample | list[Sample], unscored: list[Sample]) -> None:
-        if isinstance(played, Sample):
-            played.reward = await self.hooks.reward(self.args, played)
-            return
-        rewards = await self.hooks.reward(self.args, unscored)
-        for segment, reward in zip(unscored, rewards, strict=True):
-            segment.reward = reward
-
-
-# Why a group whose episodes have all ended is not trained: infrastructure broke too many, or the group filter.
-LEAST_SOUND = 2  # episodes of a group that have a baseline
-LOST = "infrastructure"  # the reason where fewer are left
-
-
-def is_lost(broken: Sequence[bool]) -> bool:
-    """Whether infrastructure left too few of a group's episodes. broken: of each, whether it broke that one."""
-    return broken.count(False) < min(LEAST_SOUND, len(broken))
-
-
-def why_filtered(args: Any, group_filter: Callable[..., Any] | None, group: Sequence[Any]) -> str:
-    """Why the group filter drops a group; empty where it does not. group: a sample or a list of them an episode."""
-    if group_filter is None:
-        return ""
-    verdict = group_filter(args, group)
-    if not hasattr(verdict, "keep"):  # a bare truth value, as older filters return
-        return "" if verdict else "unnamed"
-    return "" if verdict.keep else str(verdict.reason or "unnamed")
-
 
 def sampling_params(args: Any) -> dict[str, Any]:
     """The training rollout's sampling parameters, under SGLang's names."""
@@ -338,13 +388,6 @@ def _copied(sample: Sample) -> Sample:
     return copied
 
 
-def _fresh(sample: Sample) -> Sample:
-    """To be played: a copy with a session of its own, by which SLiME's router keeps its model calls on one engine."""
-    played = _copied(sample)
-    played.session_id = uuid.uuid4().hex
-    return played
-
-
 async def gather(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results in order; when one fails or the caller is cancelled, the rest is cancelled and awaited first."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
@@ -366,57 +409,3 @@ def _engines(args: Any) -> int:
     """How many share the episodes: SLiME's concurrency is that of one of them."""
     gpus = getattr(args, "rollout_num_gpus", None)
     return max(1, gpus // args.rollout_num_gpus_per_engine) if gpus else 1
-
-
-# Run one agent on one task in a fresh sandbox, and make an `Episode` of whatever happens.
-async def run_episode(
-    agent: Agent,
-    task: Task,
-    sandboxes: Sandboxes,
-    sampling: Sampling,
-    *,
-    time_budget: float,
-    wall_time_budget: float = 0.0,
-) -> Episode:
-    """Never raises for a failure of the policy, the engine or the sandbox: these become the episode's stop reason.
-
-    `time_budget` (seconds) starts when the sandbox is open, and does not run while the engine samples. Both waits
-    depend on the load of the run, not on the policy. `wall_time_budget` runs on meanwhile, and bounds how long a batch
-    waits for one episode; 0 is no bound.
-    """
-    started, began = perf_counter(), wall_time()
-    session, statistics = Session(), EpisodeStatistics()
-    patch, detail = "", ""
-    try:
-        where = task.workspace
-        async with sandboxes.open(where.files, agent.limits, where.image, agent.layers) as sandbox:
-            statistics.sandbox_seconds += perf_counter() - started
-            run = agent.run(task, sandbox, session, sampling, statistics)
-            reason = await _within(time_budget, wall_time_budget, statistics, run)
-            with statistics.sandbox_time():
-                patch = await sandbox.diff()
-    except EngineError as error:
-        reason, detail = StopReason.ENGINE_ERROR, str(error)
-        statistics.engine_aborted = isinstance(error, EngineAborted)
-    except AgentError as error:
-        reason, detail = StopReason.AGENT_ERROR, str(error)
-    except SandboxError as error:
-        reason, detail = StopReason.SANDBOX_ERROR, str(error)
-    if statistics.edits and statistics.first_edit_patch is None:
-        statistics.first_edit_patch = patch
-    timings = Timings(perf_counter() - started, statistics.engine_seconds, statistics.sandbox_seconds, began)
-    return Episode(task.id, session.segments(), patch, reason, detail, statistics.turns, timings, statistics.counters())
-
-
-async def _within(
-    seconds: float, wall_seconds: float, statistics: EpisodeStatistics, run: Coroutine[Any, Any, StopReason]
-) -> StopReason:
-    limit, wall = asyncio.timeout(seconds), asyncio.timeout(wall_seconds or None)
-    statistics.budget = limit
-    try:
-        async with wall, limit:
-            return await run
-    except TimeoutError:
-        if not (limit.expired() or wall.expired()):
-            raise  # not ours: a bug, not the end of the budget
-        return StopReason.TIME_BUDGET

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.player import Play, Player
+from slime_swe.rollout.play import Play, Player
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
 from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample

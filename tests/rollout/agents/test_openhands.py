@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.agents.own_python import copy_python, find_python, own_python_command
+from slime_swe.rollout.agents.openhands import copy_python, find_python, own_python_command
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 MODULES = "ssl, sqlite3, ctypes, lzma, bz2, zlib, hashlib, json"

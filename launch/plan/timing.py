@@ -14,9 +14,9 @@ from slime_swe.launch.plan.images import tasks_of
 from slime_swe.launch.plan.memory import layout_of, recorded, supervised
 from slime_swe.launch.plan.result import HOUR, Evaluations, Outlook, Phase, Plan, Supervised, Timing, WholeRun
 from slime_swe.launch.plan.rollout import evaluation_seconds, sample_step
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.rules import OUR_GENERATE, at_once
+from slime_swe.recipes.rules import at_once
 from slime_swe.rollout.scheduling.schedulers import SYNC
 
 
@@ -167,6 +167,6 @@ def with_outlook(plan: Plan, recipe: Recipe) -> Plan:
     assumed = plan.assumptions
     if shares.expected < 1 and not assumed.informative:
         low, high = (run(recipe, replace(assumed, informative=share)) for share in (shares.low, shares.high))
-    if recipe.rollout.schedule == SYNC and recipe.rollout.generate == OUR_GENERATE:
+    if recipe.rollout.schedule == SYNC and recipe.rollout.generate == Rollout.generate:
         carry = run(replace(recipe, rollout=replace(recipe.rollout, schedule="carry")), assumed)
     return replace(plan, outlook=Outlook(low, high, carry))

@@ -26,10 +26,9 @@ from slime_swe.launch.slime.manifest import Flag, Job, values
 from slime_swe.launch.slime.paths import EVALUATION, SETTINGS, TENSORBOARD
 from slime_swe.launch.slime.sections import as_yaml, evaluation_config
 from slime_swe.launch.slime.upstream import SLIME, Upstream
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import CHOICES, Recipe
 from slime_swe.recipes.checks import Violation, field_types, listed, lookup
 from slime_swe.recipes.families import FAMILIES, load_family
-from slime_swe.recipes.fields import CHOICES
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.recipes.rules import at_once
 

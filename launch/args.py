@@ -14,9 +14,9 @@ from typing import Any
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.admission import cached_episodes, most_an_engine
+from slime_swe.launch.plan.admission import cached_episodes, most_an_engine, sandboxes_at_once
 from slime_swe.recipes.base import Model, Recipe
-from slime_swe.recipes.checks import lookup, sandboxes_at_once
+from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.rollout.chat.tokenizer import shipped_templates, template_path
 

@@ -32,9 +32,9 @@ def with_task(recipe: Recipe, name: str) -> Recipe:
     return made
 
 
-def _on(recipe: Recipe, train: str, filters: dict[str, str] | None = None, **evaluated: str) -> Data:
+def _on(recipe: Recipe, train: str, **evaluated: str) -> Data:
     """Its data with other task sets. Weights and filters belong to the sets that it had."""
-    return replace(recipe.data, train=[train], weights=[], filters=filters or {}, eval=evaluated)
+    return replace(recipe.data, train=[train], weights=[], filters={}, eval=evaluated)
 
 
 def synthetic(recipe: Recipe) -> Recipe:
@@ -117,11 +117,11 @@ def arc(recipe: Recipe) -> Recipe:
     if positions < 4096:
         rollout = replace(recipe.rollout, max_context=min(positions, 2 * recipe.rollout.max_context))
         return replace(recipe, data=_on(recipe, "arc:generated", heldout="arc:heldout"), rollout=rollout)
-    sets = {"evaluation1": "arc:evaluation1", "evaluation2": "arc:evaluation2"}
-    filters = {"difficulty": "open", "statement": "-5000"}
+    train = "arc:training1?not_id=arc-40853293"
+    data = _on(recipe, train, evaluation1="arc:evaluation1", evaluation2="arc:evaluation2")
     prompt = "Solve the puzzle: write solution.py, try it on the pairs, think again where it is wrong, and submit."
     return replace(
         recipe,
-        data=_on(recipe, "arc:training1?not_id=arc-40853293", filters, **sets),
+        data=replace(data, filters={"difficulty": "open", "statement": "-5000"}),
         rollout=replace(recipe.rollout, sandbox="local", max_turns=8, time_budget=120.0, system_prompt=prompt),
     )

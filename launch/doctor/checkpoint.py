@@ -20,8 +20,8 @@ from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipp
 from slime_swe.launch.doctor.versions import upstream_of
 from slime_swe.launch.engines import Engine, engine_of
 from slime_swe.launch.model import mismatches, readers
-from slime_swe.launch.plan.admission import checkpoint_bytes
-from slime_swe.launch.plan.formulae import GIB
+from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan.training import checkpoint_bytes
 from slime_swe.launch.slime.manifest import split
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES

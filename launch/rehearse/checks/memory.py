@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from slime_swe.launch.plan.formulae import shard
-from slime_swe.launch.plan.memory import layout_of
+from slime_swe.launch.plan.training import layout_of, shard
 from slime_swe.launch.rehearse.checks import Measured, NotMadeError, worst
 from slime_swe.launch.rehearse.evidence import Evidence
 

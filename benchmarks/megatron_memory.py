@@ -21,8 +21,9 @@ import sys
 import warnings
 
 from benchmarks.command import Figures, run
-from slime_swe.launch.plan.formulae import GIB, Assumptions, padded_vocab
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.launch.plan.memory import budgets
+from slime_swe.launch.plan.training import padded_vocab
 from slime_swe.recipes.base import Cluster, Model, Parallel, Recipe
 from slime_swe.recipes.registry import load_recipe
 

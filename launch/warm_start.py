@@ -20,11 +20,11 @@ from slime_swe.launch.engines import Engine, Start
 from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.runs import RECIPE_FILE, attempt_with_status, create_run, record_end
 from slime_swe.recipes import checks
-from slime_swe.recipes.base import Algorithm, Data, Recipe, Slime, WarmStart
+from slime_swe.recipes.base import RECORDED_GENERATE, RECORDED_SOURCE, Algorithm, Data, Recipe, Slime, WarmStart
 from slime_swe.recipes.checks import Violation, refuse
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
 from slime_swe.rollout.scheduling.schedulers import SYNC
-from slime_swe.rollout.warm_start import GENERATE, SOURCE, RecordedEpisode, read_recorded
+from slime_swe.rollout.warm_start import RecordedEpisode, read_recorded
 from slime_swe.saving import STOP_BY, raise_if_stopped
 from slime_swe.status import StatusFile
 
@@ -41,13 +41,13 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
     episodes = episodes or read_recorded(Path(warm.data))
     return replace(
         recipe,
-        data=Data(train=[str(Path(warm.data).resolve())], source=SOURCE),
+        data=Data(train=[str(Path(warm.data).resolve())], source=RECORDED_SOURCE),
         rollout=replace(
             rollout,
             batch_size=warm.batch_size,
             samples_per_task=1,
             schedule=SYNC,
-            generate=GENERATE,
+            generate=RECORDED_GENERATE,
         ),
         algorithm=Algorithm(std_normalization=False, group_filter=""),
         optimizer=replace(recipe.optimizer, lr=warm.lr, schedule="linear"),

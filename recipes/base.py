@@ -1,46 +1,78 @@
-"""`Recipe`: everything that names a run, as frozen dataclasses.
+"""`Recipe`: everything that names a run, as frozen dataclasses, from the model to the warm start. Read this file first.
 
-A recipe is complete: nothing is read from the environment. Every field is reached from the command line by its dotted
-key: `rollout.max_turns=6`.
+A module of this folder has a function `recipe()` that returns one. A recipe becomes another in three ways:
+
+- by the name of another module: `recipe=qwen3_8b`, or any importable one, often a `dataclasses.replace` of one here;
+- by another kind of tasks: `task=arc`, a function in `recipes/tasks.py`;
+- by a field that the command line overrides, named by its dotted key: `rollout.max_turns=6`.
+
+Invariants, which tests hold:
+
+- A recipe is complete: nothing that it says is read from the environment.
+- It is plain data: `recipe.yaml` in a run's folder holds every field, and reads back equal.
+- A field's type says which values it may have by itself; fields of which anything is allowed are listed in a test.
+- `checks.py` decides which fields go together, `rules.py` what SLiME refuses, and an engine adds what is its own. All
+  that is wrong is said at once, with what is allowed instead, before anything starts.
+- Names that a plug-in acts on, such as those of `rollout.schedule`, stand here as text, and are all that it has.
+- Neither this file nor what it imports has an engine, a sandbox or a grader: six of our modules in all.
+
+The sections come first, each with what its fields mean and in which unit; `Recipe`, at the end, joins them.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from slime_swe.data_sources.registry import with_options
 from slime_swe.recipes.families import Family, load_family, read_config
-from slime_swe.recipes.fields import (
-    Count,
-    Folder,
-    Hook,
-    OptionalHook,
-    Positive,
-    Rate,
-    Server,
-    Share,
-    Size,
-    Weight,
-    constant,
-    one_of,
-)
-from slime_swe.recipes.forecast import Forecast, Informative, informative_of
+from slime_swe.recipes.forecast import Informative, informative_of
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import Shape
-from slime_swe.rewards.grade import HARNESSES, MODES
-from slime_swe.rollout.episode import TRUNCATED, StopReason
-from slime_swe.rollout.grammar import KINDS
-from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
-from slime_swe.rollout.warm_start import SOURCE as RECORDED
 
-MASKED = (StopReason.TIME_BUDGET.value, StopReason.MAX_TURNS.value, StopReason.CONTEXT_FULL.value)
+# Types of fields: msgspec's constraints, stated where the field is. `Meta(description=...)` says in words what is
+# allowed, where the constraint itself would not be understood.
+Size = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Weight = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
+Part = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Folder = Annotated[str, Meta(min_length=1, description="a folder")]
+
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+"
+Hook = Annotated[str, Meta(pattern=rf"^{_DOTTED}\Z", description="a dotted path such as my_module.my_function")]
+OptionalHook = Annotated[
+    str, Meta(pattern=rf"^({_DOTTED})?\Z", description="a dotted path such as my_module.my_filter, or empty")
+]
+Server = Annotated[str, Meta(pattern=r"^(https?://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}/?\Z")]
+CHOICES = "choices"  # in a constraint's `extra`
+
+
+def one_of(*names: str) -> Meta:
+    """Text that is one of these."""
+    said = ", ".join(filter(None, names)) + (", or empty" if "" in names else "")
+    pattern = rf"^({'|'.join(map(re.escape, names))})\Z"
+    return Meta(pattern=pattern, description=f"one of {said}", extra={CHOICES: names})
+
+
+def constant(value: int, why: str) -> Meta:
+    """A number that must stay what it is."""
+    return Meta(ge=value, le=value, description=f"{value}: {why}")
+
+
+MASKED = ("time_budget", "max_turns", "context_full")
+TRUNCATED = (*MASKED, "max_response")  # limits of a recipe that end an episode
 TRACKERS = ("wandb", "trackio", "tensorboard")
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")  # Megatron's names of what may have an adapter
 EMBEDDED, SGLANG = "embedded", "sglang"  # servers
+# The hooks of a warm start's stage, in place of `data.source` and `rollout.generate`.
+RECORDED_SOURCE = "slime_swe.rollout.warm_start.RecordedEpisodes"
+RECORDED_GENERATE = "slime_swe.rollout.warm_start.generate"
 _WHOLE = "a trained token's log-probability is that of the whole distribution"
 
 
@@ -237,7 +269,7 @@ class Rollout:
     max_over_sampling: Weight = 0.0
     time_budget: Positive = 120.0
     wall_time_budget: Weight = 0.0
-    schedule: Annotated[str, one_of(*SCHEDULES)] = SYNC
+    schedule: Annotated[str, one_of("sync", "carry", "async", "continuous")] = "sync"
     max_staleness: Count = 2
     mask_truncated: Annotated[
         list[Annotated[str, one_of(*TRUNCATED)]], Meta(description=f"a list of {', '.join(TRUNCATED)}")
@@ -250,7 +282,7 @@ class Rollout:
     top_p: Annotated[float, constant(1, _WHOLE)] = 1.0
     top_k: Annotated[int, constant(-1, _WHOLE)] = -1
     grammar: str = ""
-    grammar_kind: Annotated[str, one_of(*KINDS)] = "regex"
+    grammar_kind: Annotated[str, one_of("regex", "ebnf")] = "regex"
     grammar_tolerance: Share = 0.05
     agent: Annotated[
         str, Meta(min_length=1, description="native, another agent's name, or the dotted path of an Agent class")
@@ -286,9 +318,9 @@ class Reward:
     last_mile: exponent of the share of tests that pass, in `fraction` and `tests`: above 1 the last tests count most.
     """
 
-    mode: Annotated[str, one_of(*MODES)] = "plus_minus"
+    mode: Annotated[str, one_of("plus_minus", "binary", "fraction")] = "plus_minus"
     function: Hook = "slime_swe.rewards.slime_plugin.reward"
-    harness: Annotated[str, one_of(*HARNESSES)] = "sandboxed"
+    harness: Annotated[str, one_of("sandboxed", "official")] = "sandboxed"
     harness_python: str = ""
     negative_control: bool = True
     overlong_tokens: Count = 0
@@ -336,16 +368,22 @@ class Data:
     @property
     def training_sets(self) -> list[str]:
         """`train`, each set with the filters and the registry that hold for it."""
-        return [with_options(spec, {**self.filters, **self._of_all}) for spec in self.train]
+        return [_with_options(spec, {**self.filters, **self._of_all}) for spec in self.train]
 
     @property
     def evaluation_sets(self) -> dict[str, str]:
         """`eval`, each set with the registry that holds for it."""
-        return {name: with_options(spec, self._of_all) for name, spec in self.eval.items()}
+        return {name: _with_options(spec, self._of_all) for name, spec in self.eval.items()}
 
     @property
     def _of_all(self) -> dict[str, str]:
         return {"registry": self.registry} if self.registry else {}
+
+
+def _with_options(spec: str, options: dict[str, str]) -> str:
+    from slime_swe.data_sources.registry import with_options  # which knows every corpus: a recipe is made without
+
+    return with_options(spec, options)
 
 
 @dataclass(frozen=True)
@@ -503,6 +541,26 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What the episodes of the untrained policy are expected to be like, until a first run measures it.
+
+    The planner counts with it. A run takes two bounds of its sampling from it: how many episodes it begins with
+    (`context`), and the cap that `rollout.max_over_sampling=0` stands for (`solved`).
+
+    solved: share of the training episodes that solve their task; by default that of Qwen3-30B-A3B-Instruct on SWE-bench
+        Verified (22.2 %, by uni-agent's README).
+    context: an episode's length at its end, as a share of `rollout.max_context`, on average.
+    sampled: tokens that the policy sampled, as a share of that length.
+    turns: model calls, as a share of `rollout.max_turns`, on average.
+    """
+
+    solved: Annotated[float, Meta(gt=0, lt=1)] = 0.22
+    context: Part = 0.5
+    sampled: Part = 0.3
+    turns: Part = 0.5
+
+
+@dataclass(frozen=True)
 class Slime:
     """What is said to SLiME, Megatron and SGLang beside the fields of the recipe.
 
@@ -559,7 +617,7 @@ class Recipe:
     @property
     def supervised(self) -> bool:
         """Whether it trains recorded episodes by their tokens' cross entropy, as the stage of `warm_start` does."""
-        return self.data.source == RECORDED
+        return self.data.source == RECORDED_SOURCE
 
     @property
     def data_parallel(self) -> int:

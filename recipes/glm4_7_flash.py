@@ -26,8 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Parallel, Recipe, Slime
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Forecast, Parallel, Recipe, Slime
 from slime_swe.recipes.gpu_defaults import GRPO, H100_NODE, R2E_GYM, ROLLOUT, SERVING, SLIME, gpu_recipe
 
 # The model's own layer drafts, and the model accepts as it would have sampled, so that probabilities are its own. The

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Data, Parallel, Recipe
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Data, Forecast, Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import ROLLOUT, SERVING, VERIFIED, gpu_recipe
 
 

@@ -30,8 +30,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Parallel, Recipe
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Forecast, Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import H100_NODE, R2E_GYM, ROLLOUT, SERVING, gpu_recipe
 
 

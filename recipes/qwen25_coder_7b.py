@@ -31,8 +31,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Forecast, Recipe
 from slime_swe.recipes.gpu_defaults import ROLLOUT, gpu_recipe
 
 

@@ -23,8 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_swe.recipes import qwen3_coder_30b_a3b_async
-from slime_swe.recipes.base import Model, Recipe
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Forecast, Model, Recipe
 
 
 def recipe() -> Recipe:

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_swe.recipes.base import Parallel, Recipe
-from slime_swe.recipes.forecast import Forecast
+from slime_swe.recipes.base import Forecast, Parallel, Recipe
 from slime_swe.recipes.gpu_defaults import ADAMW, H100_NODE, ROLLOUT, SERVING, SWE_REBENCH, gpu_recipe
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from slime_swe.recipes.base import EMBEDDED, Recipe
+from slime_swe.recipes.base import EMBEDDED, RECORDED_GENERATE, Recipe, Rollout
 from slime_swe.recipes.checks import Violation, against, divisors, listed, lookup
 from slime_swe.recipes.layers import ONE_SERVER, Cut, SglangEngine, legal_sizes
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
-from slime_swe.rollout.warm_start import GENERATE as RECORDED
 
 MEGATRON_LENGTH = 4096  # --seq-length as SLiME sets it; packed sequences don't have this length
-OUR_GENERATE = "slime_swe.rollout.slime_plugin.generate"
 VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
 
@@ -145,6 +143,7 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
     keeps all heads of its own requests."""
     no, serving, shape = against(recipe), recipe.serving, recipe.model.shape
     size = serving.gpus_per_engine
+    known = (Rollout.generate, RECORDED_GENERATE)  # the second asks no engine
     if shape.experts and (size % serving.ep or shape.experts % serving.ep):
         why = f"must divide both serving.gpus_per_engine={size} and the {shape.experts} experts"
         legal = [way for way in divisors(size or 1) if shape.experts % way == 0]
@@ -155,12 +154,12 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
     elif serving.dp_attention and size and shape.cache(SglangEngine(size)) * size <= shape.cache(ONE_SERVER):
         why = f"saves nothing: serving.gpus_per_engine={size} GPUs share the cache of a token without copies"
         yield no("serving.dp_attention", why, "set it to false")
-    elif serving.dp_attention and recipe.rollout.generate not in (OUR_GENERATE, RECORDED):  # that asks no engine
+    elif serving.dp_attention and recipe.rollout.generate not in known:
         why = (
             "gives each GPU of an engine a prefix cache of its own, and rollout.generate="
             f"{recipe.rollout.generate} is not known to send all turns of an episode to one of them"
         )
-        yield no("serving.dp_attention", why, f"set it to false, or use rollout.generate={OUR_GENERATE}")
+        yield no("serving.dp_attention", why, f"set it to false, or use rollout.generate={Rollout.generate}")
 
 
 def engine_requests(recipe: Recipe) -> Iterator[Violation]:
@@ -225,6 +224,6 @@ def schedules(recipe: Recipe) -> Iterator[Violation]:
     """Before weights change, engines drop what they sample: of an episode that goes on, the turn must be taken up
     again. Between two rollouts of `carry` their memory is the trainer's besides, and calls must wait."""
     rollout = recipe.rollout
-    if SCHEDULES[rollout.schedule].carries and rollout.generate != OUR_GENERATE:
+    if SCHEDULES[rollout.schedule].carries and rollout.generate != Rollout.generate:
         why = f"but rollout.generate={rollout.generate} is not known to go on with a turn that an engine has dropped"
         yield against(recipe)("rollout.schedule", why, "use sync")

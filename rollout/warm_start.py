@@ -20,7 +20,6 @@ from slime_swe.rollout.json_lines import LineIndex, Place
 from slime_swe.rollout.samples import sibling_index
 from slime_swe.sample import Sample
 
-SOURCE, GENERATE = "slime_swe.rollout.warm_start.RecordedEpisodes", "slime_swe.rollout.warm_start.generate"
 _RECORDED = "recorded"  # of a sample's metadata: the file, and the places of the episode's lines
 
 

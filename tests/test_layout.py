@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,20 @@ def test_no_package_imports_one_above_it(package):
         if path.relative_to(ROOT).parts[0] == package and (found := imported_packages(path.read_text()) & above)
     }
     assert not wrong
+
+
+def test_a_recipe_is_made_without_the_rest():
+    """Whoever reads `recipes/base.py` has little else to read, and a recipe needs no engine, sandbox or grader."""
+    code = "import sys, slime_swe.recipes.base; print(*(name for name in sys.modules if name.startswith('slime_swe.')))"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True)
+    found = {*done.stdout.decode().split()} - {"slime_swe.recipes"}
+    assert "slime_swe.recipes.base" in found, done.stderr
+    assert len(found - {"slime_swe.recipes.base"}) <= 6, found
+
+
+def test_a_recipe_reads_nothing_from_the_environment():
+    reading = re.compile(r"\b(environ|getenv)\b")
+    assert not [str(path) for path in (ROOT / "recipes").rglob("*.py") if reading.search(path.read_text())]
 
 
 @pytest.mark.parametrize("package", ("benchmarks", "docker", "docs"))

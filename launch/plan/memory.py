@@ -6,43 +6,24 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from slime_swe.launch.plan import admission, formulae
-from slime_swe.launch.plan.admission import (
-    adapter_bytes,
-    cache_pool,
-    cache_tokens,
-    checkpoint_bytes,
-    episodes_of,
-    informative,
-    resident_bytes,
-    running_requests,
-    served_bytes,
-    sglang_engine,
-    trained,
-    whole,
-)
-from slime_swe.launch.plan.formulae import GIB, Assumptions, padded_vocab
+from slime_swe.launch.plan import serving, training
+from slime_swe.launch.plan.admission import episodes_of, informative, sandbox_nodes, sandboxes_at_once
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.launch.plan.images import most_at_once
 from slime_swe.launch.plan.result import Budget, Component, TaskImages
+from slime_swe.launch.plan.serving import cache_pool, cache_tokens, running_requests, served_bytes, sglang_engine
+from slime_swe.launch.plan.training import adapter_bytes, checkpoint_bytes, layout_of, resident_bytes, trained, whole
 from slime_swe.launch.warm_start import stage_of
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.layers import WEIGHT_BYTES, Layout, Shape
+from slime_swe.recipes.layers import WEIGHT_BYTES, Layout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.rollout.warm_start import RecordedEpisode, read_recorded
 from slime_swe.sandbox.pool import make_backend
 
 SYNC_BUFFER = 512 * 2**20  # SLiME's default --update-weight-buffer-size
-
-
 FORMATS = {1: "Hugging Face format", 2: "Hugging Face and Megatron format"}
-
-
-def layout_of(recipe: Recipe) -> Layout:
-    parallel = recipe.parallel
-    return Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
 
 
 def budgets(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> tuple[Budget, ...]:
@@ -76,10 +57,10 @@ def _lasting(recipe: Recipe, stage: int) -> list[Component]:
     if held.expert and not offload:
         states += f", experts by {layout.edp}"
     return [
-        Component("weights", formulae.weight_bytes(held), f"bf16, {held.parameters / 1e9:.2f} B parameters"),
+        Component("weights", training.weight_bytes(held), f"bf16, {held.parameters / 1e9:.2f} B parameters"),
         Component("adapters", adapter_bytes(recipe, layout, stage), f"bf16, rank {recipe.algorithm.lora_rank}"),
-        Component("gradients", formulae.gradient_bytes(updated), "fp32"),
-        Component("optimizer states", formulae.optimizer_bytes(updated, layout, offload=offload), states),
+        Component("gradients", training.gradient_bytes(updated), "fp32"),
+        Component("optimizer states", training.optimizer_bytes(updated, layout, offload=offload), states),
     ]
 
 
@@ -87,57 +68,16 @@ def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component
     """Activations that are kept, and the larger of what the loss and one layer's backward pass need for a moment."""
     model, layout, parallel = recipe.model.shape, layout_of(recipe), recipe.parallel
     tokens, recompute = parallel.max_tokens_per_gpu, parallel.recompute
-    kept = saved_bytes(
+    kept = training.saved_bytes(
         model, layout, tokens, recompute=recompute, stage=stage, in_flight=layout.pp - stage, skew=assumed.skew
     )
-    work = workspace_bytes(model, layout, tokens, recompute=recompute, stage=stage, skew=assumed.skew)
+    work = training.workspace_bytes(model, layout, tokens, recompute=recompute, stage=stage, skew=assumed.skew)
     peak = Component("one layer's backward pass", work, f"{tokens} tokens")
     if stage == layout.pp - 1:
         entropy, scaled = recipe.algorithm.entropy_coef != 0, recipe.rollout.temperature != 1
-        loss = logits_bytes(model, layout, tokens, entropy=entropy, scaled=scaled)
+        loss = training.logits_bytes(model, layout, tokens, entropy=entropy, scaled=scaled)
         peak = max(peak, Component("logits", loss, f"fp32, {tokens} tokens"), key=lambda part: part.bytes)
     return [Component("activations", kept, f"{tokens} tokens, recompute {recompute}"), peak]
-
-
-# Bytes of activations on one GPU in training. Pure arithmetic.
-#
-# What a layer keeps, its parts know (`recipes/layers/`); here layers, micro-batches and the logits are added up. bf16
-# unless said; sequence parallelism wherever tp > 1, as in SLiME's scripts. Tokens are those of one micro-batch on one
-# GPU: `parallel.max_tokens_per_gpu`.
-#
-# Invariants, which tests hold: none of it grows with tp; full recomputation never takes more than selective, and
-# selective never more than none; all of it is proportional to the tokens.
-def saved_bytes(
-    shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int, in_flight: int, skew: float
-) -> float:
-    """What the forward passes of all micro-batches in flight keep for the backward pass.
-
-    in_flight: micro-batches that a pipeline stage has begun and not finished: at most pp - stage in the schedule 1F1B
-        (Narayanan et al. 2021), and no more than there are.
-    skew: tokens that the busiest expert-parallel rank gets, over the mean.
-    """
-    layers = shape.stage(stage, layout.pp).items()
-    kept = sum(count * layer.saved(layout, recompute=recompute, skew=skew) for layer, count in layers)
-    final = 4 * shape.hidden / layout.tp if stage == layout.pp - 1 else 0.0  # the last norm's input and output
-    return tokens * (in_flight * kept + final)
-
-
-def workspace_bytes(shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int = 0, skew: float) -> float:
-    """The most that one layer's backward pass needs for a moment."""
-    layers = shape.stage(stage, layout.pp)
-    return tokens * max(layer.workspace(layout, recompute=recompute, skew=skew) for layer in layers)
-
-
-def logits_bytes(shape: Shape, layout: Layout, tokens: int, *, entropy: bool, scaled: bool) -> float:
-    """fp32 `[tokens, vocab / tp]`: the logits and their softmax, which becomes the gradient in place; a third one where
-    entropy has a gradient or the temperature is not 1.
-
-    Taken on the last stage, over all tokens. Computing log-probabilities in chunks saves nothing here: each chunk keeps
-    its softmax, and the gradients are joined again. Source: SLiME `utils/ppo_utils.py`,
-    `_VocabParallelLogProbEntropy`, and `backends/megatron_utils/loss.py`, `get_log_probs_and_entropy`.
-    """
-    copies = 3 if entropy or scaled else 2
-    return 4.0 * copies * tokens * padded_vocab(shape.vocab, layout.tp) / layout.tp
 
 
 def _context(layout: Layout, assumed: Assumptions) -> Component:
@@ -159,7 +99,7 @@ def _serving(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 def _served_weights(recipe: Recipe) -> tuple[Component, Component]:
     engine = sglang_engine(recipe)
-    held = admission.weight_bytes(recipe.model.shape, engine)
+    held = serving.weight_bytes(recipe.model.shape, engine)
     return (
         Component("weights", held, f"bf16, {gpus(engine.gpus)} an engine"),
         Component("adapters", served_bytes(recipe), f"bf16, rank {recipe.algorithm.lora_rank}"),
@@ -178,13 +118,13 @@ def _paused_trainer(recipe: Recipe, assumed: Assumptions) -> tuple[Component, ..
 
 
 def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
-    needed = admission.runtime_bytes(recipe.model.shape, sglang_engine(recipe), int(assumed.prefill_chunk))
+    needed = serving.runtime_bytes(recipe.model.shape, sglang_engine(recipe), int(assumed.prefill_chunk))
     return Component("CUDA graphs and workspace", needed, f"prefill of {assumed.prefill_chunk:.0f} tokens")
 
 
 def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
     """Co-located, the server has its weights but no cache yet; else the trainer has all that lasts."""
-    buffers = formulae.sync_buffer_bytes(recipe.model.shape, SYNC_BUFFER)
+    buffers = training.sync_buffer_bytes(recipe.model.shape, SYNC_BUFFER)
     parts = [
         Component("buffers", buffers, "three times the largest tensor or 512 MiB"),
         Component("adapter", WEIGHT_BYTES * adapters.exported(recipe).parameters, "whole, as it is sent"),
@@ -206,9 +146,9 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
     stages = range(layout.pp)
     held = [whole(recipe, layout, stage) for stage in stages]
     updated = [trained(recipe, layout, stage) for stage in stages]
-    states = max(formulae.host_state_bytes(part, layout, offload=offload, paused=paused) for part in updated)
+    states = max(training.host_state_bytes(part, layout, offload=offload, paused=paused) for part in updated)
     older = recipe.algorithm.keep_old_actor
-    copies = max(formulae.host_weight_bytes(part, reference=reference, old_actor=older) for part in held)
+    copies = max(training.host_weight_bytes(part, reference=reference, old_actor=older) for part in held)
     runs_here = make_backend(recipe.rollout.sandbox).runs_here
     sandboxes = math.ceil(sandboxes_at_once(recipe) / sandbox_nodes(recipe)) if runs_here else 0
     parts = (

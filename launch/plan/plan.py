@@ -19,8 +19,8 @@ from rich.table import Table
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import mismatches
 from slime_swe.launch.output import duration
-from slime_swe.launch.plan.admission import bounds_of, cached_episodes, checkpoint_bytes, episodes_of, informative
-from slime_swe.launch.plan.formulae import GIB, Assumptions
+from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of, informative, sandbox_nodes
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.memory import budgets, most_kept
 from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
@@ -39,9 +39,10 @@ from slime_swe.launch.plan.result import (
     WholeRun,
 )
 from slime_swe.launch.plan.timing import evaluations_of, time_stage, time_step, whole_run
+from slime_swe.launch.plan.training import checkpoint_bytes
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import sandbox_nodes, wrong_fields
+from slime_swe.recipes.checks import wrong_fields
 from slime_swe.recipes.layers import WEIGHT_BYTES
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from slime_swe.launch.config import with_value
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.plan import admission
-from slime_swe.launch.plan.admission import cache_tokens, sglang_engine
-from slime_swe.launch.plan.formulae import GIB, Assumptions
-from slime_swe.launch.plan.memory import budgets, layout_of, recorded
+from slime_swe.launch.plan import serving
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
+from slime_swe.launch.plan.memory import budgets, recorded
 from slime_swe.launch.plan.result import Budget, TaskImages
+from slime_swe.launch.plan.serving import cache_tokens, sglang_engine
+from slime_swe.launch.plan.training import layout_of
 from slime_swe.launch.warm_start import unfit
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import Violation, broken_rules, lookup, wrong_fields
@@ -117,7 +118,7 @@ def _overrun(name: str, recipe: Recipe, budget: Budget) -> Violation:
 
 def _cache(recipe: Recipe, budget: Budget) -> Violation:
     held, most, fraction = cache_tokens(recipe), recipe.rollout.max_context, recipe.serving.mem_fraction
-    weights = admission.weight_bytes(recipe.model.shape, sglang_engine(recipe)) / GIB
+    weights = serving.weight_bytes(recipe.model.shape, sglang_engine(recipe)) / GIB
     return Violation(
         "serving.mem_fraction" if fraction < 0.8 else "serving.gpus_per_engine",
         f"an episode of rollout.max_context={most} tokens does not fit an engine's KV cache of {held}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slime_swe.launch.plan.formulae import GIB, Assumptions
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.recipes.checks import Violation
 
 IDLE = "idle slots"  # the phase of a rollout in which slots of episodes are empty

@@ -11,28 +11,26 @@ from functools import lru_cache, partial
 from statistics import NormalDist
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan import admission
+from slime_swe.launch.plan import serving
 from slime_swe.launch.plan.admission import (
     Episodes,
     bounds_of,
-    cache_tokens,
-    engines,
     episodes_of,
     informative,
-    running_requests,
-    sglang_engine,
+    sandbox_nodes,
+    sandboxes_at_once,
 )
-from slime_swe.launch.plan.formulae import Assumptions
+from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.result import IDLE, Phase
+from slime_swe.launch.plan.serving import cache_tokens, engines, running_requests, sglang_engine
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.launch.plan.simulation.schedules import Ledger, Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
+from slime_swe.launch.plan.training import forward_flops
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once
 from slime_swe.recipes.forecast import informative_share
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.layers import ONE_GPU, Layout, Shape
 from slime_swe.recipes.rules import at_once, staleness
 from slime_swe.rollout.collect import FilterError
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
@@ -301,7 +299,7 @@ def _step_episodes(recipe: Recipe, assumed: Assumptions) -> float:
 def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:
     """Seconds of one token of a call."""
     gpu = GPUS[recipe.cluster.gpu]
-    return admission.decode_seconds(
+    return serving.decode_seconds(
         recipe.model.shape,
         sglang_engine(recipe),
         max(calls / engines(recipe), 1.0),
@@ -319,47 +317,3 @@ def _prefill(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -
     flops = new * forward_flops(recipe.model.shape, work.length)
     rate = sglang_engine(recipe).gpus * GPUS[recipe.cluster.gpu].flops * 1e12 * assumed.prefill_mfu
     return max(calls / engines(recipe), 1.0) * flops / rate
-
-
-# FLOPs and seconds of training. Pure arithmetic.
-#
-# Known values, which tests hold: 23.0 GFLOP a token for Qwen3-30B-A3B at 4,096 tokens (Megatron-Bridge's published 203
-# TFLOP/s at 8,826 tokens/s on one H100).
-FORWARD, BACKWARD = 1, 2  # in units of one forward pass
-OPTIMIZER_TRAFFIC = 28  # bytes a parameter: master weight, two moments and gradient read, three of them written
-
-
-def forward_flops(shape: Shape, length: float, layout: Layout = ONE_GPU) -> float:
-    """Of one token of a sequence of `length` tokens, on average, on all GPUs that compute it: two a weight, without the
-    look-up of its embedding, and attention.
-
-    Source: Kaplan et al. 2020, appendix B; Megatron-LM `training/training.py`, `num_floating_point_operations`.
-    """
-    layers = shape.total(lambda part: part.copies(layout) * part.flops(length))
-    return layers + 2 * (shape.table + shape.hidden)
-
-
-def train_flops(
-    shape: Shape, length: float, recompute: str = "none", layout: Layout = ONE_GPU, *, frozen: bool = False
-) -> float:
-    """Forward and backward of one token; with full recomputation, the forward pass twice: x 4/3.
-
-    frozen: only the gradients of inputs are computed, half of a backward pass, for adapters, whose own are left out:
-    they are a rank over a width of it.
-    """
-    backward = BACKWARD / 2 if frozen else BACKWARD
-    passes = FORWARD + backward + (FORWARD if recompute == "full" else 0)
-    return passes * forward_flops(shape, length, layout)
-
-
-def bubble(pp: int, micro_batches: float) -> float:
-    """How much longer a pipeline of pp stages takes than its work: 1 + (pp - 1) / m (Narayanan et al. 2021)."""
-    return 1 + (pp - 1) / max(micro_batches, 1)
-
-
-def offloaded_step_seconds(updated: float, gpus_per_node: int, pcie: float, host_bandwidth: float) -> float:
-    """AdamW in the machine's memory, on `updated` parameters a GPU: gradients (4 bytes) and new weights (4) go over
-    PCIe while one machine's memory serves the updates of all its GPUs. The longer of the two counts."""
-    transfer = 8 * updated / pcie
-    update = OPTIMIZER_TRAFFIC * updated * gpus_per_node / host_bandwidth
-    return max(transfer, update)

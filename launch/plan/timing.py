@@ -6,17 +6,30 @@ import math
 from dataclasses import replace
 
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.plan import formulae
-from slime_swe.launch.plan import rollout as roofline
-from slime_swe.launch.plan.admission import engines, episodes_of, informative, sent_bytes, sglang_engine, trained
-from slime_swe.launch.plan.formulae import Assumptions
+from slime_swe.launch.plan.admission import episodes_of, informative
+from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import tasks_of
-from slime_swe.launch.plan.memory import layout_of, recorded, supervised
+from slime_swe.launch.plan.memory import recorded, supervised
 from slime_swe.launch.plan.result import HOUR, Evaluations, Outlook, Phase, Plan, Supervised, Timing, WholeRun
 from slime_swe.launch.plan.rollout import evaluation_seconds, sample_step
-from slime_swe.recipes.base import Recipe
+from slime_swe.launch.plan.serving import engines, sglang_engine
+from slime_swe.launch.plan.training import (
+    OPTIMIZER_TRAFFIC,
+    bubble,
+    forward_flops,
+    layout_of,
+    offloaded_step_seconds,
+    optimizer_bytes,
+    owned,
+    sent_bytes,
+    shard,
+    train_flops,
+    trained,
+    weight_bytes,
+)
+from slime_swe.recipes.base import Recipe, Rollout
 from slime_swe.recipes.gpus import GPUS
-from slime_swe.recipes.rules import OUR_GENERATE, at_once
+from slime_swe.recipes.rules import at_once
 from slime_swe.rollout.scheduling.schedulers import SYNC
 
 
@@ -75,15 +88,13 @@ def _training(recipe: Recipe, episodes: float, length: float, assumed: Assumptio
     mfu = assumed.mfu or (gpu.moe_mfu if model.experts else gpu.mfu)
     rate = layout.gpus * gpu.flops * 1e12 * mfu
     packed = tokens / steps / layout.dp / (layout.cp * recipe.parallel.max_tokens_per_gpu)
-    longer = roofline.bubble(layout.pp, packed)
-    flops = roofline.train_flops(
-        model, length, recipe.parallel.recompute, layout, frozen=recipe.algorithm.lora_rank > 0
-    )
+    longer = bubble(layout.pp, packed)
+    flops = train_flops(model, length, recipe.parallel.recompute, layout, frozen=recipe.algorithm.lora_rank > 0)
     forwards = _forward_passes(recipe)
     stepped = "in the machine's memory" if recipe.optimizer.cpu_offload else "on the GPU"
     changed = "states to the machine's memory and back" if recipe.cluster.colocate else ""
     synchronised = sent_bytes(recipe) / (assumed.sync_rate * 1e9)
-    evaluated = longer * tokens * forwards * roofline.forward_flops(model, length, layout) / rate
+    evaluated = longer * tokens * forwards * forward_flops(model, length, layout) / rate
     return (
         Phase("train", longer * tokens * flops / rate, f"{tokens / 1e6:.1f} M tokens, MFU {mfu:.0%} assumed"),
         Phase("log-probabilities", evaluated, f"{forwards} forward passes"),
@@ -112,12 +123,12 @@ def _forward_passes(recipe: Recipe) -> int:
 
 def _optimizer_step(recipe: Recipe, assumed: Assumptions) -> float:
     layout = layout_of(recipe)
-    updated = max(formulae.owned(trained(recipe, layout, stage), layout) for stage in range(layout.pp))
+    updated = max(owned(trained(recipe, layout, stage), layout) for stage in range(layout.pp))
     if recipe.optimizer.cpu_offload:
-        return roofline.offloaded_step_seconds(
+        return offloaded_step_seconds(
             updated, recipe.cluster.gpus_per_node, assumed.pcie * 1e9, assumed.host_bandwidth * 1e9
         )
-    return roofline.OPTIMIZER_TRAFFIC * updated / (GPUS[recipe.cluster.gpu].bandwidth * 1e12)
+    return OPTIMIZER_TRAFFIC * updated / (GPUS[recipe.cluster.gpu].bandwidth * 1e12)
 
 
 def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
@@ -125,9 +136,9 @@ def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
     if not recipe.cluster.colocate:
         return 0.0
     layout = layout_of(recipe)
-    held = formulae.shard(recipe.model.shape, layout, 0)
-    states = formulae.optimizer_bytes(trained(recipe, layout, 0), layout, offload=recipe.optimizer.cpu_offload)
-    return 2 * (states + formulae.weight_bytes(held)) / (assumed.pcie * 1e9)
+    held = shard(recipe.model.shape, layout, 0)
+    states = optimizer_bytes(trained(recipe, layout, 0), layout, offload=recipe.optimizer.cpu_offload)
+    return 2 * (states + weight_bytes(held)) / (assumed.pcie * 1e9)
 
 
 # A recipe and the time of its step -> the hours of the whole run: steps, evaluations and the warm start.
@@ -167,6 +178,6 @@ def with_outlook(plan: Plan, recipe: Recipe) -> Plan:
     assumed = plan.assumptions
     if shares.expected < 1 and not assumed.informative:
         low, high = (run(recipe, replace(assumed, informative=share)) for share in (shares.low, shares.high))
-    if recipe.rollout.schedule == SYNC and recipe.rollout.generate == OUR_GENERATE:
+    if recipe.rollout.schedule == SYNC and recipe.rollout.generate == Rollout.generate:
         carry = run(replace(recipe, rollout=replace(recipe.rollout, schedule="carry")), assumed)
     return replace(plan, outlook=Outlook(low, high, carry))

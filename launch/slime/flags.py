@@ -15,10 +15,9 @@ from slime_swe.launch.config import with_value
 from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.launch.slime.render import HEADING, sections
 from slime_swe.launch.slime.upstream import Upstream
-from slime_swe.recipes.base import Recipe
+from slime_swe.recipes.base import CHOICES, Recipe
 from slime_swe.recipes.checks import Violation, field_types, listed, lookup
 from slime_swe.recipes.families import FAMILIES, load_family
-from slime_swe.recipes.fields import CHOICES
 from slime_swe.recipes.registry import load_recipe
 
 _BATCH = "only SLiME's rollout function reads it, and ours fills the batch"

@@ -36,7 +36,7 @@ import slime_swe
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
 from slime_swe.launch.model import chat_template, checkpoint_folder, checkpoint_path, converted_folder
-from slime_swe.launch.plan.admission import cached_episodes, most_an_engine
+from slime_swe.launch.plan.admission import cached_episodes, most_an_engine, sandboxes_at_once
 from slime_swe.launch.ray.node import by_interface
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
@@ -44,7 +44,7 @@ from slime_swe.launch.slime.manifest import Attributes
 from slime_swe.launch.slime.paths import CHECKPOINTS, EVALUATION, EXPORTS, SETTINGS, TENSORBOARD, WEIGHTS
 from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import lookup, sandboxes_at_once
+from slime_swe.recipes.checks import lookup
 from slime_swe.recipes.layers import Shape
 from slime_swe.recipes.rules import at_once, staleness
 

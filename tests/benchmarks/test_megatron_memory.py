@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.megatron_device import TensorMeter, meta_device
 from benchmarks.megatron_memory import plan_memory, rank_model, sequence_lengths
-from slime_swe.launch.plan import formulae
-from slime_swe.launch.plan.formulae import GIB, Layout
+from slime_swe.launch.plan import training
+from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan.training import Layout
 from slime_swe.recipes.base import Parallel
 from slime_swe.recipes.registry import RECIPES, load_recipe
 
@@ -87,10 +88,10 @@ def test_a_rank_alone_has_the_parameters_that_the_planner_gives_it_in_the_job(na
     recipe = load_recipe(name)
     model, parallel = recipe.model.shape, recipe.parallel
     layout = Layout(recipe.cluster.train_gpus, parallel.tp, parallel.pp, parallel.cp, parallel.ep, parallel.etp)
-    held = formulae.shard(model, layout, layout.pp - 1).parameters
+    held = training.shard(model, layout, layout.pp - 1).parameters
     # The rank's router knows all experts, this one its own; and of a pipeline the last stage has no embedding table.
     router = len(model.layers) // layout.pp * model.hidden * (model.experts - model.experts // layout.ep)
-    tables = model.hidden * formulae.padded_vocab(model.vocab, layout.tp) // layout.tp * (layout.pp > 1)
+    tables = model.hidden * training.padded_vocab(model.vocab, layout.tp) // layout.tp * (layout.pp > 1)
     assert rank_model(recipe.model, parallel).shape.parameters == pytest.approx(held - router + tables, rel=1e-3)
 
 

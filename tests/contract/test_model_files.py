@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from slime_swe.launch.plan.formulae import padded_vocab, shard
+from slime_swe.launch.plan.training import padded_vocab, shard
 from slime_swe.launch.slime.render import model_section
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.families import FAMILIES, REFUSED, load_family, read_config

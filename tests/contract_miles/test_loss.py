@@ -74,7 +74,7 @@ def test_a_server_makes_buffers_for_as_many_parameters_as_are_counted(miles_home
     import transformers
     from sglang.srt.lora.mem_pool import LoRAMemoryPool
 
-    from slime_swe.launch.plan.admission import served_bytes
+    from slime_swe.launch.plan.serving import served_bytes
     from slime_swe.recipes.families import load_family
     from tests.recipes.changes import variant
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.launch.engines import violations
-from slime_swe.launch.plan import admission, formulae, memory, rollout
-from slime_swe.launch.plan.admission import cache_pool, cache_tokens, running_requests, sglang_engine
-from slime_swe.launch.plan.formulae import Assumptions
+from slime_swe.launch.plan import serving, training
+from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.rollout import STATES, slots_of
+from slime_swe.launch.plan.serving import cache_pool, cache_tokens, running_requests, sglang_engine
 from slime_swe.recipes.families import load_family, read_config
 from slime_swe.recipes.layers import ONE_GPU, ONE_SERVER, Layout, SglangEngine, Shard
 from slime_swe.recipes.layers.attention import GatedDeltaNet
@@ -77,7 +77,7 @@ def test_every_gpu_of_a_group_holds_and_computes_all_of_it(tp, cp):
 
 def test_what_is_computed_often_costs_as_often():
     """Of the GPUs together; the rest of the model is computed once, however it is cut."""
-    alone, cut = (rollout.forward_flops(SHAPE, 32768, layout) for layout in (ONE_GPU, Layout(gpus=8, tp=4, cp=2)))
+    alone, cut = (training.forward_flops(SHAPE, 32768, layout) for layout in (ONE_GPU, Layout(gpus=8, tp=4, cp=2)))
     linear = 36 * LINEAR.flops(32768)
     assert cut - alone == pytest.approx(7 * linear)
     assert LINEAR.flops(1024) == LINEAR.flops(131072)
@@ -87,7 +87,7 @@ def test_what_is_computed_often_costs_as_often():
 def test_full_recomputation_keeps_the_input_alone(tp):
     layout = Layout(gpus=32, tp=tp, cp=4, ep=8)
     kept = [
-        memory.saved_bytes(SHAPE, layout, 1024, recompute=recompute, stage=0, in_flight=1, skew=1.0)
+        training.saved_bytes(SHAPE, layout, 1024, recompute=recompute, stage=0, in_flight=1, skew=1.0)
         for recompute in ("full", "selective", "none")
     ]
     assert kept[0] == 1024 * (48 * 2 * 2048 + 4 * 2048) / tp
@@ -96,7 +96,7 @@ def test_full_recomputation_keeps_the_input_alone(tp):
 
 def test_a_pipeline_is_cut_by_layers_of_both_kinds():
     layout = Layout(gpus=64, tp=2, pp=4, ep=8)
-    stages = [formulae.shard(SHAPE, layout, stage) for stage in range(4)]
+    stages = [training.shard(SHAPE, layout, stage) for stage in range(4)]
     held = sum(stage.expert for stage in stages) * 8
     assert held == 48 * 3 * 2048 * 512 * 512
     assert stages[1] == stages[2]
@@ -106,24 +106,24 @@ def test_a_pipeline_is_cut_by_layers_of_both_kinds():
 def test_an_engine_shares_out_states_but_for_attention_by_data(gpus):
     together, by_data = SglangEngine(gpus), SglangEngine(gpus, dp_attention=True)
     assert SHAPE.state(together) * gpus == SHAPE.state(by_data) == SHAPE.state(ONE_SERVER)
-    assert admission.weight_bytes(SHAPE, together) * gpus == pytest.approx(2 * SHAPE.parameters)
+    assert serving.weight_bytes(SHAPE, together) * gpus == pytest.approx(2 * SHAPE.parameters)
     pool = 2.0**35
-    assert admission.running(SHAPE, together, pool) >= admission.running(SHAPE, ONE_SERVER, pool)
+    assert serving.running(SHAPE, together, pool) >= serving.running(SHAPE, ONE_SERVER, pool)
 
 
 def test_states_and_cache_together_take_no_more_than_there_is():
     recipe = large()
     engine, pool = sglang_engine(recipe), cache_pool(recipe)
     taken = cache_tokens(recipe) * SHAPE.cache(engine)
-    taken += running_requests(recipe) * admission.STATES * SHAPE.state(engine)
+    taken += running_requests(recipe) * serving.STATES * SHAPE.state(engine)
     assert pool * 0.999 < taken <= pool
 
 
 def test_a_model_without_a_cache_is_limited_by_its_states_alone():
     stateful = tuple(layer for layer in SHAPE.layers if layer.attention == LINEAR)
     shape = replace(SHAPE, layers=stateful)
-    assert admission.capacity(shape, ONE_SERVER, 2.0**30) == admission.NO_LIMIT
-    assert admission.running(shape, ONE_SERVER, 2.0**35) < 100
+    assert serving.capacity(shape, ONE_SERVER, 2.0**30) == serving.NO_LIMIT
+    assert serving.running(shape, ONE_SERVER, 2.0**35) < 100
 
 
 def test_states_limit_the_episodes_where_they_are_what_is_short():
@@ -136,9 +136,9 @@ def test_states_limit_the_episodes_where_they_are_what_is_short():
 
 def test_a_decoding_step_reads_and_writes_the_states():
     engine, bandwidth = SglangEngine(8), 2e12
-    found = admission.decode_seconds(SHAPE, engine, 64, 0, bandwidth=bandwidth, flops=4e14, layer_latency=0)
+    found = serving.decode_seconds(SHAPE, engine, 64, 0, bandwidth=bandwidth, flops=4e14, layer_latency=0)
     states = 64 * 2 * SHAPE.state(engine)
-    assert found * bandwidth == pytest.approx(admission.read_bytes(SHAPE, 64) / 8 + states)
+    assert found * bandwidth == pytest.approx(serving.read_bytes(SHAPE, 64) / 8 + states)
 
 
 def test_heads_that_an_engine_can_t_share_out_are_named():

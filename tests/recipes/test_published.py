@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.formulae import shard
+from slime_swe.launch.plan.training import shard
 from slime_swe.recipes.families import FAMILIES, load_family, read_config
 from slime_swe.recipes.families import REFUSED as REASONS
 from slime_swe.recipes.families.minimax_m2 import WholeNormAttention

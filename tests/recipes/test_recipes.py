@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import require_legal, violations
+from slime_swe.recipes.base import RECORDED_GENERATE, RECORDED_SOURCE
 from slime_swe.recipes.checks import allowed, field_types
 from slime_swe.recipes.registry import RECIPES, load_recipe
+from slime_swe.rewards.grade import HARNESSES, MODES
+from slime_swe.rollout.episode import TRUNCATED
+from slime_swe.rollout.grammar import KINDS
 from slime_swe.rollout.scheduling.admission import LEAST_SHARE
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
+from slime_swe.rollout.warm_start import RecordedEpisodes, generate
 from tests.recipes.changes import changed, variant
 
 
@@ -29,6 +38,24 @@ def test_every_number_and_every_choice_has_a_constraint():
         "engine", "model.tool_format", "model.chat_template", "model.family", "model.config",
         "rollout.grammar", "reward.weights", "run.keep_best",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("rollout.schedule", SCHEDULES),
+        ("rollout.mask_truncated", TRUNCATED),
+        ("rollout.grammar_kind", KINDS),
+        ("reward.mode", MODES),
+        ("reward.harness", HARNESSES),
+    ],
+)
+def test_a_name_is_allowed_where_the_plug_in_has_it(key, names):
+    assert re.findall(r"\w+", allowed(field_types()[key]).partition(" of ")[2]) == [*names]
+
+
+def test_the_hooks_of_a_warm_start_are_there():
+    assert (load_object(RECORDED_SOURCE, ""), load_object(RECORDED_GENERATE, "")) == (RecordedEpisodes, generate)
 
 
 def test_a_value_of_another_type_is_refused():

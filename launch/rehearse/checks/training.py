@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_swe.launch.plan.formulae import shard
-from slime_swe.launch.plan.memory import layout_of
+from slime_swe.launch.plan.training import layout_of, shard
 from slime_swe.launch.rehearse.checks import Measured, NotMadeError, worst
 from slime_swe.launch.rehearse.evidence import Evidence, Step, Trained, read_weights, same
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.launch.doctor.checkpoint import check_model_folder, check_run_folder, existing, free_bytes, unwritable
+from slime_swe.launch.doctor.capacity import check_model_folder, check_run_folder, existing, free_bytes, unwritable
 from slime_swe.launch.doctor.finding import Machine, Status
 from slime_swe.recipes.registry import load_recipe
 from tests.recipes.changes import variant
@@ -30,7 +30,7 @@ def found(check, recipe):
 def test_a_full_or_read_only_file_system_is_seen_by_writing(tmp_path):
     """Root may write anywhere but there, so permissions alone would not tell."""
     said = {"size=256k": "No space left on device", "ro": "Read-only file system", "size=8m": ""}
-    ask = "import sys; from pathlib import Path; from slime_swe.launch.doctor.checkpoint import unwritable; "
+    ask = "import sys; from pathlib import Path; from slime_swe.launch.doctor.capacity import unwritable; "
     ask += "print(*(unwritable(Path(name)) for name in sys.argv[1:]), sep='\\n')"
     folders = {options: tmp_path / options for options in said}
     for folder in folders.values():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slime_swe.launch.doctor.checkpoint import check_capacity, check_limits, memory_bytes
+from slime_swe.launch.doctor.capacity import check_capacity, check_limits, memory_bytes
 from slime_swe.launch.doctor.finding import Machine, Status
 from tests.recipes.changes import variant
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 # Each row in a fork of one process, since a hard limit can't be raised again and an import costs more than the check.
 ASK = """
 import os, resource, sys
-from slime_swe.launch.doctor.checkpoint import check_limits
+from slime_swe.launch.doctor.capacity import check_limits
 from slime_swe.launch.doctor.finding import Machine
 from slime_swe.recipes.registry import load_recipe
 for row in sys.argv[1:]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.launch.plan.admission import checkpoint_bytes, sent_bytes, trained, whole
-from slime_swe.launch.plan.formulae import GIB, Assumptions
+from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.launch.plan.images import task_images
-from slime_swe.launch.plan.memory import budgets, layout_of
+from slime_swe.launch.plan.memory import budgets
 from slime_swe.launch.plan.plan import fit
-from slime_swe.launch.plan.rollout import train_flops
+from slime_swe.launch.plan.training import checkpoint_bytes, layout_of, sent_bytes, train_flops, trained, whole
 from slime_swe.recipes import adapters
 from tests.recipes.changes import variant
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slime_swe.launch.plan import admission, formulae, memory, rollout
+from slime_swe.launch.plan import serving, training
 from slime_swe.launch.slime.render import vocabulary_unit
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.layers import ONE_SERVER, Layer, Layout, SglangEngine, Shape
@@ -40,24 +40,24 @@ def test_known_sizes_and_rooflines(model, billions, kv_bytes, rooflines):
     """Parameters; bytes of a token's cache; thousands of tokens/s that 989 TFLOP/s train at most at 4k, 8k, 32k."""
     assert model.parameters / 1e9 == pytest.approx(billions, abs=0.005)
     assert model.cache(ONE_SERVER) == kv_bytes
-    found = [GPUS["H100-80GB"].flops * 1e9 / rollout.train_flops(model, length) for length in (4096, 8192, 32768)]
+    found = [GPUS["H100-80GB"].flops * 1e9 / training.train_flops(model, length) for length in (4096, 8192, 32768)]
     assert found == pytest.approx(rooflines, rel=0.006)
 
 
 def test_megatron_bridge_counts_23_gflop_a_token_for_30b_a3b():
-    assert rollout.train_flops(CODER_30B_A3B, 4096) == pytest.approx(203e12 / 8826, rel=0.005)
+    assert training.train_flops(CODER_30B_A3B, 4096) == pytest.approx(203e12 / 8826, rel=0.005)
 
 
 def test_full_recomputation_costs_a_third_more():
-    assert rollout.train_flops(CODER_7B, 8192, "full") == pytest.approx(4 / 3 * rollout.train_flops(CODER_7B, 8192))
+    assert training.train_flops(CODER_7B, 8192, "full") == pytest.approx(4 / 3 * training.train_flops(CODER_7B, 8192))
 
 
 def test_one_gpu_holds_18_bytes_a_parameter():
     """Megatron-LM's estimate without a distributed optimizer; the 7B model's table needs no padding."""
     layout = Layout(gpus=1)
-    held = formulae.shard(CODER_7B, layout, 0)
-    lasting = formulae.weight_bytes(held) + formulae.gradient_bytes(held)
-    lasting += formulae.optimizer_bytes(held, layout, offload=False)
+    held = training.shard(CODER_7B, layout, 0)
+    lasting = training.weight_bytes(held) + training.gradient_bytes(held)
+    lasting += training.optimizer_bytes(held, layout, offload=False)
     assert lasting == 18 * CODER_7B.parameters
 
 
@@ -65,9 +65,9 @@ def test_host_memory_of_slimes_30b_a3b_script():
     """SLiME's issue 1851: 102 GB in each of 8 trainer processes with tp 4, ep 8, offloaded optimizer and a reference.
     The formulae give the tensors; the rest is the process."""
     layout = Layout(gpus=8, tp=4, ep=8)
-    held = formulae.shard(CODER_30B_A3B, layout, 0)
-    tensors = formulae.host_state_bytes(held, layout, offload=True, paused=True)
-    tensors += formulae.host_weight_bytes(held, reference=True)
+    held = training.shard(CODER_30B_A3B, layout, 0)
+    tensors = training.host_state_bytes(held, layout, offload=True, paused=True)
+    tensors += training.host_weight_bytes(held, reference=True)
     assert 0.8 * 102e9 < tensors < 102e9
 
 
@@ -76,9 +76,9 @@ def test_peak_of_megatron_bridges_30b_a3b_run():
     cross-entropy, which keeps the logits in bf16 once. Configuration: Megatron-Bridge `scripts/performance`; figure:
     its pull request 3880."""
     layout, tokens = Layout(gpus=16, ep=16), 4096
-    held = formulae.shard(CODER_30B_A3B, layout, 0)
-    lasting = 2 * formulae.weight_bytes(held) + formulae.optimizer_bytes(held, layout, offload=False)
-    kept = memory.saved_bytes(CODER_30B_A3B, layout, tokens, recompute="none", stage=0, in_flight=1, skew=NO_SKEW)
+    held = training.shard(CODER_30B_A3B, layout, 0)
+    lasting = 2 * training.weight_bytes(held) + training.optimizer_bytes(held, layout, offload=False)
+    kept = training.saved_bytes(CODER_30B_A3B, layout, tokens, recompute="none", stage=0, in_flight=1, skew=NO_SKEW)
     logits = 2 * tokens * CODER_30B_A3B.vocab
     assert lasting + kept + logits == pytest.approx(61.35e9, rel=0.05)
 
@@ -87,7 +87,7 @@ def test_slimes_failed_allocation_is_one_of_the_logits_tensors():
     """3.84 GiB for `[T, vocab / 4]` in fp32 means 27,126 tokens of Qwen3-14B's vocabulary; two of them are counted."""
     tokens = int(3.84 * 2**30 / 4 / (151936 / 4))
     wide = replace(CODER_7B, vocab=151936)
-    counted = memory.logits_bytes(wide, Layout(gpus=4, tp=4), tokens, entropy=False, scaled=False)
+    counted = training.logits_bytes(wide, Layout(gpus=4, tp=4), tokens, entropy=False, scaled=False)
     assert counted == pytest.approx(2 * 3.84 * 2**30, rel=0.005)
 
 
@@ -141,7 +141,7 @@ def with_layouts(function):
 def test_the_gpus_together_hold_the_model(pair):
     model, layout = pair
     attention, feed_forward = model.layers[0].parts
-    stages = [formulae.shard(model, layout, stage) for stage in range(layout.pp)]
+    stages = [training.shard(model, layout, stage) for stage in range(layout.pp)]
     held = sum(stage.dense * layout.tp + stage.expert * layout.ep * layout.etp for stage in stages)
     router = model.hidden * (model.experts + feed_forward.shared_gate) if model.experts else 0
     replicated = len(model.layers) * (2 * model.hidden + 2 * attention.head_dim * attention.qk_norm + router)
@@ -153,8 +153,8 @@ def test_the_gpus_together_hold_the_model(pair):
 @with_layouts
 def test_optimizer_states_are_shared_out_without_rest(pair):
     model, layout = pair
-    held = formulae.shard(model, layout, 0)
-    states = formulae.optimizer_bytes(held, layout, offload=False)
+    held = training.shard(model, layout, 0)
+    states = training.optimizer_bytes(held, layout, offload=False)
     whole = 12 * (held.dense * layout.tp * layout.pp + held.expert * layout.ep * layout.etp * layout.pp)
     assert states * layout.gpus == pytest.approx(whole)
 
@@ -162,16 +162,16 @@ def test_optimizer_states_are_shared_out_without_rest(pair):
 @with_layouts
 def test_offloading_moves_the_states_to_the_machine(pair):
     model, layout = pair
-    held = formulae.shard(model, layout, 0)
-    assert formulae.optimizer_bytes(held, layout, offload=True) == 0
-    on_host = formulae.host_state_bytes(held, layout, offload=True, paused=False)
-    assert on_host > formulae.optimizer_bytes(held, layout, offload=False)
+    held = training.shard(model, layout, 0)
+    assert training.optimizer_bytes(held, layout, offload=True) == 0
+    on_host = training.host_state_bytes(held, layout, offload=True, paused=False)
+    assert on_host > training.optimizer_bytes(held, layout, offload=False)
 
 
 def lasting(model, layout):
-    held = formulae.shard(model, layout, 0)
-    states = formulae.optimizer_bytes(held, layout, offload=False)
-    return formulae.weight_bytes(held) + formulae.gradient_bytes(held) + states
+    held = training.shard(model, layout, 0)
+    states = training.optimizer_bytes(held, layout, offload=False)
+    return training.weight_bytes(held) + training.gradient_bytes(held) + states
 
 
 @pytest.mark.parametrize("way", ["tp", "pp", "cp", "ep", "etp"])
@@ -187,11 +187,11 @@ def test_no_parallel_size_adds_lasting_bytes_to_a_gpu(way, model, data):
 
 
 def kept(model, layout, recompute, tokens=4096):
-    return memory.saved_bytes(model, layout, tokens, recompute=recompute, stage=0, in_flight=1, skew=1.25)
+    return training.saved_bytes(model, layout, tokens, recompute=recompute, stage=0, in_flight=1, skew=1.25)
 
 
 def peak(model, layout, recompute, tokens=4096):
-    return kept(model, layout, recompute, tokens) + memory.workspace_bytes(
+    return kept(model, layout, recompute, tokens) + training.workspace_bytes(
         model, layout, tokens, recompute=recompute, skew=1.25
     )
 
@@ -222,8 +222,8 @@ def test_a_pipeline_keeps_as_much_as_one_stage_would(pair):
     """1F1B: the first of pp stages holds pp micro-batches of 1/pp of the layers."""
     model, layout = pair
     alone = replace(layout, pp=1)
-    piped = memory.saved_bytes(model, layout, 4096, recompute="none", stage=0, in_flight=layout.pp, skew=NO_SKEW)
-    whole = memory.saved_bytes(model, alone, 4096, recompute="none", stage=0, in_flight=1, skew=NO_SKEW)
+    piped = training.saved_bytes(model, layout, 4096, recompute="none", stage=0, in_flight=layout.pp, skew=NO_SKEW)
+    whole = training.saved_bytes(model, alone, 4096, recompute="none", stage=0, in_flight=1, skew=NO_SKEW)
     last_norm = 4096 * 4 * model.hidden / layout.tp if layout.pp > 1 else 0  # another stage's
     assert piped + last_norm == pytest.approx(whole)
 
@@ -235,28 +235,28 @@ def test_engine_gpus_hold_each_token_at_least_once(model, gpus):
     each, whole = model.cache(together), model.cache(alone)
     assert each <= whole <= each * gpus
     pool = 2.0**34
-    assert admission.capacity(model, together, pool) >= admission.capacity(model, alone, pool)
+    assert serving.capacity(model, together, pool) >= serving.capacity(model, alone, pool)
 
 
 @few
 @given(shapes(), SIZES)
 def test_attention_by_data_keeps_no_copies_of_the_cache(model, gpus):
     by_tensor, by_data, pool = SglangEngine(gpus), SglangEngine(gpus, dp_attention=True), 2.0**34
-    assert admission.capacity(model, by_data, pool) >= admission.capacity(model, by_tensor, pool)
-    assert admission.weight_bytes(model, by_data) >= admission.weight_bytes(model, by_tensor)
+    assert serving.capacity(model, by_data, pool) >= serving.capacity(model, by_tensor, pool)
+    assert serving.weight_bytes(model, by_data) >= serving.weight_bytes(model, by_tensor)
 
 
 @few
 @given(shapes(), SIZES)
 def test_served_weights_add_up(model, gpus):
-    assert admission.weight_bytes(model, SglangEngine(gpus)) * gpus == pytest.approx(2 * model.parameters)
+    assert serving.weight_bytes(model, SglangEngine(gpus)) * gpus == pytest.approx(2 * model.parameters)
 
 
 @few
 @given(shapes(), SIZES, st.floats(1, 256), st.floats(1, 30000))
 def test_decoding_is_slower_with_more_to_read(model, gpus, batch, context):
     def step(batch, context):
-        return admission.decode_seconds(
+        return serving.decode_seconds(
             model, SglangEngine(gpus), batch, context, bandwidth=2e12, flops=4e14, layer_latency=6e-5
         )
 
@@ -266,16 +266,16 @@ def test_decoding_is_slower_with_more_to_read(model, gpus, batch, context):
 
 
 def test_a_lone_request_reads_few_experts_and_a_large_batch_all():
-    some, most = (admission.read_bytes(CODER_30B_A3B, batch) for batch in (1, 1024))
-    assert some == pytest.approx(rollout.forward_flops(CODER_30B_A3B, 0), rel=0.01)
+    some, most = (serving.read_bytes(CODER_30B_A3B, batch) for batch in (1, 1024))
+    assert some == pytest.approx(training.forward_flops(CODER_30B_A3B, 0), rel=0.01)
     assert most == pytest.approx(2 * (CODER_30B_A3B.parameters - CODER_30B_A3B.vocab * 2048), rel=0.01)
 
 
 @few
 @given(st.integers(1, 16), st.floats(1, 1000))
 def test_more_micro_batches_shrink_the_bubble(stages, count):
-    assert rollout.bubble(1, count) == 1
-    assert 1 <= rollout.bubble(stages, 2 * count) <= rollout.bubble(stages, count) <= stages
+    assert training.bubble(1, count) == 1
+    assert 1 <= training.bubble(stages, 2 * count) <= training.bubble(stages, count) <= stages
 
 
 @few
@@ -283,4 +283,4 @@ def test_more_micro_batches_shrink_the_bubble(stages, count):
 def test_padded_vocabulary(vocab, tp):
     """As Megatron pads it with the flag that is rendered."""
     multiple = vocabulary_unit(vocab, tp) * tp
-    assert formulae.padded_vocab(vocab, tp) == -(-vocab // multiple) * multiple
+    assert training.padded_vocab(vocab, tp) == -(-vocab // multiple) * multiple

@@ -12,15 +12,15 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import admission, formulae, rollout
-from slime_swe.launch.plan.formulae import Assumptions, assume
+from slime_swe.launch.plan import admission, rollout, serving, training
+from slime_swe.launch.plan.admission import sandboxes_at_once
+from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import fit, make_plan, propose
 from slime_swe.launch.plan.problems import nearest
 from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.launch.plan.timing import evaluations_of, time_step, with_outlook
 from slime_swe.launch.slime.render import ours, shared
-from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.forecast import CERTAINTY, NARROWER, WIDER, informative_share
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.hooks import RolloutHooks
@@ -346,8 +346,8 @@ def test_a_run_begins_with_as_many_episodes_as_the_caches_hold_by_the_plan(name,
     args.rollout_num_gpus, args.rollout_num_gpus_per_engine = recipe.cluster.serve_gpus, recipe.serving.gpus_per_engine
     player = Player(args, RolloutHooks(no_episode, no_episode, None))
     length = recipe.forecast.context * recipe.rollout.max_context
-    held = admission.engines(recipe) * admission.cache_tokens(recipe) / length
-    held = min(held, admission.engines(recipe) * admission.running_requests(recipe))
+    held = serving.engines(recipe) * serving.cache_tokens(recipe) / length
+    held = min(held, serving.engines(recipe) * serving.running_requests(recipe))
     assert 0.9 * held <= player.slots <= 1.1 * held
     assert rollout.slots_of(recipe, Assumptions())[0] == min(player.slots, sandboxes_at_once(recipe))
     assert player.admission.bounds == admission.bounds_of(recipe)
@@ -572,7 +572,7 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
 
     usual, _ = disk()
     one = usual["checkpoints"] / 3
-    assert one == formulae.checkpoint_bytes(load_recipe(LARGE).model.shape)
+    assert one == training.checkpoint_bytes(load_recipe(LARGE))
     assert usual["exports"] == 3 / 2 * usual["model"]
     assert disk("run.num_rollouts=20", "run.save_every_minutes=0")[0]["checkpoints"] == one
     assert disk("slime.flags.async-save=true")[0]["checkpoints"] == 4 * one

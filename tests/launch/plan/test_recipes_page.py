@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.launch.plan.admission import sandboxes_at_once
 from slime_swe.recipes.base import MASKED, Recipe
-from slime_swe.recipes.checks import sandboxes_at_once
 from slime_swe.recipes.registry import load_recipe
 from tests.launch.plan import plans_page, recipes_page
 

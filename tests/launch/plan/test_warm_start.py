@@ -13,10 +13,10 @@ from slime_swe.launch.cli import run
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import Start
 from slime_swe.launch.engines.slime import Slime
-from slime_swe.launch.plan.formulae import Assumptions
+from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.memory import budgets, most_kept, supervised
 from slime_swe.launch.plan.plan import make_plan
-from slime_swe.launch.plan.rollout import train_flops
+from slime_swe.launch.plan.training import train_flops
 from slime_swe.recipes.gpus import GPUS
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from tests.launch.warm_start.recorded import line, write

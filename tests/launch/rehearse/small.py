@@ -15,8 +15,7 @@ from torch import Tensor
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.launch.config import resolve
-from slime_swe.launch.plan.formulae import shard
-from slime_swe.launch.plan.memory import layout_of
+from slime_swe.launch.plan.training import layout_of, shard
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.evidence import ROLLOUTS, STEPS, Evidence, Reference, Trainer, read_rollouts, read_steps
 from slime_swe.launch.rehearse.platforms import Platform

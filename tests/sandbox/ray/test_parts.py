@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.formulae import Assumptions
+from slime_swe.launch.plan.admission import sandbox_nodes, sandboxes_at_once
+from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import task_images
-from slime_swe.recipes.checks import sandbox_nodes, sandboxes_at_once, violations
+from slime_swe.recipes.checks import violations
 from slime_swe.sandbox.base import Backend, Limits, SandboxError
 from slime_swe.sandbox.local import LocalBackend
 from slime_swe.sandbox.pool import make_backend, names_that, on_one_machine

@@ -146,8 +146,7 @@ def worth(train: Sequence[Pair], test: Sequence[Pair], train_given: Attempts, te
 def gain(equal: int, pair: Pair, known: Iterable[Grid]) -> float:
     """Return how far a grid with `equal` right cells is from the best answer without a rule to the output, 0 to 1.
 
-    That answer is a grid that the task shows, or a grid of one colour: it gains nothing. known: the grids that are
-    shown.
+    That answer is a grid that the task shows, or one of one colour: it gains nothing. known: the grids that are shown.
     """
     cells = Counter(chain(*pair.output))
     least = max([max(cells.values()), *(equal_cells(grid, pair.output) for grid in known)])

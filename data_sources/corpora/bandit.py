@@ -50,8 +50,8 @@ class Finding:
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Return both tasks of each pair. Raises `UserError` where Bandit is not installed; `NotFetched` where its examples
-    are not in the folder."""
+    """Return the tasks. Raises `UserError` where Bandit is missing; `NotFetched` where its examples are not in the
+    folder."""
     CORPUS.split(split)
     sources = _examples(CORPUS.folder(folder))
     if not sources:

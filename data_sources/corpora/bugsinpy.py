@@ -71,8 +71,7 @@ def _task(bug: Path, split: str) -> Task:
 
 
 def _python_path(setting: str) -> str:
-    """Write the bug's PYTHONPATH as shell: folders below the project's, which BugsInPy writes with the project's
-    name."""
+    """Write a bug's PYTHONPATH as shell: folders below the project's, written in BugsInPy with the project's name."""
     folders = [f"/testbed/{folder.partition('/')[2]}".rstrip("/") for folder in setting.split(";") if folder]
     return f"export PYTHONPATH={shlex.quote(':'.join(folders))}" if folders else ""
 

@@ -39,8 +39,7 @@ CORPUS = Corpus(
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Return the tasks of a split. `one`: of the patches that change one function, which must be the faulty one. `all`:
-    every changed function.
+    """Return the tasks of patches that change one function, which must be the faulty one (`one`), or of all (`all`).
 
     Raises `UserError`; `NotFetched` where the folder is not there.
     """

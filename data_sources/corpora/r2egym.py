@@ -194,8 +194,7 @@ def _results(log: str) -> dict[str, bool]:
 
 
 def _expected(content: Mapping[str, str]) -> dict[str, bool]:
-    """Map keys to whether the fixed code passes: `Class.test[first word`, since a log's names of tests have no
-    space."""
+    """Map `Class.test[first word` to whether the fixed code passes: a log names tests by what has no space."""
     passes: dict[str, bool] = {}
     for key, status in content.items():
         words = re.sub(_COLOURS, "", key).split()

@@ -19,8 +19,9 @@ _ROUNDS = 2  # of which one is of the boosted tasks alone: they come twice as of
 
 @dataclass(frozen=True)
 class CurriculumSettings:
-    """retire_above: a task of a higher solve rate is handed out no more; 1 retires none. boost_below: one of a lower
-    rate comes twice as often; 0 boosts none. rate_episodes: latest episodes of a task that its rate is taken of."""
+    """The settings of a curriculum. retire_above: a task of a higher solve rate is handed out no more; 1 retires none.
+    boost_below: one of a lower rate comes twice as often; 0 boosts none. rate_episodes: latest episodes of a task that
+    its rate is taken of."""
 
     retire_above: Annotated[float, Argument("swe_retire_above"), Meta(ge=0, le=1)] = 1.0
     boost_below: Annotated[float, Argument("swe_boost_below"), Meta(ge=0, le=1)] = 0.0

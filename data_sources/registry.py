@@ -33,7 +33,7 @@ from slime_swe.errors import UserError, unknown
 from slime_swe.files import read_given
 from slime_swe.patches import changed_lines, paths_of
 
-# What `data.filters` may hold: options that say something of a task, and not which share of a set is taken.
+# `data.filters` may hold these: options that say something of a task, and not which share of a set is taken.
 FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests", "statement")
 OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect", "registry")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name

@@ -61,8 +61,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _lines(pattern: re.Pattern[str], log: str) -> Iterator[re.Match[str]]:
-    """Yield matches that begin in a piece, one piece after the other; `^` is where a line begins, never where a piece
-    does."""
+    """Yield matches that begin in a piece, piece after piece; `^` is the beginning of a line, never that of a piece."""
     for start in range(0, len(log), _PIECE):
         for match in pattern.finditer(log, start, start + _PIECE + 2 * _LINE_CHARACTERS):
             if match.start() >= start + _PIECE:

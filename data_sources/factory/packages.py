@@ -53,7 +53,7 @@ class Package:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of the files."""
+        """The SHA-256 of the package's files."""
         return hashlib.sha256(orjson.dumps(self.files, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

@@ -186,9 +186,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# Which tests of a project run which of its code: one run of the tests under coverage.py, a context for each test.
+# The tests of a project that run each part of its code: one run under coverage.py, a context for each test.
 #
-# `measure` makes it outside of any sandbox (`runs.run_here`); a sandbox runs the job that `tracing` gives.
+# `measure` makes the map outside of any sandbox (`runs.run_here`); a sandbox runs the job that `tracing` gives.
 #
 # Not covered: what a test runs in other processes, and what a fixture runs that several tests share, which counts for
 # the first of them. A body on the line of its `def` is told from the `def` nowhere, and has no tests.
@@ -307,7 +307,7 @@ def as_map(run: Run) -> CoverageMap:
     names, shared = list(run.tests), dict[tuple[int, ...], frozenset[str]]()
 
     def named(numbers: list[int]) -> frozenset[str]:
-        """Name the tests. Lines that the same tests run share one set."""
+        """Return the tests of these numbers. Lines that the same tests run share one set."""
         key = tuple(numbers)
         if key not in shared:
             shared[key] = frozenset(names[number] for number in key if 0 <= number < len(names))
@@ -319,7 +319,7 @@ def as_map(run: Run) -> CoverageMap:
     return CoverageMap(run.passed, seconds, lines, early)
 
 
-# How the tests of a package are run by pytest, without options of the project's own: these may name plug-ins that a
+# The tests of a package are run by pytest without options of the project's own: these may name plug-ins that a
 # sandbox does not have.
 def found_from(root: str) -> tuple[str, ...]:
     """Return pytest's options where the code lies below a folder such as `src`."""

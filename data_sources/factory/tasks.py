@@ -58,7 +58,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
-# How hard a task is by its size, and which tasks are nearly the same.
+# The difficulty of a task by its size, and the choice among tasks that are nearly the same.
 LEVELS = ("easy", "medium", "hard")
 EASY, MEDIUM = 4, 12  # of the measure below, at most
 BLATANT = {"NameError", "UnboundLocalError", "AttributeError", "ImportError", "ModuleNotFoundError", "SyntaxError"}

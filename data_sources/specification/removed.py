@@ -22,7 +22,7 @@ from slime_swe.data_sources.specification.removal import Definition, Source, Unr
 
 MOST_TESTS = 40
 _SECONDS, _TEST_SECONDS = 60.0, 5.0  # of all tests of a removal, and of one
-# And what one is called.
+# The sizes of a removal, and what one of each is called.
 SIZES = {"functions": "function", "classes": "class", "modules": "module", "steps": "step", "untested": "untested"}
 
 
@@ -119,8 +119,7 @@ def _test_in(text: str) -> str:
 
 
 def _judged(removal: Removal, broken: Mapping[str, bool], right: Mapping[str, bool]) -> Proved | None:
-    """Return what is proved, None without a failing test. right: outcomes with what is asked for; empty where all
-    pass."""
+    """Return what is proved, None if no test fails. right: outcomes with what is asked for; empty where all pass."""
     passing = [test for test in broken if right.get(test, not right)]
     failing = tuple(test for test in passing if not broken[test])
     return Proved(removal, failing, tuple(test for test in passing if broken[test])) if failing else None

@@ -162,8 +162,8 @@ _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|conftest\.py")
 
 
 def project(name: str, version: str, files: Mapping[str, str], licence: str = "") -> Package:
-    """Tell the files apart: a test is what is named so, or lies in a folder of tests. Raises `UserError` without
-    code."""
+    """Tell the files apart: a test is what is named so, or lies in a folder of tests. Raises `UserError` where there is
+    no code."""
     modules = sorted(path for path in files if path.endswith(".py"))
     protected = tuple(sorted(path for path in files if _of_tests(path)))
     tests = tuple(path for path in protected if path.endswith(".py") and PurePosixPath(path).name.startswith("test"))
@@ -217,7 +217,7 @@ def _of_tests(path: str) -> bool:
     return not _TEST_FOLDERS.isdisjoint(parts[:-1]) or bool(_TEST_FILE.fullmatch(parts[-1]))
 
 
-# Whether a docstring says enough of what a function does for someone to write it.
+# A docstring must say enough of what a function does for someone to write it.
 LEAST_WORDS = 5
 _WORD = re.compile(r"[A-Za-z]{2,}")
 

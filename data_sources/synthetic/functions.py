@@ -53,7 +53,7 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
 }
 
 
-# The same with larger values. Calls that no test shows have these too, so that there are enough of them.
+# Argument values from larger ranges. Calls that no test shows have these too, so that there are enough of them.
 WIDE_KINDS: dict[str, Callable[[random.Random], Any]] = KINDS | {
     "int": lambda rng: rng.randint(0, 20),
     "pos": lambda rng: rng.randint(1, 12),
@@ -141,7 +141,7 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
 
 @cache
 def sorted_calls(template: FunctionTemplate, mutant: Mutant) -> tuple[list[Call], list[Call]]:
-    """Return the calls, of tests and others, on which the mutant is wrong, and those on which it is right."""
+    """Return the calls on which the mutant is wrong, and the others: the template's, and more that are never tests."""
     wrong = compile_function(mutant.mutation.source)
     failing: list[Call] = []
     passing: list[Call] = []
@@ -239,8 +239,7 @@ def compile_function(source: str) -> Callable[..., Any]:
 
 
 def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """Return the `repr` of the function's result, or the name of what it raises. No template or mutant loops
-    forever."""
+    """Return the `repr` of the result, or the name of what is raised. Templates and mutants cannot loop forever."""
     try:
         return repr(function(*copy.deepcopy(arguments)))
     except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:

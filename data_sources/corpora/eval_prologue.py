@@ -16,7 +16,7 @@ from pathlib import Path
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _READER = Path(__file__).with_suffix(".sh")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(?P<end>\w+)['\"]?(?P<rest>[^\n]*\n)(?:.*\n)*?\t*(?P=end)\n")
-# The beginning of a command that may change the environment, or the functions that an image's `BASH_ENV` may define.
+# The beginning of a command that may change the environment, also by functions that an image's `BASH_ENV` defines.
 _ENTERS = re.compile(
     r"(?:^|[;&|({!]|\b(?:if|then|elif|else|do|builtin|command)[ \t])[ \t]*\\?"
     r"(?:(?:source|\.|eval|export|declare|typeset|readonly|unset"

@@ -56,7 +56,7 @@ class Overlap:
 
 
 def find_overlaps(training: Sequence[Task], evaluation: Sequence[Task]) -> list[Overlap]:
-    """Every pair that has something in common, ordered by the evaluation task; of one pair only the first finding.
+    """Find every pair that has something in common, by the evaluation task's order; of one pair only the first finding.
 
     Takes time in proportion to the text of both sets, not to their product.
     """
@@ -70,7 +70,7 @@ def find_overlaps(training: Sequence[Task], evaluation: Sequence[Task]) -> list[
 
 
 def require_clean(overlaps: Iterable[Overlap], allowed: Sequence[str]) -> list[Overlap]:
-    """The overlaps that are allowed: their evaluation task's id is one of these names, or fits a pattern with `*`.
+    """Return the overlaps that are allowed: the evaluation task's id is one of these names, or fits a pattern with `*`.
 
     Raises `ContaminationError` with those that are not, and for a name that allows nothing.
     """
@@ -103,7 +103,7 @@ def _instances(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterator
 
 
 def _commits(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[Overlap]:
-    """Hashes that are cut short are compared as far as they go."""
+    """Yield overlaps of the same commit. Hashes that are cut short are compared as far as they go."""
     trained: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for task in training:
         if place := _place(task):
@@ -130,7 +130,7 @@ def _statements(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterato
 
 
 def ngrams(text: str) -> set[Hashable]:
-    """The n-grams of a text's lower-case words, as hashes; of 8 to 12 words, the one that they are together."""
+    """Return the n-grams of a text's lower-case words, as hashes; of 8 to 12 words, the one that they are together."""
     words = _WORD.findall(text.lower())
     if len(words) < SHORTEST:
         return set()
@@ -143,7 +143,7 @@ def _patches(training: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[O
 
 
 def patch_lines(patch: str) -> set[Hashable]:
-    """(file's name, sign and line without white space) of what a patch adds and removes, as far as it can be read."""
+    """Return (file's name, sign and line without white space) of a patch's changes, as far as it can be read."""
     found: set[Hashable] = set()
     with suppress(PatchError):
         for path, line in changed_lines(patch):
@@ -167,7 +167,7 @@ def _similar(
     size: Callable[[int, int, int], int],
     how: str,
 ) -> Iterator[Overlap]:
-    """Pairs that share at least the threshold of their features, by an index over the evaluation's."""
+    """Yield pairs that share at least the threshold of their features, by an index over the evaluation's."""
     index: dict[Hashable, list[str]] = defaultdict(list)
     for name, found in own.items():
         for feature in found:

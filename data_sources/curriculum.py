@@ -19,8 +19,9 @@ _ROUNDS = 2  # of which one is of the boosted tasks alone: they come twice as of
 
 @dataclass(frozen=True)
 class CurriculumSettings:
-    """retire_above: a task of a higher solve rate is handed out no more; 1 retires none. boost_below: one of a lower
-    rate comes twice as often; 0 boosts none. rate_episodes: latest episodes of a task that its rate is taken of."""
+    """The settings of a curriculum. retire_above: a task of a higher solve rate is handed out no more; 1 retires none.
+    boost_below: one of a lower rate comes twice as often; 0 boosts none. rate_episodes: latest episodes of a task that
+    its rate is taken of."""
 
     retire_above: Annotated[float, Argument("swe_retire_above"), Meta(ge=0, le=1)] = 1.0
     boost_below: Annotated[float, Argument("swe_boost_below"), Meta(ge=0, le=1)] = 0.0
@@ -28,8 +29,8 @@ class CurriculumSettings:
 
 
 class Curriculum:
-    """Which tasks have a turn. outcomes: task id → its latest episodes, the oldest first, `1` for each that solved it
-    and `0` for each that did not."""
+    """Decides which tasks have a turn. outcomes: task id → its latest episodes, the oldest first, `1` for each that
+    solved it and `0` for each that did not."""
 
     def __init__(self, settings: CurriculumSettings, outcomes: Mapping[str, str] | None = None) -> None:
         self._settings = settings
@@ -37,19 +38,19 @@ class Curriculum:
         self.rounds = _ROUNDS if settings.boost_below else 1
 
     def add(self, outcomes: Mapping[str, Sequence[bool]]) -> None:
-        """Of each task's further episodes, whether they solved it."""
+        """Add the outcomes of each task's further episodes: whether they solved it."""
         for task, solved in outcomes.items():
             known = self.outcomes.get(task, "") + "".join("01"[one] for one in solved)
             self.outcomes[task] = known[-self._settings.rate_episodes :]
 
     def rate(self, task: str) -> float | None:
-        """A task's solve rate; None where too few episodes are known."""
+        """Return a task's solve rate; None where too few episodes are known."""
         known = self.outcomes.get(task, "")[-self._settings.rate_episodes :]
         return known.count("1") / len(known) if len(known) == self._settings.rate_episodes else None
 
     def has_turn(self, tasks: Sequence[str], number: int) -> bool:
-        """Whether tasks that belong together, mostly a single one, are handed out in the round of this number, each of
-        which goes through a set once. Their rate is the mean, once all are known."""
+        """Say whether tasks that belong together, mostly a single one, are handed out in the round of this number, each
+        of which goes through a set once. Their rate is the mean, once all are known."""
         rates, is_for_all = [self.rate(task) for task in tasks], number % self.rounds == 0
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):

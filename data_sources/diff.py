@@ -16,7 +16,8 @@ REWARDS = ("swe_rl", "code_repair_rl", "tokens")
 
 @dataclass(frozen=True)
 class DiffOracle(Oracle):
-    """For tasks without tests: solved where a patch leaves the files as the gold patch does, but for `protected` ones.
+    """Grades tasks without tests: a task is solved where a patch leaves the files as the gold patch does, but for
+    `protected` ones.
 
     reward: what any other patch is worth in mode `fraction` (`rewards/diff.py`; `tokens`: by the runs of
     tokens that it writes as the gold patch does, `rewards/diff.py`). similarity_weight,
@@ -56,7 +57,7 @@ class DiffOracle(Oracle):
 #
 # Graded as `swe_rl`; `load("train/code_repair_rl")` and so on are graded by that reward.
 def load(split: str) -> list[Task]:
-    """The tasks of a split, always the same. Raises `UserError` for an unknown split or reward."""
+    """Return the tasks of a split, always the same. Raises `UserError` for an unknown split or reward."""
     name, slash, reward = split.partition("/")
     if slash and reward not in REWARDS:
         raise UserError(unknown(f"reward of the tasks diff:{split}", reward, REWARDS))

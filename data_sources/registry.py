@@ -33,7 +33,7 @@ from slime_swe.errors import UserError, unknown
 from slime_swe.files import read_given
 from slime_swe.patches import changed_lines, paths_of
 
-# What `data.filters` may hold: options that say something of a task, and not which share of a set is taken.
+# `data.filters` may hold these: options that say something of a task, and not which share of a set is taken.
 FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests", "statement")
 OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect", "registry")
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
@@ -49,7 +49,7 @@ SOURCES = {
 
 
 def load_tasks(spec: str) -> list[Task]:
-    """The tasks that `spec` names, in the source's own order, ids unique and at least one task.
+    """Return the tasks that `spec` names, in the source's own order, ids unique and at least one task.
 
     Raises `UserError` for an unknown name, a selection without tasks, or a malformed record (file and line named).
     """
@@ -57,7 +57,7 @@ def load_tasks(spec: str) -> list[Task]:
 
 
 def counted(spec: str) -> tuple[list[Task], int]:
-    """The same, and of how many tasks they were chosen by what follows the `?`."""
+    """Return the tasks that `spec` names, and of how many they were chosen by what follows the `?`."""
     parsed = parse(spec)
     tasks = _read_file(parsed) if parsed.file else _call_source(parsed)
     if not tasks:
@@ -72,7 +72,7 @@ def counted(spec: str) -> tuple[list[Task], int]:
 
 
 def absolute(spec: str) -> str:
-    """The same task set by absolute paths, for processes started elsewhere; a name of another form as it is."""
+    """Name the same task set by absolute paths, for processes started elsewhere; return another form as it is."""
     try:
         parsed = parse(spec)
     except UserError:
@@ -85,7 +85,7 @@ def absolute(spec: str) -> str:
 
 
 def with_options(spec: str, options: Mapping[str, str]) -> str:
-    """The same task set with these options, but for those that it gives itself; a name of another form as it is."""
+    """Name the same task set with these options, but for those that it gives itself; return another form as it is."""
     try:
         parsed = parse(spec)
     except UserError:
@@ -94,7 +94,7 @@ def with_options(spec: str, options: Mapping[str, str]) -> str:
 
 
 def with_ids(spec: str, path: str) -> str:
-    """The same task set, of which the list of ids at `path` is taken in place of the ids that it names itself. Raises
+    """Name the same task set with the list of ids at `path` in place of the ids that it names itself. Raises
     `UserError` for a name of another form."""
     parsed = parse(spec)
     kept = {name: value for name, value in parsed.options.items() if name not in ("id", "ids", "expect")}
@@ -133,14 +133,14 @@ def _read_file(spec: Spec) -> list[Task]:
 
 
 def _task(path: Path, record: Any) -> Task:
-    """Of our own record, or of one of SWE-bench's, which have an `instance_id`."""
+    """Make a task of our own record, or of one of SWE-bench's, which have an `instance_id`."""
     if isinstance(record, dict) and "instance_id" in record and "id" not in record:
         return swebench.task_of(record, str(record.get("split") or "file"), source=path.stem)
     return Task.from_dict(_with_source(record, path))
 
 
 def _with_source(record: Any, path: Path) -> Any:
-    """A record that does not say where it is from is from its file."""
+    """Add the file's name as the source of a record that does not say where it is from."""
     return {"source": path.stem, "split": "file", **record} if isinstance(record, dict) else record
 
 
@@ -156,7 +156,7 @@ class Spec:
 
 
 def parse(text: str) -> Spec:
-    """Raises `UserError` for a name that is not of this form, or has an option that there is not."""
+    """Read a task set's name. Raises `UserError` for one that is not of this form, or has an unknown option."""
     name, _, query = text.partition("?")
     options = _options(text, query)
     if name.endswith(FILE_KINDS):
@@ -199,8 +199,8 @@ def _quoted(value: str) -> str:
 # A share is stable: a task's place in [0, 1) is a hash of its id (or its repository) and the seed, so that `part=0-0.9`
 # and `part=0.9-1` have nothing in common and stay what they are when a corpus grows.
 def select(tasks: list[Task], options: Mapping[str, str], spec: str) -> list[Task]:
-    """The tasks that all the options leave, in the source's order. `limit` is applied last, `expect` checks their
-    number.
+    """Return the tasks that all the options leave, in the source's order. `limit` is applied last, `expect` checks
+    their number.
 
     Raises `UserError` for an invalid value, an id that does not exist, a task without the repository or date that an
     option asks for, and a number of tasks other than `expect`.
@@ -237,7 +237,7 @@ def _require_ids(wanted: Set[str], tasks: list[Task]) -> None:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Instance ids: one a line (`#` begins a comment), or a JSON list. Raises `UserError`."""
+    """Read instance ids: one a line (`#` begins a comment), or a JSON list. Raises `UserError`."""
     try:
         text = read_given(path, "the list of ids").decode()
         ids = orjson.loads(text) if text.lstrip().startswith("[") else _lines(text)
@@ -262,13 +262,13 @@ def _repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
 
 
 def _without_repos(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
-    """A task that does not say its repository is of none of these."""
+    """Leave out the tasks of these repositories. A task that does not say its repository is of none of them."""
     unwanted = {repo.lower() for repo in _listed(options["not_repo"])}
     return [task for task in tasks if str(task.metadata.get("repo", "")).lower() not in unwanted]
 
 
 def _difficulties(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
-    """A task that does not say how difficult it is goes out, as long as some do."""
+    """Take the tasks of these difficulties. One that does not say how difficult it is goes out, as long as some do."""
     wanted = {level.lower() for level in _listed(options["difficulty"])}
     levels = {task.id: str(task.metadata.get("difficulty", "")).lower() for task in tasks}
     there = {level for level in levels.values() if level}
@@ -279,7 +279,7 @@ def _difficulties(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
 
 
 def _sized(name: str, size: Callable[[Task], int]) -> Callable[[list[Task], Mapping[str, str]], list[Task]]:
-    """Takes those tasks whose size is within a range, both ends included."""
+    """Make the selection of tasks whose size is within a range, both ends included."""
 
     def take(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
         low, dash, high = options[name].partition("-")
@@ -292,7 +292,7 @@ def _sized(name: str, size: Callable[[Task], int]) -> Callable[[list[Task], Mapp
 
 
 def _patch_lines(task: Task) -> int:
-    """Lines that the gold patch adds and removes."""
+    """Count the lines that the gold patch adds and removes."""
     return sum(1 for _ in changed_lines(task.oracle.gold_patch))
 
 
@@ -301,7 +301,7 @@ def _patch_files(task: Task) -> int:
 
 
 def _tests(task: Task) -> int:
-    """Tests that are graded."""
+    """Count the tests that are graded."""
     return len(task.oracle.fail_to_pass) + len(task.oracle.pass_to_pass)
 
 
@@ -316,8 +316,8 @@ def _after(tasks: list[Task], options: Mapping[str, str]) -> list[Task]:
 
 
 def most_left(count: int | None, options: Mapping[str, str]) -> int | None:
-    """How many of `count` tasks these options leave at most, by those that say a number or a share; None where neither
-    they nor `count` say it. Raises `UserError` for an invalid value."""
+    """Return how many of `count` tasks these options leave at most, by those that say a number or a share; None where
+    neither they nor `count` say it. Raises `UserError` for an invalid value."""
     if "part" in options and count is not None:
         low, high = _bounds(options)
         count = ceil(count * (high - low))
@@ -346,7 +346,7 @@ def _bounds(options: Mapping[str, str]) -> tuple[float, float]:
 
 
 def place(key: str, seed: str) -> float:
-    """Where in [0, 1) a key lies, evenly spread and the same on every machine."""
+    """Place a key in [0, 1), evenly spread and the same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:6], "big") / 2**48
 
 
@@ -421,7 +421,7 @@ _DOCKER = "docker://"  # as Apptainer names what Docker would pull
 
 
 def is_registry(text: str) -> bool:
-    """Whether it is what `WANTED` says."""
+    """Say whether a text is what `WANTED` says."""
     try:
         fields = {field for _, field, *_ in string.Formatter().parse(text) if field is not None}
     except ValueError:  # a brace alone
@@ -430,7 +430,7 @@ def is_registry(text: str) -> bool:
 
 
 def mirrored(task: Task, registry: str) -> Task:
-    """The task with its image from there. One that is no registry's, as a folder or a `.sif` file, stays.
+    """Return the task with its image from a registry. One that is no registry's, as a folder or a `.sif` file, stays.
 
     Raises `UserError` for what is no registry.
     """
@@ -444,7 +444,7 @@ def mirrored(task: Task, registry: str) -> Task:
 
 
 def name_in(registry: str, name: str, task_id: str) -> str:
-    """What an image that Docker knows by `name` is called in the registry."""
+    """Return the registry's name for an image that Docker knows by `name`."""
     scheme, name = (_DOCKER, name.removeprefix(_DOCKER)) if name.startswith(_DOCKER) else ("", name)
     if name.startswith(("/", "dir:")) or name.endswith(".sif") or "://" in name:
         return name

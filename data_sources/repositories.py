@@ -36,7 +36,7 @@ _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CON
 
 
 def checkout(url: str, commit: str, cache: Path) -> Path:
-    """The folder with this commit's files, made on the first call; concurrent callers wait for the first.
+    """Return the folder with this commit's files, made on the first call; concurrent callers wait for the first.
 
     `url` is what `git fetch` takes, `commit` a hash, which may be shortened to seven digits. Raises `UserError`, and
     `InfrastructureError` if git fails.
@@ -53,7 +53,7 @@ def checkout(url: str, commit: str, cache: Path) -> Path:
 
 
 def _full_hash(url: str, commit: str, cache: Path) -> str:
-    """The commit's whole hash."""
+    """Find the commit's whole hash. Raises `UserError` where there is none, or several."""
     if _FULL_HASH.fullmatch(commit):
         return commit
     if not _SHORT_HASH.fullmatch(commit):
@@ -78,7 +78,7 @@ def _beginning_with(short: str, history: Path) -> list[str]:
 
 
 def _fetch_history(url: str, history: Path) -> None:
-    """All commits, without files; what is there already is not fetched again."""
+    """Fetch all commits, without files; what is there already is not fetched again."""
     history.mkdir(exist_ok=True)
     _git(history, "init", "--quiet", "--bare")
     _git(history, "config", "remote.origin.url", url)
@@ -86,7 +86,7 @@ def _fetch_history(url: str, history: Path) -> None:
 
 
 def _make(url: str, commit: str, folder: Path) -> None:
-    """In a folder beside it, which takes its name when it is whole."""
+    """Make the checkout in a folder beside it, which takes its name when it is whole."""
     partial = Path(tempfile.mkdtemp(prefix=f".{commit[:12]}-", dir=folder.parent))
     try:
         _git(partial, "init", "--quiet")
@@ -109,7 +109,7 @@ def remove(folder: Path) -> None:
 
 
 def _make_read_only(root: Path) -> None:
-    """Modes of files and folders below `root`; its own comes last, since a folder that is renamed must be writable."""
+    """Make all below `root` read-only, but not `root` itself, since a folder that is renamed must be writable."""
     for path, _, names in os.walk(root):
         for name in names:
             file = Path(path, name)
@@ -120,7 +120,7 @@ def _make_read_only(root: Path) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints, without the last line's end."""
+    """Run git and return what it prints, without the last line's end. Raises `InfrastructureError`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
     try:
         done = subprocess.run(
@@ -143,7 +143,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _folder_name(url: str) -> str:
-    """The end of an address, for people, and a hash of the whole."""
+    """Join the end of an address, for people, and a hash of the whole."""
     readable = re.sub(r"[^\w.-]+", "-", "-".join(url.removesuffix(".git").rsplit("/", 2)[-2:])).strip("-.")
     return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
@@ -161,7 +161,7 @@ def _unseen(records: Iterable[Any], total: int) -> Iterable[Any]:
 
 
 def fetch(corpus: Corpus, split: str, folder: Path, *, source: str = "", shown: Shown = _unseen) -> Path:
-    """The file or clone of one split, brought unless it is there.
+    """Return the file or clone of one split, brought unless it is there.
 
     source: in place of the Hub, a folder that holds a copy of the data set. shown: passes the records through, and may
     show how far they are. Raises `UserError` where it can't be had, `InfrastructureError` where Git fails.
@@ -190,7 +190,7 @@ def fetch(corpus: Corpus, split: str, folder: Path, *, source: str = "", shown: 
 
 
 def _records(name: str, part: Split, source: str) -> Any:
-    """A `datasets.Dataset`."""
+    """Load a `datasets.Dataset`. Raises `UserError` where it can't be had."""
     if find_spec("datasets") is None:
         raise UserError(f"{name} is fetched by the package `datasets`: pip install 'slime-swe[corpora]'")
     import datasets
@@ -208,7 +208,7 @@ def _records(name: str, part: Split, source: str) -> Any:
 
 
 def _clone(corpus: Corpus, folder: Path) -> Path:
-    """The repository at the commit that the loader was written for."""
+    """Clone the repository at the commit that the loader was written for."""
     if folder.is_dir() and any(folder.iterdir()):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -36,10 +36,10 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _State:
-    """What a checkpoint keeps. following: the number of the next new group. waiting: groups to be handed out before it.
-    set_aside: tasks that are handed out no more. cursors: of each set, the place in its order that comes next. places:
-    for each waiting group its place in that order, and where the cursor was before. outcomes: what the curriculum
-    knows."""
+    """The state that a checkpoint keeps. following: the number of the next new group. waiting: groups to be handed out
+    before it. set_aside: tasks that are handed out no more. cursors: of each set, the place in its order that comes
+    next. places: for each waiting group its place in that order, and where the cursor was before. outcomes: what the
+    curriculum knows."""
 
     fingerprint: str
     following: int
@@ -51,19 +51,19 @@ class _State:
 
 
 def sample_of(task: Task, *, index: int, group_index: int) -> Sample:
-    """A new sample that asks about the task; `task_of` is the inverse."""
+    """Make a new sample that asks about the task; `task_of` is the inverse."""
     return Sample(
         group_index=group_index, index=index, rollout_id=index, prompt=task.statement, metadata=metadata_of(task)
     )
 
 
 def metadata_of(task: Task) -> dict[str, Any]:
-    """What a sample's metadata says of its task: all that there is."""
+    """Return the metadata of a sample that asks about the task: all that there is of it."""
     return {_TASK: task.to_dict()}
 
 
 def task_of(sample: Sample) -> Task:
-    """The task that a sample asks about. Raises `UserError` where its record is malformed.
+    """Return the task that a sample asks about. Raises `UserError` where its record is malformed.
 
     The record is parsed once for a group's episodes and their gradings, which share it in this process.
     """
@@ -77,13 +77,13 @@ def task_of(sample: Sample) -> Task:
 
 
 def task_id_of(sample: Sample) -> str | None:
-    """The id of that task; None where it has none."""
+    """Return the id of a sample's task; None where it has none."""
     record = (sample.metadata or {}).get(_TASK)
     return record.get("id") if isinstance(record, dict) else None
 
 
 def named(task_id: str | None) -> dict[str, Any]:
-    """The metadata of a sample of which only its task's id is known."""
+    """Return the metadata of a sample of which only its task's id is known."""
     return {} if task_id is None else {_TASK: {"id": task_id}}
 
 
@@ -133,7 +133,7 @@ class TaskDataSource:
         return sum(map(len, self._sets))
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """The next `num_samples` groups. Raises `UserError` where every task is set aside."""
+        """Return the next `num_samples` groups. Raises `UserError` where every task is set aside."""
         return [self._group(self._next()) for _ in range(num_samples)]
 
     def add_samples(self, samples: list[Any]) -> None:
@@ -155,7 +155,8 @@ class TaskDataSource:
     def end_rollout(
         self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
     ) -> None:
-        """A checkpoint of this rollout goes on from here, whatever has been handed out until it is written.
+        """Keep the state from which a checkpoint of this rollout goes on, whatever has been handed out until it is
+        written.
 
         unfinished: groups that are still played. A resumed run must play them anew. outcomes: of the episodes of each
         task that have ended, whether they solved it.
@@ -209,11 +210,11 @@ class TaskDataSource:
         self._curriculum.outcomes = {**state.outcomes}
 
     def _load(self, spec: str) -> Sequence[Any]:
-        """What a set holds; each has an `id`."""
+        """Load what a set holds; each item has an `id`."""
         return load_tasks(spec)
 
     def _sample(self, item: Any, index: int, group_index: int) -> Sample:
-        """One of a group that is about it."""
+        """Make one sample of a group that is about an item."""
         return sample_of(item, index=index, group_index=group_index)
 
     def _next(self) -> int:
@@ -238,8 +239,8 @@ class TaskDataSource:
             self._cursors[self._dealt[self._following]] = self._places.pop(self._following)[1]
 
     def _next_place(self, which: int) -> int | None:
-        """The place of the next task of a set that has a turn; None where all are set aside. If no other has one, those
-        that are retired have."""
+        """Return the place of the next task of a set that has a turn; None where all are set aside. If no other has
+        one, those that are retired have."""
         start, length = self._cursors[which], len(self._sets[which])
         for with_retired in (False, True):
             for place in range(start, start + (self._curriculum.rounds + 1) * length):
@@ -269,7 +270,7 @@ class TaskDataSource:
         return tasks[self._orders[which][1][offset]]
 
     def _with(self, task_id: str) -> set[str]:
-        """The ids of the tasks that belong together with one, and its own."""
+        """Return the ids of the tasks that belong together with one, and its own."""
         found = {task_id}
         for tasks, units in zip(self._sets, self._units, strict=True):
             for unit in units:
@@ -297,7 +298,7 @@ class TaskDataSource:
 
 
 def _units(tasks: Sequence[Task]) -> list[list[int]]:
-    """The numbers of the tasks, those together that belong together."""
+    """Group the numbers of the tasks: those together that belong together."""
     units: dict[Any, list[int]] = {}
     for number, task in enumerate(tasks):
         name = task.metadata.get(TOGETHER)
@@ -306,7 +307,7 @@ def _units(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 class Dealt:
-    """To which of several sets a group's number goes.
+    """Decides to which of several sets a group's number goes.
 
     Of the first n numbers, n times its share goes to each set, to within 1 - 1/(2k - 2) for k sets: the chairman
     assignment of R. Tijdeman, Discrete Mathematics 32 (1980). Nothing is random, so any run deals alike.
@@ -326,7 +327,7 @@ class Dealt:
         return self._dealt[number]
 
     def _following(self) -> int:
-        """Of the sets that may have the next number, that which would first have too few without it."""
+        """Choose, of the sets that may have the next number, the one that would first have too few without it."""
         if len(self._shares) == 1:
             return 0
         dealt, slack = len(self._dealt), Fraction(1, 2 * len(self._shares) - 2)
@@ -336,7 +337,7 @@ class Dealt:
 
 
 def state_path(folder: str | Path, rollout_id: int) -> Path:
-    """Of the state that is saved beside the checkpoint of a rollout."""
+    """Return the path of the state that is saved beside the checkpoint of a rollout."""
     return Path(folder) / "rollout" / f"task_data_source_{rollout_id}.json"
 
 

@@ -45,7 +45,7 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The task as plain JSON types; `from_dict` is the inverse."""
+        """Return the task as plain JSON types; `from_dict` is the inverse."""
         return {**_plain(asdict(self)), "oracle": {"kind": self.oracle.kind, **_plain(asdict(self.oracle))}}
 
     @classmethod
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What the agent finds in its sandbox.
+    """The files and the image that the agent finds in its sandbox.
 
     files: repository files, as text, by relative POSIX path; they are written over the image's.
     image: where the rest of the repository and its environment come from; None where the files are all there is.
@@ -104,7 +104,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Oracle:
-    """How a patch is graded: what every kind has. `kind` says in JSON which one it is.
+    """The fields that every kind of oracle has: how a patch is graded. `kind` says in JSON which one it is.
 
     protected: the files that the grader restores (the tests); a patch to them counts for nothing. command: what runs
     the project's tests; empty where that is not known. gold_patch: a right solution, which proves the task.
@@ -130,17 +130,17 @@ class Oracle:
 
     @property
     def grading_files(self) -> Mapping[str, str]:
-        """Files that `command` needs and only the grader has."""
+        """The files that `command` needs and only the grader has."""
         return {}
 
     @property
     def refused_quality(self) -> float:
-        """What no patch, or one that can't be applied, is worth in mode `fraction`."""
+        """The worth of no patch, or of one that can't be applied, in mode `fraction`."""
         return 0.0
 
     @classmethod
     def class_of(cls, record: Mapping[str, Any]) -> type[Oracle]:
-        """The class that a record's `kind` names. Raises `UserError` with the kinds that there are."""
+        """Return the class that a record's `kind` names. Raises `UserError` with the kinds that there are."""
         if cls is not Oracle:
             return cls
         if not isinstance(record.get("kind"), str):
@@ -157,30 +157,30 @@ class Oracle:
             yield f"timeout_seconds must be a finite number of seconds, got {self.timeout_seconds}"
 
     def faults_in(self, workspace: Workspace) -> Iterator[str]:
-        """What the oracle needs and the workspace lacks."""
+        """Yield what the oracle needs and the workspace lacks."""
         known = workspace.files.keys()
         for path in self.protected if workspace.image is None else ():
             if path not in known:
                 yield f"oracle.protected must be paths among workspace.files, got {path!r}"
 
     def compared(self, workspace: Workspace) -> str:
-        """The patch by which a task is compared with others (`contamination.py`): what another task can't share."""
+        """Return the patch by which `contamination.py` compares a task with others: what another can't share."""
         return self.gold_patch
 
     def recorded(self) -> dict[str, Any]:
-        """What the evidence of each score says of the oracle, as plain JSON types: what `figures` needs. Empty where
-        the kind has no figures of its own."""
+        """Return what the evidence of each score says of the oracle, as plain JSON types: what `figures` needs. Empty
+        where the kind has no figures of its own."""
         return {}
 
     @staticmethod
     def figures(evidence: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """The kind's own figures of an evaluation, by its episodes' evidence in the order of tasks and of sampling."""
+        """Return the kind's own figures of an evaluation, by its episodes' evidence in order of tasks and sampling."""
         return {}
 
 
 @dataclass(frozen=True)
 class CallsOracle(Oracle):
-    """Graded by values: the tests are calls with literal answers, which are compared outside the sandbox.
+    """Grades by values: the tests are calls with literal answers, which are compared outside the sandbox.
 
     The tests (`rewards/call_values.py` describes their form) are in the workspace's files. held_out_tests: a test file
     that no agent sees, some of whose calls fail without the fix. It grades nothing, but code that is right only on the
@@ -204,7 +204,7 @@ class CallsOracle(Oracle):
 
 @dataclass(frozen=True)
 class TestsOracle(Oracle):
-    """Graded by the log of `command`: `PASSED file::test` or `FAILED file::test - why`, one line for each test.
+    """Grades by the log of `command`: `PASSED file::test` or `FAILED file::test - why`, one line for each test.
 
     runner: what prints them: `pytest` (the command has `-rA`), or `lines` for any other program. hidden: files (path →
     text) that only the grader has, such as the tests; for tasks without an image. missing: what a test counts as that
@@ -246,7 +246,7 @@ class TestsOracle(Oracle):
 
 @dataclass(frozen=True)
 class HarnessOracle(Oracle):
-    """Graded as the SWE-bench harness does: a script in the task's image, whose log a parser of the harness reads.
+    """Grades as the SWE-bench harness does: a script in the task's image, whose log a parser of the harness reads.
 
     eval_script: bash; it restores the tests and prints the harness's markers around what the tests print.
     log_parser: a name in swebench's `PARSER_REGISTRY`. eval_type: `pass_and_fail`, or `fail_only` where the log names
@@ -299,6 +299,6 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path is written as the sandbox and a patch write it, so that a file has one name only."""
+    """Say whether a path is written as the sandbox and a patch write it, so that a file has one name only."""
     pure = PurePosixPath(path)
     return str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

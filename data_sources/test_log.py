@@ -20,8 +20,8 @@ _SUBTEST_END = re.compile(r"(?<=[\])]) ")  # what a subtest is of stands before 
 
 
 def without_controls(log: str) -> str:
-    """The log as a terminal shows it: without colours and other control sequences, which a project's own settings may
-    ask for (`addopts = --color=yes`)."""
+    """Return the log as a terminal shows it: without colours and other control sequences, which a project's own
+    settings may ask for (`addopts = --color=yes`)."""
     if "\x1b" not in log and "\x9b" not in log:
         return log
     pieces, start = [], 0
@@ -33,8 +33,8 @@ def without_controls(log: str) -> str:
 
 
 def parse_test_log(log: str) -> dict[str, bool]:
-    """Test id → whether it passed. A test named twice passed only if it passed both times, and one with subtests
-    only if none of them failed.
+    """Map test ids to whether they passed. A test named twice passed only if it passed both times, and one with
+    subtests only if none of them failed.
 
     File and test may hold blanks and dashes (`my tests/test_a.py::test_join[a - b]`). So a line is taken to name all of
     it, what comes before each ` - `, and the test's first word, since some programs print more behind it.
@@ -61,7 +61,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _lines(pattern: re.Pattern[str], log: str) -> Iterator[re.Match[str]]:
-    """Those that begin in a piece, one piece after the other; `^` is the beginning of a line, never that of a piece."""
+    """Yield matches that begin in a piece, piece after piece; `^` is the beginning of a line, never that of a piece."""
     for start in range(0, len(log), _PIECE):
         for match in pattern.finditer(log, start, start + _PIECE + 2 * _LINE_CHARACTERS):
             if match.start() >= start + _PIECE:
@@ -95,7 +95,7 @@ quoted { if (index($0, "]]>")) quoted = 0; next }
 
 
 def junit_reports(folders: Iterable[str]) -> str:
-    """A command that prints the cases of all `TEST-*.xml` in folders of these names, anywhere below.
+    """Write a command that prints the cases of all `TEST-*.xml` in folders of these names, anywhere below.
 
     On lines of their own: Maven ends with a colour code and no line break.
     """
@@ -104,12 +104,12 @@ def junit_reports(folders: Iterable[str]) -> str:
 
 
 def test_name(classname: str, name: str) -> str:
-    """A test as `junit_reports` names it."""
+    """Name a test as `junit_reports` does."""
     return f"{'_'.join(classname.split())}::{'_'.join(name.split())}"
 
 
 def by_exit_code(commands: Iterable[tuple[str, str]]) -> str:
-    """Commands that run (test id, command) one after the other: a test has passed where its command exits with 0."""
+    """Write shell that runs each (test id, command) in turn: a test has passed where its command exits with 0."""
     return "\n".join(
         f"if {command}; then echo {shlex.quote(f'PASSED {test}')}; else echo {shlex.quote(f'FAILED {test}')}; fi"
         for test, command in commands

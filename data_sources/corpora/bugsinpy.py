@@ -35,7 +35,7 @@ _UNITTEST = re.compile(r"^python3? -m unittest (?:-q )?(.+)$")
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Every bug, by project and number. Raises `UserError`."""
+    """Return every bug's task, by project and number. Raises `UserError`."""
     root = checkout_folder(CORPUS, split, folder, "projects") / "projects"
     bugs = [bug for bug in root.glob("*/bugs/*") if (bug / "bug.info").is_file()]
     return [_task(bug, split) for bug in sorted(bugs, key=lambda bug: (bug.parts[-3].lower(), int(bug.name)))]
@@ -71,7 +71,7 @@ def _task(bug: Path, split: str) -> Task:
 
 
 def _python_path(setting: str) -> str:
-    """Where a bug wants imports to look: folders below the project's, which BugsInPy writes with the project's name."""
+    """Write a bug's PYTHONPATH as shell: folders below the project's, written in BugsInPy with the project's name."""
     folders = [f"/testbed/{folder.partition('/')[2]}".rstrip("/") for folder in setting.split(";") if folder]
     return f"export PYTHONPATH={shlex.quote(':'.join(folders))}" if folders else ""
 
@@ -93,7 +93,7 @@ def _settings(path: Path, name: str, *wanted: str) -> dict[str, str]:
 
 
 def _commands(path: Path, name: str) -> list[tuple[str, str]]:
-    """(test id, command) for each line of a bug's run_test.sh. Raises `UserError` for one that runs no test."""
+    """Read (test id, command) for each line of a bug's run_test.sh. Raises `UserError` for one that runs no test."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     commands = [(_test_id(line), line) for line in lines]
     unknown = [line for test, line in commands if not test]
@@ -103,7 +103,7 @@ def _commands(path: Path, name: str) -> list[tuple[str, str]]:
 
 
 def _test_id(command: str) -> str:
-    """`file::test` of a pytest command, `module::test` of a unittest one; empty for any other."""
+    """Return `file::test` of a pytest command, `module::test` of a unittest one; empty for any other."""
     if match := _PYTEST.match(command):
         words = [word for word in shlex.split(match[1]) if not word.startswith("-")]
         return words[-1] if len(words) == 1 and "::" in words[-1] else f"{'_'.join(words)}::all" if words else ""

@@ -26,24 +26,24 @@ T = TypeVar("T")
 
 
 def read_record(kind: type[T], record: Any, key: str = "instance_id") -> T:
-    """What a loader needs of a record, which has more. Raises `UserError` that names the task by `key`."""
+    """Read what a loader needs of a record, which has more. Raises `UserError` that names the task by `key`."""
     name = record.get(key) if isinstance(record, dict) else None
     return read(kind, record, f"task {name!r:.80}", partial=True)
 
 
 def tests_of(names: str | list[str]) -> tuple[str, ...]:
-    """Names of tests: a list, or as older data sets have it, the JSON of one. Raises `ValueError` for anything else."""
+    """Read names of tests: a list or, in older data sets, the JSON of one. Raises `ValueError` for anything else."""
     return msgspec.json.decode(names, type=tuple[str, ...]) if isinstance(names, str) else tuple(names)
 
 
 def statement_faults(text: str) -> Iterator[str]:
-    """What is wrong with a record's statement."""
+    """Yield what is wrong with a record's statement."""
     if not text.strip():
         yield f"problem_statement must say what the agent is asked, got {text!r:.80}"
 
 
 def test_faults(failing: str | list[str], passing: str | list[str]) -> Iterator[str]:
-    """What is wrong with a record's lists of tests."""
+    """Yield what is wrong with a record's lists of tests."""
     for name, names in (("FAIL_TO_PASS", failing), ("PASS_TO_PASS", passing)):
         try:
             found = tests_of(names)
@@ -55,7 +55,7 @@ def test_faults(failing: str | list[str], passing: str | list[str]) -> Iterator[
 
 
 def patch_faults(field: str, patch: str) -> Iterator[str]:
-    """What is wrong with a record's patch, whose paths are needed."""
+    """Yield what is wrong with a record's patch, whose paths are needed."""
     try:
         read_patch(patch)
     except PatchError as error:
@@ -85,7 +85,7 @@ class Split:
 
     @property
     def image_gib(self) -> float:
-        """GiB of one image beside the layers that it shares; 0 where it is not published."""
+        """The GiB of one image beside the layers that it shares; 0 where it is not published."""
         of_all = self.images or self.count
         return self.images_gib / of_all if of_all else 0.0
 
@@ -96,10 +96,9 @@ class Corpus:
 
     name: as task sets name it, and of the module here whose `load(split, folder)` reads it. licence: of the corpus
     itself; the code in its tasks keeps that of its projects. counted: where the counts are published. sized: where the
-    sizes of its images are. home: web page.
-    commit: of the Git repository at `home`, from which the loader was written. brought_by: the command that brings its
-    files into the folder, where neither the Hub nor Git has them. needs: what running its tasks takes. in_images: each
-    task runs in a container image.
+    sizes of its images are. home: web page. commit: of the Git repository at `home`, from which the loader was written.
+    brought_by: the command that brings its files into the folder, where neither the Hub nor Git has them. needs: what
+    running its tasks takes. in_images: each task runs in a container image.
     """
 
     name: str
@@ -116,23 +115,23 @@ class Corpus:
 
     @property
     def loader(self) -> str:
-        """Dotted path of what loads it."""
+        """The dotted path of the function that loads it."""
         return f"{__package__}.{self.name}.load"
 
     def split(self, name: str) -> Split:
-        """Raises `UserError` with the splits that there are."""
+        """Return the split of this name. Raises `UserError` with the splits that there are."""
         if name not in self.splits:
             raise UserError(unknown(f"split of {self.name}", name, self.splits))
         return self.splits[name]
 
     def folder(self, given: Path | None) -> Path:
-        """Where its files lie: as given, else `corpora/NAME` in the working directory."""
+        """Return the folder of its files: as given, else `corpora/NAME` in the working directory."""
         return (given if given is not None else Path(DEFAULT_FOLDER, self.name)).expanduser()
 
 
 def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) -> Path:
-    """The folder of a corpus that is a Git repository. Raises `NotFetched` where `holds` is not in it, and `UserError`
-    for a split that there isn't."""
+    """Return the folder of a corpus that is a Git repository. Raises `NotFetched` where `holds` is not in it, and
+    `UserError` for a split that there isn't."""
     corpus.split(split)
     folder = corpus.folder(given)
     if (folder / holds).exists():
@@ -143,9 +142,9 @@ def checkout_folder(corpus: Corpus, split: str, given: Path | None, holds: str) 
 def load_records(
     corpus: Corpus, make: Callable[[Any, str], Task | None], split: str, folder: Path | None = None
 ) -> list[Task]:
-    """The tasks that `make` makes of the records of `FOLDER/SPLIT.jsonl` (or .json, .parquet); for None it leaves one
-    out, as it does, with a warning, where one can't be used. Raises `UserError`; `NotFetched` where there is no such
-    file."""
+    """Return the tasks that `make` makes of the records of `FOLDER/SPLIT.jsonl` (or .json, .parquet). A record for
+    which it returns None is left out, and so is, with a warning, one that can't be used. Raises `UserError`;
+    `NotFetched` where there is no such file."""
     corpus.split(split)
     path = local_file(corpus.folder(folder), split)
     if path is None:
@@ -155,7 +154,7 @@ def load_records(
 
 
 def local_file(folder: Path, split: str) -> Path | None:
-    """The file of a split that lies in a corpus's folder."""
+    """Find the file of a split that lies in a corpus's folder."""
     return next((path for kind in FILE_KINDS if (path := folder / f"{split}{kind}").is_file()), None)
 
 
@@ -175,7 +174,7 @@ _COMPRESSED = {  # how a file of each kind begins
 
 
 def file_records(path: Path, make: Callable[[Any], T], *, lines: bool = False, leave_out: bool = False) -> list[T]:
-    """What `make` makes of each record of a file. `lines` reads a `.json` as JSON Lines, which some files are.
+    """Return what `make` makes of each record of a file. `lines` reads a `.json` as JSON Lines, which some files are.
 
     Raises `UserError`: with the places of all records that are none, or that `make` raises it for. With `leave_out` a
     warning names the latter instead, as long as others are there and each could be read: half a file is no task set.
@@ -201,12 +200,12 @@ def file_records(path: Path, make: Callable[[Any], T], *, lines: bool = False, l
 
 @cache
 def _warn(message: str) -> None:
-    """Once in a process, which may read a file several times."""
+    """Log a warning once in a process, which may read a file several times."""
     _log.warning("%s", message)
 
 
 def first_few(found: Sequence[str], what: str, between: str) -> str:
-    """As many of them as a message names, and how many more there are."""
+    """Join the first `FAULTS` of what was found, and say how many more there are."""
     more = [f"and {len(found) - FAULTS} {what} more"] if len(found) > FAULTS else []
     return between.join([*found[:FAULTS], *more])
 
@@ -219,7 +218,7 @@ def _records(path: Path, content: bytes, lines: bool) -> Iterator[Record]:
 
 
 def _utf8(path: Path, content: bytes) -> bytes:
-    """The content without a byte order mark. Raises `UserError` with the remedy where it is of another kind."""
+    """Return the content without a byte order mark. Raises `UserError` with the remedy where it is of another kind."""
     for mark, name in _COMPRESSED.items():
         if content.startswith(mark):
             raise UserError(f"{path} is compressed ({name}): unpack it first")
@@ -271,15 +270,15 @@ def _parquet(path: Path, content: bytes) -> Iterator[Record]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A column of structs has each row's keys in every row, null where a row had none: `workspace.files` has the paths
-    of all tasks."""
+    """Drop the nulls of a value. A column of structs has each row's keys in every row, null where a row had none:
+    `workspace.files` has the paths of all tasks."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def fetch_command(specs: Sequence[str]) -> str:
-    """What brings these task sets."""
+    """Write the command that brings these task sets."""
     return f"slime-swe tasks fetch {' '.join(map(shlex.quote, specs))}"
 
 

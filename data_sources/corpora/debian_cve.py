@@ -39,7 +39,7 @@ CORPUS = Corpus(
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """`one`: of the patches that change one function, which must be the faulty one. `all`: every changed function.
+    """Return the tasks of patches that change one function, which must be the faulty one (`one`), or of all (`all`).
 
     Raises `UserError`; `NotFetched` where the folder is not there.
     """
@@ -56,7 +56,7 @@ def load(split: str, folder: Path | None = None) -> list[Task]:
 
 
 def _pairs(fix: Fix, known: dict[str, tuple[str, ...]]) -> Iterator[Pair]:
-    """Of the functions of a C file that the fix changes by more than comments and white space."""
+    """Yield a pair for each function of a C file that the fix changes by more than comments and white space."""
     if not fix.path.endswith((".c", ".h")):
         return
     before, after = functions_of(fix.before), functions_of(fix.after)
@@ -92,7 +92,7 @@ _Read = Callable[[str], str | None]  # a path in the unpatched source -> its tex
 
 @dataclass(frozen=True)
 class Fix:
-    """What one patch changes in one file. cves: those that the patch names. date: ISO 8601, empty where the patch has
+    """The change of one file by one patch. cves: those that the patch names. date: ISO 8601, empty where the patch has
     none."""
 
     package: str
@@ -106,7 +106,7 @@ class Fix:
 
 
 def fixes_in(folder: Path) -> Iterator[Fix]:
-    """Of every package in a folder, or of the tree that the folder is, in the order of names.
+    """Yield the fixes of every package in a folder, or of the tree that the folder is, in the order of names.
 
     Raises `UserError` where there is none, where an archive is damaged, and where the source beside it is missing.
     """
@@ -145,7 +145,7 @@ def _of_tree(tree: Path) -> Iterator[Fix]:
 
 
 def _package_of(tree: Path) -> str:
-    """By the first line of `debian/changelog`, else the folder's name."""
+    """Name the package by the first line of `debian/changelog`, else by the folder."""
     changelog = tree / "debian" / "changelog"
     line = _text(changelog.read_bytes()).partition("\n")[0] if changelog.is_file() else ""
     return line.partition(" (")[0] or tree.name
@@ -187,13 +187,13 @@ def _members(archive: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
 
 
 def _ordered(patches: Mapping[str, str]) -> dict[str, str]:
-    """In the order of the series; what it does not name is not applied."""
+    """Return the patches in the order of the series; what it does not name is not applied."""
     names = (line.partition("#")[0].split() for line in patches.get("series", "").splitlines())
     return {words[0]: patches[words[0]] for words in names if words and words[0] in patches}
 
 
 def _applied(name: str, patches: Mapping[str, str], read: _Read) -> Iterator[Fix]:
-    """The series, file by file. A file to which a patch can't be applied is not followed any further."""
+    """Yield the series' fixes, file by file. A file to which a patch can't be applied is not followed any further."""
     files: dict[str, str | None] = {}
     for patch, text in patches.items():
         for path, change in _changes(text):
@@ -205,8 +205,8 @@ def _applied(name: str, patches: Mapping[str, str], read: _Read) -> Iterator[Fix
 
 
 def _changes(text: str) -> Iterator[tuple[str, Change]]:
-    """The changes of files that stay where they are, within the source. Debian applies patches by `-p1`: the first part
-    of a path is cut off, whatever it is called."""
+    """Yield the changes of files that stay where they are, within the source. Debian applies patches by `-p1`: the
+    first part of a path is cut off, whatever it is called."""
     body = _EXTENDED.sub("", text[len(_head(text)) :])
     try:
         changes = read_patch(_NAMES.sub(lambda found: f"--- {_in('a', found[1])}\n+++ {_in('b', found[2])}\n", body))
@@ -219,7 +219,7 @@ def _changes(text: str) -> Iterator[tuple[str, Change]]:
 
 
 def _in(folder: str, name: str) -> str:
-    """A name with another first part."""
+    """Return a name with another first part."""
     return name if name == "/dev/null" else f"{folder}/{name.removeprefix('./').partition('/')[2].lstrip('/')}"
 
 
@@ -228,7 +228,7 @@ def _paths(text: str) -> set[str]:
 
 
 def _patched(text: str, hunks: Sequence[Hunk]) -> str | None:
-    """The text with the hunks applied where they fit best, as by `patch` without fuzz; None where one fits nowhere."""
+    """Apply the hunks where they fit best, as `patch` does without fuzz; None where one fits nowhere."""
     lines, done, offset = text.splitlines(keepends=True), 0, 0
     out: list[str] = []
     for hunk in hunks:
@@ -242,14 +242,14 @@ def _patched(text: str, hunks: Sequence[Hunk]) -> str | None:
 
 
 def _place(lines: Sequence[str], start: int, wanted: Sequence[str], expected: int) -> int | None:
-    """Where the wanted lines are, from `start` on, the nearest to what is expected."""
+    """Find the wanted lines, from `start` on, as near as possible to the expected place."""
     last = len(lines) - len(wanted)
     near = (place for away in range(len(lines) + 1) for place in {expected - away, expected + away})
     return next((at for at in near if start <= at <= last and lines[at : at + len(wanted)] == wanted), None)
 
 
 def _fix(package: str, patch: str, text: str, path: str, before: str, after: str) -> Iterator[Fix]:
-    """Nothing where the patch's name has no CVE, or the file is no part of the program."""
+    """Yield the fix, or nothing where the patch's name has no CVE, or the file is no part of the program."""
     cves = tuple(sorted(set(CVE.findall(patch))))
     parts = PurePosixPath(path).parts
     if (
@@ -265,7 +265,7 @@ def _weaknesses(text: str) -> tuple[str, ...]:
 
 
 def _date(text: str) -> str:
-    """Of the patch's header."""
+    """Read the date of the patch's header."""
     for found in _DATE.findall(_head(text)):
         for read in (parsedate_to_datetime, datetime.fromisoformat):
             try:
@@ -277,7 +277,7 @@ def _date(text: str) -> str:
 
 
 def _head(text: str) -> str:
-    """What stands before the changes."""
+    """Return the text that stands before the changes."""
     start = _BODY.search(text)
     return text[: start.start()] if start else text
 
@@ -287,13 +287,13 @@ def _given(path: Path) -> str | None:
 
 
 def _text(content: bytes) -> str:
-    """Any bytes: what is no UTF-8 comes back from it as it was."""
+    """Decode any bytes: what is no UTF-8 can be encoded again as it was."""
     return content.decode("utf-8", "surrogateescape")
 
 
 @cache
 def _parser() -> Any:
-    """The functions of a C file, cut out by tree-sitter (extra `vulnerability`)."""
+    """Return tree-sitter's parser of C (extra `vulnerability`). Raises `UserError` where it is not installed."""
     try:
         import tree_sitter
         import tree_sitter_c
@@ -304,7 +304,7 @@ def _parser() -> Any:
 
 @lru_cache(maxsize=8)  # what a patch leaves is what the next one finds
 def functions_of(source: str) -> Mapping[str, str]:
-    """The text of each function by its name; of those that a file defines several times, as behind an #ifdef, none.
+    """Return each function's text by its name; of those that a file defines several times, as behind an #ifdef, none.
 
     Raises `UserError` where tree-sitter is not installed.
     """
@@ -318,7 +318,7 @@ def functions_of(source: str) -> Mapping[str, str]:
 
 
 def _definitions(root: Any) -> Iterator[Any]:
-    """Whole ones: what tree-sitter could not read, as for a macro that it does not know, is left out."""
+    """Yield whole functions. What tree-sitter could not read, as for a macro that it does not know, is left out."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -337,7 +337,7 @@ def _name(node: Any) -> str:
 
 
 def without_comments(source: str) -> list[str]:
-    """The words of a C text, to tell whether two differ in more than comments and white space."""
+    """Return the words of a C text, to tell whether two differ in more than comments and white space."""
     words: list[str] = []
     pending = [_parser().parse(source.encode("utf-8", "surrogateescape")).root_node]
     while pending:

@@ -46,7 +46,7 @@ verdict() {
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Every active bug, by project and number. Raises `UserError`."""
+    """Return every active bug's task, by project and number. Raises `UserError`."""
     projects = checkout_folder(CORPUS, split, folder, _PROJECTS) / _PROJECTS
     tables = sorted(projects.glob("*/active-bugs.csv"))
     return [_task(table.parent, row, split) for table in tables for row in _rows(table)]
@@ -88,7 +88,7 @@ def _task(project: Path, row: dict[str, str], split: str) -> Task:
 
 
 def _triggers(text: str) -> dict[str, str]:
-    """Test → the first line of its failure. Stack traces follow, indented."""
+    """Map each test to the first line of its failure. Stack traces follow, indented."""
     found: dict[str, str] = {}
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -103,7 +103,7 @@ def _statement(triggers: dict[str, str]) -> str:
 
 
 def _gold(turned: str, name: str) -> str:
-    """Defects4J's patches lead from the fixed code to the faulty one."""
+    """Reverse a patch of Defects4J, which leads from the fixed code to the faulty one."""
     try:
         return reverse_patch(turned)
     except PatchError as error:
@@ -111,7 +111,7 @@ def _gold(turned: str, name: str) -> str:
 
 
 def _protected(project: Path, row: dict[str, str], triggers: Iterable[str]) -> tuple[str, ...]:
-    """The test files that belong to the fix, and those that hold the triggering tests where the layout is known."""
+    """Return the test files of the fix, and those that hold the triggering tests where the layout is known."""
     patch = project / "patches" / f"{row['bug.id']}.test.patch"
     paths = set(paths_of(patch.read_text(encoding="utf-8", errors="replace"))) if patch.is_file() else set()
     folder = _test_folder(project, row)
@@ -138,7 +138,7 @@ def _of_class(name: str) -> str:
 
 
 def _pattern(name: str) -> str:
-    """A basic regular expression for exactly this name."""
+    """Write a basic regular expression for exactly this name."""
     return re.sub(r"([.$*^\[\]\\])", r"\\\1", name)
 
 

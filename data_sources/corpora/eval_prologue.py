@@ -16,7 +16,7 @@ from pathlib import Path
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _READER = Path(__file__).with_suffix(".sh")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(?P<end>\w+)['\"]?(?P<rest>[^\n]*\n)(?:.*\n)*?\t*(?P=end)\n")
-# Where a command begins: what may change the environment, the functions too that an image's `BASH_ENV` may define.
+# The beginning of a command that may change the environment, also by functions that an image's `BASH_ENV` defines.
 _ENTERS = re.compile(
     r"(?:^|[;&|({!]|\b(?:if|then|elif|else|do|builtin|command)[ \t])[ \t]*\\?"
     r"(?:(?:source|\.|eval|export|declare|typeset|readonly|unset"
@@ -30,7 +30,7 @@ _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
 
 
 def prologue_of(script: str) -> str:
-    """What the script does before its tests, without its here-documents: these hold tests, which no agent may see."""
+    """Return the script down to its tests, without its here-documents: these hold tests, which no agent may see."""
     before = script.partition(START)[0]
     before, found = before[: before.rfind("\n") + 1], 1
     while found:
@@ -39,7 +39,7 @@ def prologue_of(script: str) -> str:
 
 
 def setup_of(script: str) -> str:
-    """Shell that leaves its shell with the exported variables and the functions that the script's prologue leads to.
+    """Write shell that leaves its shell with the exported variables and the functions that the prologue leads to.
 
     It is empty where the prologue enters nothing.
     """
@@ -56,7 +56,7 @@ def setup_of(script: str) -> str:
 
 
 def folder_of(script: str) -> str:
-    """The repository's folder, absolute: where the prologue first runs git on it or, without, where it ends.
+    """Find the repository's folder, absolute: where the prologue first runs git on it or, without, where it ends.
 
     It is `/testbed`, as in SWE-bench's images, where the prologue changes to no folder. Raises `ValueError` for one
     that changes only to folders that can't be read off: by a variable of the image, or relative to the image's own.
@@ -99,7 +99,7 @@ def folder_of(script: str) -> str:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of each simple command, in order, and `(` and `)` alone; without what stands after `||` or `else`."""
+    """Yield each simple command's words, in order, and `(` and `)` alone; without what is after `||` or `else`."""
     otherwise = False
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -125,7 +125,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _expanded(word: str, variables: dict[str, str]) -> str:
-    """The word with the variables that are known; one that is not stays as it is written."""
+    """Expand the variables of a word that are known; one that is not stays as it is written."""
 
     def value(found: re.Match[str]) -> str:
         return variables.get(found[1] or found[2], found[3] if found[3] is not None else found[0])
@@ -134,7 +134,7 @@ def _expanded(word: str, variables: dict[str, str]) -> str:
 
 
 def _joined(folder: str, where: str) -> str:
-    """Where `cd` leads to from a folder; empty where that can't be told."""
+    """Return the folder that `cd` leads to from a folder; empty where that can't be told."""
     if any(character in where for character in "$`~*?") or not (folder or where.startswith("/")):
         return ""
     return posixpath.normpath(posixpath.join(folder, where))

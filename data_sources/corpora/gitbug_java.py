@@ -45,7 +45,7 @@ _FAILED = frozenset({"Failure", "Error"})
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """Every bug, by project. Raises `UserError`."""
+    """Return every bug's task, by project. Raises `UserError`."""
     root = checkout_folder(CORPUS, split, folder, "data/bugs")
     files = sorted((root / "data" / "bugs").glob("*.json"))  # they hold one JSON object a line
     return [task for path in files for task in file_records(path, lambda record: _task(record, split), lines=True)]
@@ -110,19 +110,19 @@ def _read(record: _Record, split: str) -> Task:
 
 
 def _protected(test_patch: str, failing: list[str]) -> tuple[str, ...]:
-    """What the test patch changes, and where the failing tests are by custom: some fixes come without a test patch."""
+    """Return the test patch's paths, and by custom those of the failing tests: some fixes come without a test patch."""
     classes = {test.partition("::")[0].partition("$")[0] for test in failing}
     return tuple(sorted({*paths_of(test_patch), *(f"src/test/java/{name.replace('.', '/')}.java" for name in classes)}))
 
 
 def test_command(tool: str) -> str:
-    """Run all tests, then print a line for each from the reports; those of an earlier run are removed first."""
+    """Write shell that runs all tests and prints a line for each from the reports, once older reports are removed."""
     places = " -o ".join(f"-path '*/{folder}/TEST-*.xml'" for folder in _REPORTS[tool])
     return f"find . -type f \\( {places} \\) -delete\n{_RUN[tool]}\n{junit_reports(_REPORTS[tool])}"
 
 
 def _results(run: list[dict[str, Any]]) -> dict[str, set[str]]:
-    """Test → its results; a test whose name occurs more than once has several."""
+    """Map each test to its results; a test whose name occurs more than once has several."""
     found: dict[str, set[str]] = {}
     for test in run[0]["tests"]:
         results = {result["result"] for result in test["results"]}
@@ -131,7 +131,7 @@ def _results(run: list[dict[str, Any]]) -> dict[str, set[str]]:
 
 
 def _statement(record: _Record, failing: list[str]) -> str:
-    """The issue that the fix names, without its comments; where there is none, the tests that fail."""
+    """Return the text of the issues that the fix names, without comments; where there is none, the tests that fail."""
     issues = [issue for issue in record.issues if not issue.get("is_pull_request")]
     if issues:
         return "\n\n".join(f"{issue['title']}\n\n{issue.get('body') or ''}".strip() for issue in issues)

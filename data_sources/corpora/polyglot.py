@@ -55,9 +55,9 @@ _JARS = "/usr/share/java"
 
 @dataclass(frozen=True)
 class Language:
-    """How the exercises of one language are run. needs: programs on PATH, or files. command: with `{name}` for the
-    exercise's, and `{tests}` for its test files. ours: files of `polyglot_files` that it needs. never_shown: names of
-    further files that belong to the tests."""
+    """The way in which the exercises of one language are run. needs: programs on PATH, or files. command: with `{name}`
+    for the exercise's, and `{tests}` for its test files. ours: files of `polyglot_files` that it needs. never_shown:
+    names of further files that belong to the tests."""
 
     needs: tuple[str, ...]
     command: str
@@ -66,11 +66,11 @@ class Language:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What this machine lacks."""
+        """The needs that this machine lacks."""
         return tuple(need for need in self.needs if not is_here(need))
 
 
-# What an exercise of the polyglot benchmark needs beyond its language's toolchain, and whether it is here.
+# The needs of an exercise beyond its language's toolchain, and whether they are here.
 #
 # Nothing is downloaded: libraries are where Debian's packages put them, which a local sandbox sees.
 CRATES = Path("/usr/share/cargo/registry")
@@ -78,7 +78,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"  # a local sandbox's; it sees no home, wh
 
 
 def is_here(need: str) -> bool:
-    """need: a program, or a file where it has a `/`."""
+    """Say whether a need is on this machine: a program, or a file where it has a `/`."""
     return Path(need).exists() if "/" in need else shutil.which(need, path=_PATH) is not None
 
 
@@ -120,8 +120,8 @@ class _Config(msgspec.Struct):
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The exercises in one language; of `all`, those in languages whose toolchain is here. Warnings name languages and
-    exercises that are left out, and why. Raises `UserError` where the benchmark is not in the folder."""
+    """Return the exercises in one language; of `all`, those in languages whose toolchain is here. Warnings name
+    languages and exercises that are left out, and why. Raises `UserError` where the benchmark is not in the folder."""
     root = checkout_folder(CORPUS, split, folder, "python")
     languages = [split] if split != "all" else [name for name in LANGUAGES if not _left_out(name)]
     return [task for language in languages for task in _exercises(root / language / "exercises" / "practice", language)]
@@ -155,7 +155,7 @@ _UNSOUND: Mapping[str, Mapping[str, str]] = {
 
 
 def why_left_out(exercise: Path, language: str) -> str:
-    """Why an exercise can't prove itself here; empty where it can."""
+    """Say why an exercise can't prove itself here; empty where it can."""
     if reason := _UNSOUND.get(language, {}).get(exercise.name):
         return reason
     match language:
@@ -238,7 +238,7 @@ _SKIPPED = frozenset({"gradle", "gradlew", "gradlew.bat", "LICENSE", "build", "t
 
 
 def _texts(root: Path) -> dict[str, str]:
-    """The exercise's files but for its descriptions, its example, and what only its own build needs."""
+    """Read the exercise's files but for its descriptions, its example, and what only its own build needs."""
     found = {}
     for path in sorted(root.rglob("*")):
         place = path.relative_to(root)
@@ -253,14 +253,14 @@ def _is_hidden(path: str, config: _Files, language: Language) -> bool:
 
 
 def _enabled(text: str) -> str:
-    """A test file in which nothing is skipped that Aider runs."""
+    """Return a test file in which nothing is skipped that Aider runs."""
     return re.sub(r"\bxtest\(", "test(", re.sub(r"@Disabled\([^)]*\)\s*\n", "", text))
 
 
 def _tests(
     exercise: str, language: str, config: _Files, hidden: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those that fail with the stub, and those that pass."""
+    """Return the tests that fail with the stub, and those that pass."""
     if language != "python":
         # Where Go's tests have a file of cases, what they expect is there, which a control withholds.
         return (f"{'cases_test.go' if 'cases_test.go' in hidden else config.test[0]}::all",), ()
@@ -280,7 +280,7 @@ def _python_tests(path: str, text: str) -> list[str]:
 
 
 def _solved(root: Path, config: _Files, solution: list[str]) -> dict[str, str]:
-    """The example's files where the solution's lie: by name, else by suffix."""
+    """Put the example's files where the solution's lie: by name, else by suffix."""
     found = {}
     for example in config.example:
         path = PurePosixPath(example)
@@ -303,7 +303,7 @@ def _statement(root: Path, solution: list[str]) -> str:
 
 @cache
 def _passing() -> Mapping[str, list[str]]:
-    """The tests that pass with the stub."""
+    """Read the tests that pass with the stub, by exercise."""
     return msgspec.json.decode(_ours("passing.json"), type=dict[str, list[str]])
 
 

@@ -44,7 +44,7 @@ class _Record:
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The pairs of `FOLDER/SPLIT.jsonl`, or of PrimeVul's own `primevul_SPLIT_paired.jsonl` there.
+    """Return the tasks of the pairs of `FOLDER/SPLIT.jsonl`, or of PrimeVul's own `primevul_SPLIT_paired.jsonl` there.
 
     Raises `UserError` where records do not come in pairs; `NotFetched` where there is no such file.
     """

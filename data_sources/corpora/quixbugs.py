@@ -34,14 +34,14 @@ _JAVA_HELPERS = ("Node", "WeightedEdge")
 
 
 def load(split: str, folder: Path | None = None) -> list[Task]:
-    """The tasks in one language, `python` or `java`. Raises `UserError` where QuixBugs is not in the folder."""
+    """Return the tasks in one language, `python` or `java`. Raises `UserError` where QuixBugs is not in the folder."""
     root = checkout_folder(CORPUS, split, folder, "json_testcases")
     make = {"python": _python_task, "java": _java_task}[split]
     return [make(root, name) for name in sorted(_tests(split)) if _is_there(root, split, name)]
 
 
 def _is_there(root: Path, split: str, name: str) -> bool:
-    """Whether a clone, which may hold a part only, has this program."""
+    """Say whether a clone, which may hold a part only, has this program."""
     path = f"python_programs/{name}.py" if split == "python" else f"java_programs/{name.upper()}.java"
     return (root / path).is_file()
 
@@ -93,7 +93,7 @@ def _read(root: Path, paths: list[str]) -> dict[str, str]:
 
 
 def _code(source: str) -> str:
-    """Without the documentation, which stands in a string after it."""
+    """Return the source without its documentation, which stands in a string after it."""
     return source.partition('\n"""')[0].rstrip("\n") + "\n"
 
 

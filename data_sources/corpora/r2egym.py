@@ -63,7 +63,7 @@ REPOS = {
 TIMEOUT = 600.0  # seconds; R2E-Gym gives them half as long
 T = TypeVar("T")
 _ENVIRONMENT = "export VIRTUAL_ENV=/testbed/.venv PATH=/testbed/.venv/bin:$PATH"
-# What shows the tests or the fix, and was in the repository in R2E-Gym's first images.
+# These show the tests or the fix, and were in the repository in R2E-Gym's first images.
 _REVEALING = ("r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
             "modified_files.json", "modified_entities.json")  # fmt: skip
 # It is run again where the sandbox's shell was killed: by then the tests are gone, and what lies there is the agent's.
@@ -92,7 +92,7 @@ _FULL_HASH = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class _Runs:
-    """What R2E-Gym's own runs of the commit before and of the fix printed."""
+    """The output of R2E-Gym's own runs of the commit before and of the fix."""
 
     old_commit_res_stdout: str
     new_commit_res_stdout: str
@@ -107,7 +107,7 @@ class _Commit:
 
 @dataclass(frozen=True)
 class _Record:
-    """Three of the fields are JSON texts."""
+    """A record of the data set. Three of the fields are JSON texts."""
 
     docker_image: str
     repo_name: Annotated[str, Choice(REPOS)]
@@ -126,7 +126,7 @@ class _Record:
 
 
 def _task(record: Any, split: str) -> Task | None:
-    """None for a task that is left out."""
+    """Return the task of a record; None for a task that is left out."""
     found = read_record(_Record, record, "docker_image")
     about = partial(_content, found.docker_image)
     parsed = about(_Commit, "parsed_commit_content", found.parsed_commit_content)
@@ -157,7 +157,7 @@ def _content(name: str, kind: type[T], field: str, text: str) -> T:
 
 
 def _object(name: str, field: str, text: str) -> dict[str, Any]:
-    """What a field of JSON holds."""
+    """Decode a field that holds a JSON object. Raises `UserError` that names the task and the field."""
     try:
         content = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -168,7 +168,7 @@ def _object(name: str, field: str, text: str) -> dict[str, Any]:
 
 
 def _about(record: _Record, commit: _Commit) -> dict[str, str]:
-    """The commit before the fix is often written `HASH^`, which can't be resolved without the repository."""
+    """Return the metadata. The base commit is often written `HASH^`, which can't be resolved without the repository."""
     base = {"base_commit": commit.old_commit_hash} if _FULL_HASH.fullmatch(commit.old_commit_hash) else {}
     return {"repo": record.repo, "fix_commit": record.commit_hash, **base, "created_at": commit.commit_date}
 
@@ -179,7 +179,7 @@ def _statement(text: str) -> str:
 
 
 def _tests(runs: _Runs, listed: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """FAIL_TO_PASS and PASS_TO_PASS."""
+    """Return FAIL_TO_PASS and PASS_TO_PASS."""
     before, after = _results(runs.old_commit_res_stdout), _results(runs.new_commit_res_stdout)
     expected = _expected(listed)
     sound = [test for test, passed in after.items() if passed and expected.get(_key(test))]
@@ -188,13 +188,13 @@ def _tests(runs: _Runs, listed: Mapping[str, str]) -> tuple[tuple[str, ...], tup
 
 
 def _results(log: str) -> dict[str, bool]:
-    """What a recorded run says of its tests, by the names that the eval script gives them."""
+    """Read which tests passed in a recorded run, by the names that the eval script gives them."""
     _, _, summary = re.sub(_COLOURS, "", log).partition("short test summary info")
     return parse_test_log(re.sub(_TEST, _AS_FILE, summary, flags=re.MULTILINE))
 
 
 def _expected(content: Mapping[str, str]) -> dict[str, bool]:
-    """Key → whether the fixed code passes: `Class.test[first word`, since a log names tests by what has no space."""
+    """Map `Class.test[first word` to whether the fixed code passes: a log names tests by what has no space."""
     passes: dict[str, bool] = {}
     for key, status in content.items():
         words = re.sub(_COLOURS, "", key).split()
@@ -204,12 +204,12 @@ def _expected(content: Mapping[str, str]) -> dict[str, bool]:
 
 
 def _key(test: str) -> str:
-    """A test as R2E-Gym's list names it, which leaves out the file."""
+    """Name a test as R2E-Gym's list does, which leaves out the file."""
     return test.partition("::")[2].replace("::", ".")
 
 
 def _gold(name: str, commit: _Commit) -> str:
-    """The commit's changes of Python files, the patch that R2E-Gym has proved its tasks with."""
+    """Return the commit's changes of Python files, the patch that R2E-Gym has proved its tasks with."""
     try:
         lines = [line for file in commit.file_diffs if _path(file).endswith(".py") for line in _file_patch(file)]
     except (LookupError, TypeError, AttributeError) as error:
@@ -238,7 +238,7 @@ def _file_patch(file: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _hunk(hunk: Mapping[str, Any]) -> Iterator[str]:
-    """A hunk as long as it says: R2E-Gym takes the end of a whole diff for one more empty line."""
+    """Yield the lines of a hunk, as many as it says: R2E-Gym takes the end of a whole diff for one more empty line."""
     ranges = [hunk["descriptor"][name] for name in ("old_range", "new_range")]
     old, new = (1 if lines["length"] is None else lines["length"] for lines in ranges)
     spans = ["{start}".format(**lines) + ("" if lines["length"] is None else f",{lines['length']}") for lines in ranges]

@@ -80,7 +80,7 @@ class _Record:
 
 
 def _names_images(assets: str | dict[str, Any]) -> bool:
-    """Whether a field's list, or the JSON of such lists, names any. What is no JSON names one."""
+    """Say whether a field's list, or the JSON of such lists, names any. What is no JSON names one."""
     try:
         lists = orjson.loads(assets) if isinstance(assets, str) and assets.strip() else assets
     except orjson.JSONDecodeError:
@@ -89,7 +89,7 @@ def _names_images(assets: str | dict[str, Any]) -> bool:
 
 
 def task_of(record: Any, split: str, *, source: str = "swebench") -> Task:
-    """The task of one record in SWE-bench's format. Raises `UserError` that names the task and what is wrong."""
+    """Return the task of one record in SWE-bench's format. Raises `UserError` that names the task and what is wrong."""
     name = record.get("instance_id") if isinstance(record, dict) else None
     missing = [field for field in NEW_FIELDS if isinstance(record, dict) and record.get(field) is None]
     if missing:

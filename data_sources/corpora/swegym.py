@@ -85,8 +85,8 @@ def _command(repo: str, patch: str) -> str:
 
 
 def files_to_test(patch: str) -> str:
-    """The files that hold tests once a test patch is applied, as words of a shell: of one that it renames, its new
-    name, and none that it deletes."""
+    """Return the files that hold tests once a test patch is applied, as words of a shell: of one that it renames, its
+    new name, and none that it deletes."""
     there = {change.new_path for change in read_patch(patch) if change.new_path is not None}
     return shlex.join(sorted(file for file in there if not file.endswith(_NO_TESTS)))
 
@@ -100,7 +100,7 @@ def with_test_patch(
     start: Sequence[str] = _CONDA,
     folder: str = FOLDER,
 ) -> str:
-    """Bash for an image: the test files as at `commit`, with the test patch; the tests; the files put back.
+    """Write Bash for an image: the test files as at `commit`, with the test patch; the tests; the files put back.
 
     start: activates the Python environment, in a SWE-bench image conda's.
     """

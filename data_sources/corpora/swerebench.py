@@ -65,7 +65,7 @@ class _Record:
 
 
 def _task(record: Any, split: str) -> Task | None:
-    """None for a task that is left out: its log is not pytest's, or no test has to change from failing to passing."""
+    """Return a record's task; None where its log is not pytest's, or no test must change from failing to passing."""
     found = read_record(_Record, record)
     install = read(_Install, found.install_config, f"task {found.instance_id!r:.80}: install_config", partial=True)
     if install.log_parser not in PARSERS or not record.get("FAIL_TO_PASS"):
@@ -98,7 +98,7 @@ def _joined(command: str | list[str], by: str) -> str:
 
 
 def _difficulty(meta: Mapping[str, Any]) -> str | None:
-    """What a model said of it: a score in the first version, easy, medium or hard in the second."""
+    """Return how hard a model called it: a score in the first version, easy, medium or hard in the second."""
     said = meta.get("llm_score") or meta.get("llm_metadata") or {}
     if isinstance(said, list):
         said = said[0] if said else {}
@@ -107,7 +107,7 @@ def _difficulty(meta: Mapping[str, Any]) -> str | None:
 
 
 def _date(value: Any) -> str | None:
-    """ISO 8601, also of the milliseconds that some records have."""
+    """Return a date in ISO 8601, also of the milliseconds that some records have."""
     if isinstance(value, int | float):
         return datetime.fromtimestamp(value / 1000, UTC).isoformat()
     return None if value is None else str(value)

@@ -88,7 +88,7 @@ class _Record:
 
 
 def _task(record: Any, split: str) -> Task | None:
-    """None for a task that is left out."""
+    """Return the task of a record; None for a task that is left out."""
     found = read_record(_Record, record)
     match = _REPO.match(found.repo)
     assert match is not None, found.repo
@@ -124,7 +124,7 @@ def _tests(names: str | list[str]) -> tuple[str, ...]:
 
 
 def setup(fault: str) -> str:
-    """Shell that puts the fault into an image's repository, once."""
+    """Write shell that puts the fault into an image's repository, once."""
     return _SETUP.replace("FAULT", fault.removesuffix("\n"))
 
 

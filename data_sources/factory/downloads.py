@@ -44,7 +44,7 @@ class Release:
 
 
 def find_releases(specs: list[str], pairs: int) -> list[list[Path]]:
-    """For each package its archives, the newest first: of a name, up to `pairs` releases before it as well.
+    """Find for each package its archives, the newest first: of a name, up to `pairs` releases before it as well.
 
     specs: `NAME`, `NAME==VERSION`, or paths of archives; those of one package are taken together. Raises `UserError`
     for what is none of these, and what no index has.
@@ -64,7 +64,7 @@ def find_releases(specs: list[str], pairs: int) -> list[list[Path]]:
 
 
 def _of_name(spec: str, pairs: int) -> list[Path]:
-    """Raises `UserError`."""
+    """Get the archives of one `NAME` or `NAME==VERSION`. Raises `UserError`."""
     name, _, version = spec.partition("==")
     if version and not pairs and (kept := _kept(name, version)):
         return [kept]
@@ -78,7 +78,7 @@ def _of_name(spec: str, pairs: int) -> list[Path]:
 
 
 def releases(name: str) -> list[Release]:
-    """The source distributions that this Python may use, the newest first. Raises `UserError`."""
+    """Return the source distributions that this Python may use, the newest first. Raises `UserError`."""
     found: dict[Version, Release] = {}
     for index in indexes():
         page = f"{index.rstrip('/')}/{canonicalize_name(name)}/"
@@ -102,7 +102,7 @@ def releases(name: str) -> list[Release]:
 
 
 def indexes() -> list[str]:
-    """pip's, by its files and the environment."""
+    """Return the addresses of pip's indexes, by its files and the environment."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     first, more = "", list[str]()
@@ -148,7 +148,7 @@ def _is_for_this_python(link: dict[str, str | None]) -> bool:
 
 
 def download(release: Release) -> Path:
-    """The archive, from the cache where it is there. Raises `UserError`."""
+    """Return the archive, from the cache where it is there. Raises `UserError`."""
     place = cache_folder("sdists") / unquote(release.url.rpartition("/")[2])
     if place.is_file():
         return place
@@ -165,7 +165,7 @@ def download(release: Release) -> Path:
 
 
 def _get(url: str, kind: str = "*/*") -> bytes:
-    """Raises `OSError`."""
+    """Read what is at an address. Raises `OSError`."""
     try:
         with urlopen(Request(url, headers={"Accept": kind}), timeout=SECONDS) as answer:
             content: bytes = answer.read()
@@ -175,7 +175,7 @@ def _get(url: str, kind: str = "*/*") -> bytes:
 
 
 def _shown(address: str) -> str:
-    """Without the password that it may hold."""
+    """Return the address without the password that it may hold."""
     return re.sub("//[^/@]*@", "//", address)
 
 
@@ -197,7 +197,7 @@ def _as_sdist(name: str) -> str:
 
 
 def _named(path: Path) -> tuple[str, Version]:
-    """Name and version by the file's name; what it does not tell is the stem, and version 0."""
+    """Read name and version off the file's name; what it does not tell is the stem, and version 0."""
     try:
         found = parse_sdist_filename(_as_sdist(path.name))
         return str(found[0]), found[1]

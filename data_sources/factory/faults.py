@@ -35,7 +35,7 @@ class Place:
         return Span(self.path, _first_line(self.entity), self.entity.line_end)
 
     def changed(self, source: str) -> str | None:
-        """The file, changed; None where the modifier finds nothing, or fails, or where that is no Python."""
+        """Return the file, changed; None where the modifier finds nothing, or fails, or where that is no Python."""
         text = _changed(self.modifier, self.entity, source, self._seed())
         return None if text is None or (self.path.endswith(".py") and not _compiles(text)) else text
 
@@ -45,8 +45,8 @@ class Place:
 
 
 def faults(package: Package) -> Iterator[Candidate]:
-    """Made as they are asked for, since a large package has thousands. Modifiers take turns, so that any first part has
-    many kinds. The same faults in the same order each time."""
+    """Make faults as they are asked for, since a large package has thousands. Modifiers take turns, so that any first
+    part has many kinds. The same faults come in the same order each time."""
     by_kind: dict[str, list[Place]] = {}
     for path in package.code:
         for place in places(path, package.files[path]):
@@ -66,7 +66,7 @@ def _made(package: Package, found: Iterable[Place], seen: set[tuple[str, str]]) 
 
 
 def places(path: str, source: str) -> Iterator[Place]:
-    """Of a file of any language that SWE-smith has modifiers for."""
+    """Yield the places of a file of any language that SWE-smith has modifiers for."""
     from swesmith.bug_gen.adapters import get_entities_from_file  # it loads a grammar for each language
     from swesmith.bug_gen.procedural import MAP_EXT_TO_MODIFIERS
 
@@ -79,7 +79,7 @@ def places(path: str, source: str) -> Iterator[Place]:
 
 
 def combined(found: Sequence[Candidate]) -> list[Candidate]:
-    """Two faults at once, of one file (`combine_file`) or of one folder (`combine_module`), each used once per kind."""
+    """Put two faults together, of one file (`combine_file`) or folder (`combine_module`), each used once per kind."""
     combinable: list[Candidate] = []
     used: set[tuple[str, str]] = set()
     for one, other in combinations(found, 2):
@@ -100,7 +100,7 @@ def combined(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _merged(one: Candidate, other: Candidate) -> dict[str, str | None] | None:
-    """Both changes of one file: the second's, with the first's lines put where they were."""
+    """Merge both changes of one file: the second's, with the first's lines put where they were."""
     first, second = sorted((one, other), key=lambda candidate: candidate.spans[0].first)
     path = first.spans[0].path
     original = first.package.files[path].splitlines(keepends=True)
@@ -111,7 +111,7 @@ def _merged(one: Candidate, other: Candidate) -> dict[str, str | None] | None:
 
 
 def _entities(readers: Any, suffix: str, source: str) -> list[Any]:
-    """Functions and classes; a file that can't be read has none."""
+    """Read the functions and classes of a source; one that can't be read has none."""
     entities: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"module{suffix}")
@@ -124,7 +124,7 @@ def _entities(readers: Any, suffix: str, source: str) -> list[Any]:
 
 
 def _changed(modifier: Any, entity: Any, source: str, seed: int) -> str | None:
-    """The file with the entity changed; None where the modifier finds nothing, or fails at it."""
+    """Return the file with the entity changed; None where the modifier finds nothing, or fails at it."""
     try:
         found = type(modifier)(likelihood=modifier.likelihood, seed=seed).modify(entity)
     except Exception:  # of a library's transformer on code that it does not expect
@@ -139,7 +139,7 @@ def _changed(modifier: Any, entity: Any, source: str, seed: int) -> str | None:
 
 
 def _first_line(entity: Any) -> int:
-    """With its decorators: code objects begin there."""
+    """Return the first line with the decorators: code objects begin there."""
     return min([int(entity.line_start), *(int(node.lineno) for node in getattr(entity.node, "decorator_list", ()))])
 
 

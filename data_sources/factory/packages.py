@@ -31,7 +31,8 @@ _LICENCE_CLASSIFIER = "License :: "
 
 @dataclass(frozen=True)
 class Package:
-    """name, version, licence: as its metadata say. files: path → text; prose, and what is not UTF-8, is left out.
+    """A source distribution. name, version, licence: as its metadata say. files: path → text; prose, and what is not
+    UTF-8, is left out.
 
     root: the folder that the tests import from, empty for the repository's own. code: the modules that may be changed.
     tests: the files that pytest collects. protected: these, and all else in folders of tests.
@@ -52,12 +53,12 @@ class Package:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the files."""
+        """The SHA-256 of the package's files."""
         return hashlib.sha256(orjson.dumps(self.files, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def read_package(archive: Path) -> Package:
-    """Raises `UserError` where the archive is no source distribution, or has no code or no tests in it."""
+    """Read an archive. Raises `UserError` where it is no source distribution, or has no code or no tests in it."""
     files = {path: text for path, text in _texts(archive)}
     about = HeaderParser().parsestr(files.get("PKG-INFO", ""))
     name, version = about["Name"], about["Version"]
@@ -70,7 +71,7 @@ def read_package(archive: Path) -> Package:
 
 
 def layout(package: Package, where: Path | str) -> Package:
-    """The package with its files told apart. Raises `UserError` where it has no code or no tests."""
+    """Return the package with its files told apart. Raises `UserError` where it has no code or no tests."""
     files = package.files
     modules = [path for path in files if path.endswith(".py")]
     root = "src" if any(path.startswith("src/") for path in modules) else ""
@@ -84,7 +85,7 @@ def layout(package: Package, where: Path | str) -> Package:
 
 
 def _texts(archive: Path) -> Iterator[tuple[str, str]]:
-    """Paths below the archive's one folder, and their UTF-8 text."""
+    """Yield paths below the archive's one folder, and their UTF-8 text."""
     try:
         for path, content in _members(archive):
             inside = path.partition("/")[2]
@@ -136,7 +137,7 @@ def _in_tests(path: str) -> bool:
 
 
 def _is_code(path: str, root: str, files: dict[str, str]) -> bool:
-    """A module at the root, or in a package there."""
+    """Say whether a path is a module at the root, or in a package there."""
     inside = path.removeprefix(f"{root}/") if root else path
     if root and inside == path:
         return False
@@ -150,7 +151,7 @@ def _name(path: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """PEP 503."""
+    """Normalise a name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -179,7 +180,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Candidate:
-    """package: right. changes: path → text of the broken state, None for a file that it lacks.
+    """A changed package that may be a task. package: right. changes: path → text of the broken state, None for a file
+    that it lacks.
 
     kind: of the change: a modifier's name, or whatever made it. spans: where in the right code the change is; the tests
     that run these lines are its tests.
@@ -194,7 +196,7 @@ class Candidate:
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same change of the same package."""
+        """A SHA-256 that is the same for the same change of the same package."""
         parts = [self.package.label, self.package.fingerprint, self.source, self.kind, sorted(self.changes.items())]
         return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
@@ -207,7 +209,7 @@ class Candidate:
         return {path: text for path, text in files.items() if text is not None}
 
     def gold_patch(self) -> str:
-        """From the broken state to the package."""
+        """Make the patch from the broken state to the package."""
         broken = {path: text for path, text in self.changes.items() if text is not None}
         right = {path: self.package.files[path] for path in self.changes if path in self.package.files}
         return make_patch(broken, right)
@@ -218,7 +220,7 @@ KIND = "release"
 
 
 def between(older: Package, newer: Package) -> Candidate | None:
-    """The newer release with the older one's code; None where the code is the same, or lies elsewhere.
+    """Return the newer release with the older one's code; None where the code is the same, or lies elsewhere.
 
     Code that the newer release no longer has comes back with it, and what is new is missing. `conftest.py`, settings
     and data stay as in the newer one.
@@ -236,7 +238,7 @@ def between(older: Package, newer: Package) -> Candidate | None:
 
 
 def changed_spans(path: str, broken: str | None, right: str | None) -> list[Span]:
-    """Where the right file differs, each hunk with the context that it has; nothing where it is not there."""
+    """Return where the right file differs, each hunk with its context; nothing where there is no right file."""
     if right is None:
         return []
     if broken is None:

@@ -68,7 +68,7 @@ class Reports:
             self.write("error", report.nodeid)
 
     def write_lines(self) -> None:
-        """Of each file, line → numbers of the tests that executed it; -1 stands for what ran outside of tests."""
+        """Write for each file line → numbers of the tests that executed it; -1 stands for what ran outside of tests."""
         data, root = self._tracer.get_data(), os.getcwd()
         numbers = {"": -1, **self._numbers}
         for path in data.measured_files():
@@ -94,7 +94,7 @@ class Limit:
 
     @pytest.hookimpl(wrapper=True)
     def _limited(self) -> "Generator[None, object, object]":
-        """Around a phase of a test alone: what is raised there is the test's failure, and pytest's own elsewhere."""
+        """Wrap a phase of a test alone: what is raised there is the test's failure, and pytest's own elsewhere."""
         signal.signal(signal.SIGALRM, _too_long)
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
         try:
@@ -181,7 +181,7 @@ def run(job: "Any", batch: "Any") -> "Any":
 
 
 class Watch:
-    """Over a process that may spend so many seconds in all without computing. One that has no processor on a busy
+    """Watches a process that may spend so many seconds in all without computing. One that has no processor on a busy
     machine does not wait."""
 
     def __init__(self, pid: int, most: float) -> None:
@@ -190,7 +190,7 @@ class Watch:
         self._used, self._seen = 0, time.monotonic()
 
     def is_over(self) -> bool:
-        """As seen, if it is asked every `LOOK` seconds."""
+        """Say whether the seconds are over, as seen if it is asked every `LOOK` seconds."""
         passed = time.monotonic() - self._seen
         if passed >= LOOK / 2:
             with open(self._stat, encoding="latin-1") as file:
@@ -203,7 +203,7 @@ class Watch:
 
 
 def read(descriptor: int, deadline: float, watch: Watch) -> bytes:
-    """Until the other end is closed by all, says that it is done, has waited for too long, or the time is over."""
+    """Read until the other end is closed by all, says that it is done, has waited for too long, or time is over."""
     pieces = []
     while (left := deadline - time.monotonic()) > 0 and not watch.is_over():
         if not select.select([descriptor], [], [], min(left, LOOK))[0]:
@@ -236,7 +236,7 @@ def result(data: bytes) -> "dict[str, Any]":
 
 
 def test(job: "Any", batch: "Any", writer: int, printed: int) -> None:
-    """In the child: what `python -m pytest` does."""
+    """Do in the child what `python -m pytest` does."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     tracer = None

@@ -38,11 +38,11 @@ _SHOWN_CHARACTERS = 2000
 
 
 class Job(msgspec.Struct):
-    """files: path → text of a state, None for a file that it lacks. tests: what pytest is given. seconds: of CPU, and
-    wall: of the clock, 0 for ten times as many; no test begins when they are over. waiting: seconds in which nothing is
-    computed, in all; 0 for any. test_seconds: of the clock for each phase of one test, which fails where it takes
-    longer; 0 for any. texts: whether the failures' texts are wanted. compile: keep the compiled modules of this state
-    for later ones. traced: sources whose executed lines are wanted."""
+    """A state of a project with tests to be run on it. files: path → text of the state, None for a file that it lacks.
+    tests: what pytest is given. seconds: of CPU, and wall: of the clock, 0 for ten times as many; no test begins when
+    they are over. waiting: seconds in which nothing is computed, in all; 0 for any. test_seconds: of the clock for each
+    phase of one test, which fails where it takes longer; 0 for any. texts: whether the failures' texts are wanted.
+    compile: keep the compiled modules of this state for later ones. traced: sources whose executed lines are wanted."""
 
     files: Mapping[str, str | None]
     tests: Sequence[str]
@@ -66,11 +66,11 @@ class Tested(NamedTuple):
 
 
 class Run(msgspec.Struct):
-    """tests: by id, as `pytest -rA` prints it, in the order of the run; those that were skipped, or were expected to
-    fail, are left out. errors: the files that pytest could not collect. lines: traced path → line → the tests, as
-    positions in `tests`, that executed it, -1 for what ran outside of tests. timed_out: some tests have not run, since
-    the time was over, the process died, or it waited for too long. seconds: of the clock. log: the end of what was
-    printed, where no test ran or some did not."""
+    """The results of a job. tests: by id, as `pytest -rA` prints it, in the order of the run; those that were skipped,
+    or were expected to fail, are left out. errors: the files that pytest could not collect. lines: traced path → line →
+    the tests, as positions in `tests`, that executed it, -1 for what ran outside of tests. timed_out: some tests have
+    not run, since the time was over, the process died, or it waited for too long. seconds: of the clock. log: the end
+    of what was printed, where no test ran or some did not."""
 
     tests: dict[str, Tested] = {}
     errors: list[str] = []
@@ -85,17 +85,17 @@ class Run(msgspec.Struct):
 
 
 def encoded(jobs: Sequence[Job], arguments: Sequence[str]) -> bytes:
-    """The program's first file. arguments: of every call of pytest."""
+    """Encode the program's first file. arguments: of every call of pytest."""
     return msgspec.json.encode({"jobs": jobs, "arguments": list(arguments), "grace": GRACE})
 
 
 def longest(jobs: Sequence[Job]) -> float:
-    """Seconds of the clock that they take at most, and the program's start."""
+    """Return the seconds of the clock that the jobs take at most, with the program's start."""
     return _START + sum(job.wall + job.test_seconds + 2 * GRACE for job in jobs)
 
 
 def decoded(results: bytes, jobs: Sequence[Job], printed: str) -> list[Run]:
-    """A run for each job. printed: by the program. Raises `UserError` where none of them could be run."""
+    """Return a run for each job. printed: by the program. Raises `UserError` where none of them could be run."""
     runs = []
     for line in results.splitlines():
         try:
@@ -108,7 +108,7 @@ def decoded(results: bytes, jobs: Sequence[Job], printed: str) -> list[Run]:
 
 
 def located(module: str) -> Path:
-    """The folder of a package, or the file of a module. Raises `UserError` where it is not installed."""
+    """Find the folder of a package, or the file of a module. Raises `UserError` where it is not installed."""
     spec = find_spec(module)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     if not places or places[0] is None:
@@ -119,8 +119,9 @@ def located(module: str) -> Path:
 def run_here(
     files: Mapping[str, str], jobs: Sequence[Job], arguments: Sequence[str] = (), packages: Sequence[str] = PYTEST
 ) -> list[Run]:
-    """packages: modules that can be imported beside the standard library; those that this Python does not have are left
-    out. Raises `UserError` where pytest or coverage is not installed, or where none of the jobs could be run."""
+    """Run the jobs in a copy of the files. packages: modules that can be imported beside the standard library; those
+    that this Python does not have are left out. Raises `UserError` where pytest or coverage is not installed, or where
+    none of the jobs could be run."""
     modules = {"pytest", *(name for name in packages if find_spec(name) is not None)}
     if any(job.traced for job in jobs):
         modules.add("coverage")
@@ -144,7 +145,7 @@ def run_here(
 def outcomes(
     files: Mapping[str, str], jobs: Sequence[Job], arguments: Sequence[str] = (), packages: Sequence[str] = PYTEST
 ) -> list[dict[str, bool]]:
-    """Of each job, test → whether it passed; a test that did not run is False. Raises as `run_here` does."""
+    """Map each job's tests to whether they passed; a test that did not run is False. Raises as `run_here` does."""
     tests = sorted({test.partition("::")[0] for job in jobs for test in job.tests} & files.keys())
     compiled = Job({}, [*tests, "--collect-only"], compile=True)
     _, *runs = run_here(files, [compiled, *jobs], arguments, packages)
@@ -152,7 +153,7 @@ def outcomes(
 
 
 def _run(root: Path, site: Path, seconds: float) -> str:
-    """What the program printed. It is ended with all its processes where it takes longer."""
+    """Run the program and return what it printed. It is ended with all its processes where it takes longer."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(root.parent), "LANG": "C.UTF-8"}
     environment |= {"PYTHONPATH": str(site), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as output:
@@ -185,9 +186,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# Which tests of a project run which of its code: one run of the tests under coverage.py, a context for each test.
+# The tests of a project that run each part of its code: one run under coverage.py, a context for each test.
 #
-# `measure` makes it outside of any sandbox (`runs.run_here`); a sandbox runs the job that `tracing` gives.
+# `measure` makes the map outside of any sandbox (`runs.run_here`); a sandbox runs the job that `tracing` gives.
 #
 # Not covered: what a test runs in other processes, and what a fixture runs that several tests share, which counts for
 # the first of them. A body on the line of its `def` is told from the `def` nowhere, and has no tests.
@@ -207,9 +208,9 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class CoverageMap:
-    """tests: id, as `pytest -rA` prints it, → whether it passed, in the order of the run; those skipped, and those
-    expected to fail, are left out. seconds: of each. lines: path → line → the tests that executed it. at_import:
-    path → lines that ran outside of tests, as a module's own do."""
+    """The tests of a project, and the code that each runs. tests: id, as `pytest -rA` prints it, → whether it passed,
+    in the order of the run; those skipped, and those expected to fail, are left out. seconds: of each. lines: path →
+    line → the tests that executed it. at_import: path → lines that ran outside of tests, as a module's own do."""
 
     tests: Mapping[str, bool]
     seconds: Mapping[str, float]
@@ -217,20 +218,20 @@ class CoverageMap:
     at_import: Mapping[str, frozenset[int]]
 
     def tests_of(self, path: str, lines: Iterable[int]) -> tuple[str, ...]:
-        """The tests that executed one of these lines, passed or not, in the order of the run."""
+        """Return the tests that executed one of these lines, passed or not, in the order of the run."""
         known = self.lines.get(path, {})
         found = frozenset().union(*(known.get(line, frozenset()) for line in lines))
         return tuple(name for name in self.tests if name in found)
 
     def runs_at_import(self, function: Function) -> bool:
-        """Whether some of the body ran outside of every test: then what is wrong there breaks them all."""
+        """Say whether some of the body ran outside of every test: then what is wrong there breaks them all."""
         ran = self.at_import.get(function.path, frozenset())
         return any(line in ran for line in function.lines)
 
 
 def tests_by_function(files: Mapping[str, str], coverage: CoverageMap) -> dict[Function, tuple[str, ...]]:
-    """Each function and class of these sources with the tests that pass and run some of its body, in their order; all
-    that pass where it runs when its module is imported. Sources that are no Python have none."""
+    """Map each function and class of these sources to the tests that pass and run some of its body, in their order; to
+    all that pass where it runs when its module is imported. Sources that are no Python have none."""
     passing = {name for name, passed in coverage.tests.items() if passed}
     return {
         function: tuple(name for name in _running(function, coverage) if name in passing)
@@ -247,8 +248,8 @@ def _running(function: Function, coverage: CoverageMap) -> Iterable[str]:
 
 
 def functions_in(path: str, source: str) -> Iterator[Function]:
-    """In the order of the source, those in others too. None where it can't be parsed, or where nothing but a docstring
-    is below the line of `def`."""
+    """Yield the functions and classes in the order of the source, those in others too. There are none where it can't be
+    parsed; one with nothing but a docstring below the line of `def` is left out."""
     try:
         tree = syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -293,20 +294,20 @@ def measure(
 
 
 def tracing(files: Mapping[str, str], arguments: Sequence[str], seconds: float, budget: float) -> Job:
-    """The job whose run `as_map` takes. files: of the project. The others: as of `measure`."""
+    """Make the job whose run `as_map` takes. files: of the project. The others: as of `measure`."""
     traced = [path for path in files if path.endswith(".py")]
     return Job({}, list(arguments), budget, wall=budget, test_seconds=seconds, traced=traced)
 
 
 def as_map(run: Run) -> CoverageMap:
-    """Raises `UserError` where no test ran, or the run died."""
+    """Make the map of a run. Raises `UserError` where no test ran, or the run died."""
     if not run.tests or not run.lines:
         why = "the tests ended without results" if run.timed_out else "pytest ran no test"
         raise UserError(f"{why}: {run.log.strip() or 'it printed nothing'}")
     names, shared = list(run.tests), dict[tuple[int, ...], frozenset[str]]()
 
     def named(numbers: list[int]) -> frozenset[str]:
-        """Lines that the same tests run share one set."""
+        """Return the tests of these numbers. Lines that the same tests run share one set."""
         key = tuple(numbers)
         if key not in shared:
             shared[key] = frozenset(names[number] for number in key if 0 <= number < len(names))
@@ -318,19 +319,19 @@ def as_map(run: Run) -> CoverageMap:
     return CoverageMap(run.passed, seconds, lines, early)
 
 
-# How the tests of a package are run by pytest, without options of the project's own: these may name plug-ins that a
+# The tests of a package are run by pytest without options of the project's own: these may name plug-ins that a
 # sandbox does not have.
 def found_from(root: str) -> tuple[str, ...]:
-    """pytest's options where the code lies below a folder such as `src`."""
+    """Return pytest's options where the code lies below a folder such as `src`."""
     return ("-o", f"pythonpath={root}") if root else ()
 
 
 def functions_of(tests: Iterable[str]) -> list[str]:
-    """Each once, for all its cases."""
+    """Return each test function once, for all its cases."""
     return list(dict.fromkeys(test.partition("[")[0] for test in tests))
 
 
 def command_of(tests: Iterable[str], root: str = "") -> str:
-    """What runs these tests: their functions, all cases of each."""
+    """Write the command that runs the functions of these tests, all cases of each."""
     options = ["-rA", "-p", "no:cacheprovider", "--rootdir=.", "-o", "addopts=", *found_from(root)]
     return shlex.join(["python3", "-m", "pytest", *options, *functions_of(tests)])

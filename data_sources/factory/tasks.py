@@ -33,7 +33,7 @@ Find out why, and change the code so that they pass and no other test fails. Do 
 def statement(
     source: str, name: str, failures: Mapping[str, str], command: str, gold_patch: str, files: Collection[str]
 ) -> str:
-    """failures: test → the end of its output. files: the texts that the agent sees.
+    """Write what the agent is asked. failures: test → the end of its output. files: the texts that the agent sees.
 
     An output is shown only as far as it holds no line that the fix adds and the files lack.
     """
@@ -58,7 +58,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
-# How hard a task is by its size, and which tasks are nearly the same.
+# The difficulty of a task by its size, and the choice among tasks that are nearly the same.
 LEVELS = ("easy", "medium", "hard")
 EASY, MEDIUM = 4, 12  # of the measure below, at most
 BLATANT = {"NameError", "UnboundLocalError", "AttributeError", "ImportError", "ModuleNotFoundError", "SyntaxError"}
@@ -70,9 +70,9 @@ _PLACE = 5  # a further place that is to be found
 
 
 def size_of(gold_patch: str, places: int, errors: Iterable[str]) -> dict[str, Any]:
-    """`difficulty`, and what it is taken from: `changed_lines`, `places` (functions or files), `errors` (the types of
-    exceptions that end the failing tests). Longer fixes, more places, and failures other than of a missing name are
-    harder; the measure is one of ours."""
+    """Return `difficulty`, and what it is taken from: `changed_lines`, `places` (functions or files), `errors` (the
+    types of exceptions that end the failing tests). Longer fixes, more places, and failures other than of a missing
+    name are harder; the measure is one of ours."""
     lines = sum(bool(line[1:].strip()) for _, line in changed_lines(gold_patch))
     found = sorted(set(errors))
     measure = lines + _PLACE * (places - 1) + (0 if BLATANT.issuperset(found) else _SILENT)
@@ -85,7 +85,7 @@ def by_solve_rate(rate: float) -> str:
 
 
 def distinct(tasks: Sequence[Task]) -> list[Task]:
-    """Without those that are nearly an earlier one: the same tests fail, and what is broken or the fixes are alike."""
+    """Drop tasks that are nearly an earlier one: the same tests fail, and what is broken or the fixes are alike."""
     kept: dict[tuple[str, tuple[str, ...]], list[list[str]]] = {}
     chosen = []
     for task in tasks:
@@ -98,7 +98,7 @@ def distinct(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _alike(lines: list[str], others: list[str]) -> bool:
-    """The changes are, or the lines that are to be written are equal, whatever was wrong."""
+    """Say whether the changes are alike, or the lines that are to be written are equal, whatever was wrong."""
     added = [[line for line in one if line.startswith("+")] for one in (lines, others)]
     if added[0] and added[0] == added[1]:
         return True
@@ -106,8 +106,8 @@ def _alike(lines: list[str], others: list[str]) -> bool:
 
 
 def balanced(tasks: Sequence[Task], share: float = 1 / 3) -> list[Task]:
-    """The first tasks of each kind, so that no modifier has more than `share` of all; those of releases and of agents
-    are no modifier's. All are kept where there are fewer than 1 / share kinds, since no selection would do."""
+    """Return the first tasks of each kind, so that no modifier has more than `share` of all; those of releases and of
+    agents are no modifier's. All are kept where there are fewer than 1 / share kinds, since no selection would do."""
     counts = Counter(str(task.metadata["kind"]) for task in tasks if task.source == _FAULTS)
     bound = _bound(counts, len(tasks) - counts.total(), share)
     left = dict.fromkeys(counts, bound)
@@ -115,7 +115,7 @@ def balanced(tasks: Sequence[Task], share: float = 1 / 3) -> list[Task]:
 
 
 def _bound(counts: Mapping[str, int], others: int, share: float) -> int:
-    """The most of one kind, as large as it may be; all where none would do."""
+    """Return the most of one kind, as large as it may be; all where none would do."""
     for bound in range(max(counts.values(), default=0), 0, -1):
         if bound <= share * (others + sum(min(count, bound) for count in counts.values())):
             return bound

@@ -36,7 +36,7 @@ and at most {lines} lines may change. Do not change the tests. Run them by
 
 @dataclass(frozen=True)
 class WrittenOracle(Oracle):
-    """Graded by what the change breaks: one of `tests` or more must fail, and at least half of them must pass.
+    """Grades a change by what it breaks: one of `tests` or more must fail, and at least half of them must pass.
 
     tests: those that pass without a change. most_lines: added and removed lines of a patch, at most.
     """
@@ -57,8 +57,8 @@ class WrittenOracle(Oracle):
 
 
 def requests_of(tasks: Sequence[Task]) -> list[Task]:
-    """Of proven tasks with one fault each: for each file two requests. Their tests are those of all its faults, and
-    their gold patch is the fault that fails the fewest; there are none where it fails more than half."""
+    """Make two requests for each file, from proven tasks with one fault each. Their tests are those of all its faults,
+    and their gold patch is the fault that fails the fewest; there are none where it fails more than half."""
     found = [task for task in tasks if task.source == "factory-faults" and len(task.metadata["files"]) == 1]
     return [
         request
@@ -100,14 +100,14 @@ def _requests(name: str, version: str, path: str, tasks: list[Task]) -> Iterator
 
 
 def _command(command: str, tests: Iterable[str]) -> str:
-    """The same with these tests, each function once, in place of those that it names."""
+    """Write the command with these tests, each function once, in place of those that it names."""
     words = [word for word in shlex.split(command) if "::" not in word]
     return shlex.join([*words, *dict.fromkeys(test.partition("[")[0] for test in tests)])
 
 
 def written_candidates(package: Package, patches: Sequence[tuple[str, str]]) -> list[Candidate]:
-    """patches: (the request's id, what an agent made of it). Those of other packages, those that do not apply or
-    compile, and changes of other files than code are left out."""
+    """Make candidates of what agents wrote. patches: (the request's id, what an agent made of it). Those of other
+    packages, those that do not apply or compile, and changes of other files than code are left out."""
     found = []
     for name, patch in patches:
         for what in _REQUESTS:

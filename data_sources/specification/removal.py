@@ -38,7 +38,7 @@ class Definition:
 
 
 def lines_of(text: str) -> list[str]:
-    """With their ends, as Python counts them: a form feed ends none."""
+    """Split a text into lines with their ends, as Python counts them: a form feed ends none."""
     return io.StringIO(text, newline="").readlines()
 
 
@@ -46,7 +46,7 @@ class Source:
     """A module's source, read once."""
 
     def __init__(self, text: str) -> None:
-        """Raises `UnreadableError`."""
+        """Parse the text. Raises `UnreadableError`."""
         self.text = text
         self._end = (
             "" if text.endswith("\n") else "\r\n" if "\r\n" in text else "\n"
@@ -64,14 +64,14 @@ class Source:
             raise UnreadableError("it does not come back as it was read")
 
     def definitions(self) -> list[Definition]:
-        """Those at the module's level and in classes there, in order, whose names are given once."""
+        """Return the definitions at the module's level and in classes there, in order, whose names are given once."""
         found = list(_definitions(self._tree, "", lines_of(self.text)))
         names = [definition.name for definition in found]
         return [definition for definition in found if names.count(definition.name) == 1]
 
     def without(self, names: Collection[str]) -> str:
-        """The text without the bodies of these definitions; of a class, of all its methods. Every definition of a name
-        counts, such as a property's getter and setter. Raises `KeyError` for a name that is not there."""
+        """Return the text without the bodies of these definitions; of a class, of all its methods. Every definition of
+        a name counts, such as a property's getter and setter. Raises `KeyError` for a name that is not there."""
         missing, chosen = set(names), frozenset(names)
         after = _removed(self._module.body, "", chosen, missing, False)
         if missing:
@@ -89,7 +89,7 @@ def _removed(
     missing: set[str],
     inside: bool,
 ) -> list[cst.BaseStatement | cst.BaseSmallStatement]:
-    """inside: of something whose bodies are all removed."""
+    """Remove the bodies of these names. inside: of something whose bodies are all removed."""
     changed: list[cst.BaseStatement | cst.BaseSmallStatement] = []
     for statement in body:
         if isinstance(statement, cst.FunctionDef | cst.ClassDef):

@@ -22,14 +22,15 @@ from slime_swe.data_sources.specification.removal import Definition, Source, Unr
 
 MOST_TESTS = 40
 _SECONDS, _TEST_SECONDS = 60.0, 5.0  # of all tests of a removal, and of one
-# And what one is called.
+# The sizes of a removal, and what one of each is called.
 SIZES = {"functions": "function", "classes": "class", "modules": "module", "steps": "step", "untested": "untested"}
 
 
 @dataclass(frozen=True)
 class Removal:
-    """asked: what is to be written. later: what is not there either, and stays so. tests: that run some of `asked` and
-    none of `later`. documented: a test file made of doctests, by its path, where no test of the project runs it."""
+    """A part of a module that is removed for one task. asked: what is to be written. later: what is not there either,
+    and stays so. tests: those that run some of `asked` and none of `later`. documented: a test file made of doctests,
+    by its path, where no test of the project runs it."""
 
     path: str
     asked: tuple[Definition, ...]
@@ -50,7 +51,7 @@ class Proved:
 
 @dataclass(frozen=True)
 class _Module:
-    """runs: name of a definition → the tests that run it. early: those that run at import, which stay."""
+    """One module. runs: name of a definition → the tests that run it. early: those that run at import, which stay."""
 
     path: str
     source: Source
@@ -59,12 +60,13 @@ class _Module:
     early: frozenset[str]
 
     def free(self) -> list[Definition]:
-        """What can be removed: functions and methods that do something, and not when the module is imported."""
+        """Return what can be removed: functions and methods that do something, and not when the module is imported."""
         return [d for d in self.definitions if not (d.is_class or d.trivial or d.name in self.early)]
 
 
 def proved(project: Package, size: str, is_wanted: Callable[[Definition], bool]) -> list[Proved]:
-    """Each removal of this size that makes some of its tests fail, in the order of the sources; of `untested` each.
+    """Return each removal of this size that makes some of its tests fail, in the order of the sources; of `untested`
+    each.
 
     is_wanted: of a function or class, whether it says enough of what it does. Raises as `coverage_map.measure` does,
     but for a project without tests.
@@ -84,12 +86,12 @@ def proved(project: Package, size: str, is_wanted: Callable[[Definition], bool])
 
 
 def _is_new(removal: Removal) -> bool:
-    """Whether the right version is none whose tests have run: they passed in the project as it is."""
+    """Say whether the right version is one whose tests have not run: else they passed in the project as it is."""
     return bool(removal.later or removal.documented)
 
 
 def sources_of(project: Package, removal: Removal) -> tuple[str, str]:
-    """The file without what is asked for, and with it; both without what comes later."""
+    """Return the file without what is asked for, and with it; both without what comes later."""
     return _texts(_read(project.files[removal.path]), removal)
 
 
@@ -117,7 +119,7 @@ def _test_in(text: str) -> str:
 
 
 def _judged(removal: Removal, broken: Mapping[str, bool], right: Mapping[str, bool]) -> Proved | None:
-    """right: the outcomes with what is asked for; empty where all are known to pass."""
+    """Return what is proved, None if no test fails. right: outcomes with what is asked for; empty where all pass."""
     passing = [test for test in broken if right.get(test, not right)]
     failing = tuple(test for test in passing if not broken[test])
     return Proved(removal, failing, tuple(test for test in passing if broken[test])) if failing else None
@@ -151,7 +153,7 @@ def _functions(module: _Module) -> Iterator[Removal]:
 
 
 def _untested(module: _Module) -> Iterator[Removal]:
-    """The functions and methods that neither tests nor doctests run; a body on the line of its `def` may be run."""
+    """Yield functions and methods that neither tests nor doctests run; a body on the line of its `def` may be run."""
     for definition in module.free():
         if module.runs.get(definition.name) == () and not _documented(module, definition):
             yield Removal(module.path, (definition,))
@@ -170,8 +172,8 @@ _DIRECTIVE = re.compile(r"#\s*doctest:")
 
 
 def test_file(module: str, name: str, docstring: str) -> str | None:
-    """The source of a test of `name` in this module; None where an example can't be compared by its `repr`: one with
-    options, with `...` in what it shows, or that prints or raises; or where none shows anything."""
+    """Write a test of `name` in this module; None where an example can't be compared by its `repr`: one with options,
+    with `...` in what it shows, or that prints or raises; or where none shows anything."""
     try:
         examples = doctest.DocTestParser().get_examples(docstring)
     except ValueError:
@@ -208,7 +210,7 @@ def _prints(tree: ast.AST) -> bool:
 
 
 def _classes(module: _Module) -> Iterator[Removal]:
-    """Those of which nothing runs at import; their name stands for all their methods."""
+    """Yield classes of which nothing runs at import; their name stands for all their methods."""
     for definition in module.definitions:
         tests = module.runs.get(definition.name)
         if definition.is_class and tests and definition.name not in module.early:
@@ -242,7 +244,7 @@ _MAKERS: dict[str, Callable[[_Module], Iterator[Removal]]] = {
 
 
 def _by_dependency(module: _Module) -> list[Definition]:
-    """Each after those that its text names; where some name each other, in the order of the source."""
+    """Put each definition after those that its text names; where some name each other, in the order of the source."""
     free = {definition.name: definition for definition in module.free()}
     lines = lines_of(module.source.text)
     by_last = {name.rpartition(".")[2]: name for name in free}
@@ -263,7 +265,7 @@ def _by_dependency(module: _Module) -> list[Definition]:
 
 
 def _words(lines: Sequence[str], definition: Definition) -> list[str]:
-    """The names and attributes in a definition's text, sorted."""
+    """Return the names and attributes in a definition's text, sorted."""
     first, last = definition.lines
     text = "".join(lines[first - 1 : last])
     indent = len(text) - len(text.lstrip())
@@ -273,5 +275,5 @@ def _words(lines: Sequence[str], definition: Definition) -> list[str]:
 
 
 def dotted(path: str) -> str:
-    """The module of a path from the project's root: `pkg/__init__.py` is `pkg`."""
+    """Return the module of a path from the project's root: `pkg/__init__.py` is `pkg`."""
     return path.removesuffix(".py").removesuffix("/__init__").removeprefix("src/").replace("/", ".")

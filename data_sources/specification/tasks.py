@@ -46,15 +46,15 @@ Describe = Callable[[str], str]
 
 
 def load(split: str) -> list[Task]:
-    """split: PACKAGE or the path of its source distribution, with /SIZE or without; or generated repositories. Raises
-    `UserError`."""
+    """Return the tasks of a split: PACKAGE or the path of its source distribution, with /SIZE or without; or generated
+    repositories. Raises `UserError`."""
     if split in GENERATED:
         return [_without_body(task, split) for task in synthetic.load(GENERATED[split])]
     return make_tasks(*of_package(split))
 
 
 def of_package(split: str) -> tuple[Package, str]:
-    """The package and the size that a split names. Raises `UserError`."""
+    """Return the package and the size that a split names. Raises `UserError`."""
     package, slash, size = split.rpartition("/")
     if split.endswith(ARCHIVES):
         package, size = split, ""
@@ -68,16 +68,15 @@ def of_package(split: str) -> tuple[Package, str]:
 def make_tasks(
     project: Package, size: str = "functions", describe: Describe | None = None, limit: int | None = None
 ) -> list[Task]:
-    """The tasks of one size. describe: what a model says of a source text; it is asked of what its docstring says too
-    little, which is left out without one. limit: of tasks, the first ones. Raises `UserError`, `InfrastructureError`,
-    and what `describe` does.
-    """
+    """Make the tasks of one size. describe: what a model says of a source text; it is asked of what its docstring says
+    too little, which is left out without one. limit: of tasks, the first ones. Raises `UserError`,
+    `InfrastructureError`, and what `describe` does."""
     found = _known(project, size) if describe is None else proved(project, size, lambda definition: True)
     return [_task(project, size, one, describe) for one in found[:limit]]
 
 
 def _known(project: Package, size: str) -> list[Proved]:
-    """From the cache, if this has been found before."""
+    """Find the proved removals, from the cache if this has been done before."""
     way = [_FORMAT, sys.version, size, project.version, list(project.tests), dict(project.files)]
     digest = hashlib.sha256(orjson.dumps(way, option=orjson.OPT_SORT_KEYS)).hexdigest()
     file = kept.cache_folder("specification") / f"{project.name}-{digest[:32]}.json"
@@ -114,7 +113,7 @@ def _task(project: Package, size: str, one: Proved, describe: Describe | None) -
 
 
 def _oracle(project: Package, one: Proved, gold_patch: str) -> Oracle:
-    """Of the tests; where there are none, of the likeness to the body that was removed."""
+    """Make the oracle: of the tests; where there are none, of the likeness to the body that was removed."""
     protected = (*project.protected, *(path for path, _ in one.removal.documented))
     if not one.fail_to_pass:
         return DiffOracle(protected=protected, gold_patch=gold_patch, reward="tokens")
@@ -131,7 +130,7 @@ def _oracle(project: Package, one: Proved, gold_patch: str) -> Oracle:
 def statement(
     path: str, asked: tuple[Definition, ...], description: str, failing: tuple[str, ...], command: str
 ) -> str:
-    """What the agent is asked: which bodies to write, what they must do, and which tests say so, if any."""
+    """Write what the agent is asked: which bodies to write, what they must do, and which tests say so, if any."""
     if len(asked) == 1:
         opening = f"Write the body of `{asked[0].name}` in `{path}`. Signature and docstring say what it must do:"
         what = f"```python\n{asked[0].head.rstrip()}\n```"
@@ -163,7 +162,7 @@ _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|conftest\.py")
 
 
 def project(name: str, version: str, files: Mapping[str, str], licence: str = "") -> Package:
-    """The files told apart: a test is what is named so, or lies in a folder of tests. Raises `UserError` where there is
+    """Tell the files apart: a test is what is named so, or lies in a folder of tests. Raises `UserError` where there is
     no code."""
     modules = sorted(path for path in files if path.endswith(".py"))
     protected = tuple(sorted(path for path in files if _of_tests(path)))
@@ -175,14 +174,14 @@ def project(name: str, version: str, files: Mapping[str, str], licence: str = ""
 
 
 def named(name: str) -> Package:
-    """A source distribution by its path, which ends as its archive does, or else an installed package. Raises
+    """Read a source distribution by its path, which ends as its archive does, or else an installed package. Raises
     `UserError`."""
     return read_package(Path(name).expanduser()) if name.endswith(ARCHIVES) else installed(name)
 
 
 def installed(name: str) -> Package:
-    """The package of that name, as it is installed for this Python. Raises `UserError` where it is not, or where its
-    text has more than `MAX_PACKAGE_BYTES`."""
+    """Read the package of that name, as it is installed for this Python. Raises `UserError` where it is not, or where
+    its text has more than `MAX_PACKAGE_BYTES`."""
     try:
         found = distribution(name)
     except (PackageNotFoundError, ValueError) as error:
@@ -204,7 +203,7 @@ def installed(name: str) -> Package:
 
 
 def _text(found: Distribution, path: str) -> str | None:
-    """None for what is too large, or is no UTF-8."""
+    """Read a file's text; None for what is too large, or is no UTF-8."""
     try:
         content = found.locate_file(path).read_bytes()  # type: ignore[attr-defined]
         text = str(content.decode("utf-8")) if len(content) <= MAX_FILE_BYTES else None
@@ -218,14 +217,14 @@ def _of_tests(path: str) -> bool:
     return not _TEST_FOLDERS.isdisjoint(parts[:-1]) or bool(_TEST_FILE.fullmatch(parts[-1]))
 
 
-# Whether a docstring says enough of what a function does for someone to write it.
+# A docstring must say enough of what a function does for someone to write it.
 LEAST_WORDS = 5
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def is_enough(definition: Definition) -> bool:
-    """At least `LEAST_WORDS` words beside examples, or an example that shows a result and some word. What a class does
-    is said by its own docstring."""
+    """Say whether a docstring has at least `LEAST_WORDS` words beside examples, or an example that shows a result and
+    some word. What a class does is said by its own docstring."""
     text = definition.docstring
     prose = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(">>>"))
     words = len(set(_WORD.findall(prose)))
@@ -271,13 +270,13 @@ def _statement(path: str, function: Definition, lines: list[str], failing: tuple
 
 
 def _first_difference(before: str, after: str) -> int:
-    """The number of the first line of `after` that `before` has not in its place."""
+    """Return the number of the first line of `after` that `before` has not in its place."""
     old, new = before.splitlines(), after.splitlines()
     return next((n for n, (a, b) in enumerate(zip(old, new, strict=False), 1) if a != b), min(len(old), len(new)) + 1)
 
 
 def _calls(files: dict[str, str], test: str, name: str) -> bool:
-    """Whether the test calls the function: then it fails without a body."""
+    """Say whether the test calls the function: then it fails without a body."""
     path, _, function = test.partition("::")
     tree = syntax.parse(files[path])
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)

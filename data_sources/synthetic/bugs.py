@@ -42,14 +42,14 @@ class Mutation:
 
 
 def mutations(source: str) -> list[Mutation]:
-    """Every mutation of one function, in source order, without repeats."""
+    """Return every mutation of one function, in source order, without repeats."""
     function = _function(source)
     found = _programs(source, _slips(function, _Editor(source)))
     return [Mutation(bug_class, mutant) for mutant, (bug_class, _) in found.items()]
 
 
 def corruptions(source: str) -> dict[str, Edit]:
-    """Every exchange of one name, number or operator for another of its kind, likely bug or not: program → edit.
+    """Map programs to edits: every exchange of one name, number or operator for another of its kind, likely bug or not.
 
     A superset of most trained classes, for demonstrations. A model that has repaired a place in many ways learns what
     is right there, and not only the bugs that were shown.
@@ -62,7 +62,7 @@ def corruptions(source: str) -> dict[str, Edit]:
 
 
 def edited(source: str, edits: Iterable[Edit]) -> str:
-    """The source with edits that don't overlap."""
+    """Apply edits that don't overlap to the source."""
     for start, end, text in sorted(edits, reverse=True):
         source = source[:start] + text + source[end:]
     return source
@@ -75,7 +75,7 @@ def _function(source: str) -> ast.FunctionDef:
 
 
 def _programs(source: str, slips: Iterable[Slip]) -> dict[str, Slip]:
-    """The programs that single slips make of a source, without repeats; to drop a block's only statement makes none."""
+    """Return the programs that single slips make, without repeats; to drop a block's only statement makes none."""
     found: dict[str, Slip] = {}
     for slip in slips:
         mutant = edited(source, [slip[1]])
@@ -145,14 +145,14 @@ def _slips(function: ast.FunctionDef, editor: _Editor) -> Iterator[Slip]:
 
 
 def _loop_names(function: ast.FunctionDef) -> set[int]:
-    """Names (by `id` of the node) never exchanged: a loop over a list that its own body fills would never end."""
+    """Return names (`id` of the node) never exchanged: a loop over a list that its own body fills would never end."""
     loops = {id(node.iter) for node in ast.walk(function) if isinstance(node, ast.For)}
     owners = {id(node.value) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
     return loops | owners
 
 
 def _variables(function: ast.FunctionDef) -> list[str]:
-    """Names bound in the function, arguments first."""
+    """Return the names bound in the function, arguments first."""
     names = [argument.arg for argument in function.args.args]
     stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     return list(dict.fromkeys(names + [n.id for n in sorted(stores, key=lambda n: (n.lineno, n.col_offset))]))
@@ -217,7 +217,7 @@ def _call(node: ast.AST, editor: _Editor) -> Iterator[Slip]:
 
 
 def _variable(node: ast.Name, editor: _Editor, variables: list[str]) -> Iterator[Slip]:
-    """The names that stand next to the right one in order of binding: the slips that people make."""
+    """Yield the names that stand next to the right one in order of binding: the slips that people make."""
     if node.id in variables:
         at = variables.index(node.id)
         for other in (at - 1, at + 1):

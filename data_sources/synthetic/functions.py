@@ -53,7 +53,7 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
 }
 
 
-# The same with larger values. Calls that no test shows have these too, so that there are enough of them.
+# Argument values from larger ranges. Calls that no test shows have these too, so that there are enough of them.
 WIDE_KINDS: dict[str, Callable[[random.Random], Any]] = KINDS | {
     "int": lambda rng: rng.randint(0, 20),
     "pos": lambda rng: rng.randint(1, 12),
@@ -89,7 +89,7 @@ class Mutant:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether this (function, bug) pair belongs to the held-out quarter: never demonstrated, never trained on."""
+        """True if this (function, bug) pair is of the held-out quarter: never demonstrated, never trained on."""
         return hashlib.sha256(self.key.encode()).digest()[0] % 4 == 0
 
 
@@ -110,7 +110,7 @@ class FunctionTemplate:
 
 @cache
 def templates() -> tuple[FunctionTemplate, ...]:
-    """Every template in `functions.txt`, variants expanded, with calls and mutants worked out."""
+    """Build every template in `functions.txt`, variants expanded, with calls and mutants worked out."""
     text = (resources.files("slime_swe.data_sources.synthetic") / "functions.txt").read_text(encoding="utf-8")
     return tuple(_build(name, kinds, source) for name, kinds, source in _parse(text))
 
@@ -141,7 +141,7 @@ def _build(name: str, kinds: tuple[str, ...], source: str) -> FunctionTemplate:
 
 @cache
 def sorted_calls(template: FunctionTemplate, mutant: Mutant) -> tuple[list[Call], list[Call]]:
-    """The template's calls and more that are never tests: those on which the mutant is wrong, and the others."""
+    """Return the calls on which the mutant is wrong, and the others: the template's, and more that are never tests."""
     wrong = compile_function(mutant.mutation.source)
     failing: list[Call] = []
     passing: list[Call] = []
@@ -152,7 +152,7 @@ def sorted_calls(template: FunctionTemplate, mutant: Mutant) -> tuple[list[Call]
 
 @cache
 def _all_calls(template: FunctionTemplate) -> tuple[tuple[tuple[Any, ...], Call], ...]:
-    """With the arguments as values; of the calls that are not the template's, every other has larger values."""
+    """Return all calls with arguments as values; of those that aren't the template's, every other has larger values."""
     rng, defaults = random.Random(f"more calls of {template.name}"), _defaults(template.source)
     ranges = [KINDS, WIDE_KINDS] * (_MORE_CALLS // 2)
     drawn = [_draw(template.kinds, rng, defaults, kinds) for kinds in ranges]
@@ -175,7 +175,7 @@ def _defaults(source: str) -> int:
 def _draw(
     kinds: tuple[str, ...], rng: random.Random, defaults: int, ranges: Mapping[str, Callable[..., Any]] = KINDS
 ) -> tuple[Any, ...]:
-    """One call's arguments; now and then the last `defaults` of them are left to their default values.
+    """Draw one call's arguments; now and then the last `defaults` of them are left to their default values.
 
     An `optint` that comes out as None is left to its default, like everything after it.
     """
@@ -188,7 +188,7 @@ def _draw(
 def _killed(
     name: str, wrong: Iterable[Mutation], drawn: Sequence[tuple[Any, ...]], expected: Sequence[str]
 ) -> list[Mutant]:
-    """Those that a call tells from the right version."""
+    """Return the mutants that a call tells from the right version."""
     mutants = []
     for mutation in wrong:
         function = compile_function(mutation.source)
@@ -200,7 +200,7 @@ def _killed(
 
 
 def scrambled(rng: random.Random, template: FunctionTemplate, sites: int) -> Mutant:
-    """A template with up to `sites` of its corruptions at once, and not one of its mutants; it must have some."""
+    """Make a template with up to `sites` of its corruptions at once, and not one of its mutants; it must have some."""
     single, known = corrupted(template), {mutant.mutation.source for mutant in template.mutants}
     while True:
         edits: list[Edit] = []
@@ -216,7 +216,7 @@ def scrambled(rng: random.Random, template: FunctionTemplate, sites: int) -> Mut
 
 @cache
 def corrupted(template: FunctionTemplate) -> tuple[Edit, ...]:
-    """Corruptions of a template, without its mutants: none of them is a task's bug, held out or not."""
+    """Return corruptions of a template, without its mutants: none of them is a task's bug, held out or not."""
     found = corruptions(template.source)
     for mutant in template.mutants:
         found.pop(mutant.mutation.source, None)
@@ -226,20 +226,20 @@ def corrupted(template: FunctionTemplate) -> tuple[Edit, ...]:
 
 @cache
 def _answers(template: FunctionTemplate) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The arguments and the right answer of every call."""
+    """Return the arguments and the right answer of every call."""
     drawn = [syntax.literal_eval(f"({call.arguments},)") for call in template.calls]
     return drawn, [call.expected for call in template.calls]
 
 
 def compile_function(source: str) -> Callable[..., Any]:
-    """The function `FN` of a template's source. Templates come with this package; nothing an agent wrote gets here."""
+    """Compile the function `FN` of a template. Templates come with this package; nothing an agent wrote gets here."""
     namespace: dict[str, Any] = {}
     exec(compile(source, _FILE, "exec"), namespace)
     return namespace["FN"]  # type: ignore[no-any-return]
 
 
 def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """`repr` of what the function returns, or the name of what it raises. Templates and mutants cannot loop forever."""
+    """Return the `repr` of the result, or the name of what is raised. Templates and mutants cannot loop forever."""
     try:
         return repr(function(*copy.deepcopy(arguments)))
     except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
@@ -248,7 +248,7 @@ def run_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """In this context, a call of a template's function whose values grow without end raises `RunawayError`.
+    """Watch calls of a template's function in this context: one whose values grow without end raises `RunawayError`.
 
     A template with several exchanges may square a number, or append to the list that it iterates over, in each round.
     """
@@ -261,7 +261,7 @@ def watched() -> Iterator[None]:
 
 
 def _watch(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-    """Looks at the variables of a template's function before each of its lines."""
+    """Look at the variables of a template's function before each of its lines."""
     if frame.f_code.co_filename != _FILE:
         return None
     if event == "line" and any(_size(value) > LARGEST for value in frame.f_locals.values()):

@@ -38,7 +38,7 @@ RUNNER_PATH = "runtests.py"
 
 
 def load(split: str) -> list[Task]:
-    """The tasks of one split, always the same. Raises `UserError` for an unknown split."""
+    """Return the tasks of one split, always the same. Raises `UserError` for an unknown split."""
     if split not in SIZES:
         raise UserError(f"unknown split {split!r} of the synthetic tasks; there are: {', '.join(SIZES)}")
     tasks: list[Task] = []
@@ -53,9 +53,7 @@ def load(split: str) -> list[Task]:
 
 
 def draw_repository(rng: random.Random, split: str) -> Repository:
-    """A repository with a bug from one side of the split. The function is drawn first, then the bug class, then the
-    bug.
-    """
+    """Draw a repository with a bug from one side of the split: first the function, then the bug class, then the bug."""
     pools = _pools(split)
     template, by_class = rng.choice(pools)
     mutant = rng.choice(by_class[rng.choice(sorted(by_class))])
@@ -63,8 +61,8 @@ def draw_repository(rng: random.Random, split: str) -> Repository:
 
 
 def draw_scrambled(rng: random.Random) -> Repository:
-    """A repository whose bug is up to `SCRAMBLED_SITES` corruptions of a function, under training names. No task has
-    this bug.
+    """Draw a repository whose bug is up to `SCRAMBLED_SITES` corruptions of a function, under training names. No task
+    has this bug.
 
     For demonstrations. If many places are wrong, copying the text requires reading it: knowing what is likely does not
     help.
@@ -75,8 +73,8 @@ def draw_scrambled(rng: random.Random) -> Repository:
 
 
 def _is_unique(before: str, after: str) -> bool:
-    """Whether the lines that differ, without the first one's indentation, are found once in `before`; where lines were
-    only added or removed, with the line that follows or else precedes."""
+    """Say whether the lines that differ, without the first one's indentation, are found once in `before`; where lines
+    were only added or removed, with the line that follows or else precedes."""
     old, new = before.splitlines(), after.splitlines()
     start = _equal_heads(old, new)
     end = _equal_heads(old[start:][::-1], new[start:][::-1])
@@ -90,14 +88,14 @@ def _equal_heads(first: list[str], second: list[str]) -> int:
 
 
 def statement(rng: random.Random, repository: Repository, failing: list[str]) -> str:
-    """What the agent is asked: it says that tests fail, which, and which files there are."""
+    """Write what the agent is asked: that tests fail, which, and which files there are."""
     opening = rng.choice(("Tests fail", "The build is red", "Please repair this", "A user reports wrong results"))
     paths = [module.path for module in repository.modules]
     return "\n".join([f"{opening}:", *failing[:2], "Files:", *paths])
 
 
 def failing_tests(repository: Repository) -> tuple[list[str], list[str]]:
-    """(FAIL_TO_PASS, PASS_TO_PASS) of a repository, by which calls tell its mutant from the right version."""
+    """Return (FAIL_TO_PASS, PASS_TO_PASS), by which calls tell the repository's mutant from the right version."""
     mutant = repository.bug.mutant
     failing: list[str] = []
     passing: list[str] = []
@@ -152,8 +150,8 @@ class Function:
         return self.names["FN"]
 
     def render(self, source: str) -> str:
-        """The template's source, or a mutant's, as it stands in a module: with names, and its docstring as a comment
-        above, so that the code is one run of lines."""
+        """Write the template's source, or a mutant's, as it stands in a module: with names, and its docstring as a
+        comment above, so that the code is one run of lines."""
         named = PLACEHOLDER.sub(lambda match: self.names[match.group()], source)
         return _DOCSTRING.sub(r"# \2\n\1", named)
 
@@ -230,14 +228,14 @@ class Repository:
         return f"from {module.dotted} import {function.name}\n\n\n{test}" if failing else ""
 
     def files(self) -> dict[str, str]:
-        """Every source and test file, by path, with the bug."""
+        """Return every source and test file, by path, with the bug."""
         sources = {module.path: module.source for module in self.modules}
         tests = {module.test_path: module.test_source for module in self.modules}
         return sources | tests | {self.buggy_module.path: self.buggy_module.source}
 
 
 def _varied(calls: Sequence[Call]) -> list[Call]:
-    """The first of the calls for each answer, then the second, and so on: one constant is right on as few as can be."""
+    """Take the first call for each answer, then the second, and so on: one constant is right on as few as can be."""
     by_answer: dict[str, list[Call]] = {}
     for call in calls:
         by_answer.setdefault(call.expected, []).append(call)
@@ -258,7 +256,7 @@ def make_repository(
     *,
     held_out: bool,
 ) -> Repository:
-    """A repository around one buggy function; `others` fill up the rest. `held_out` picks the side of the names."""
+    """Make a repository around one buggy function, filled up with `others`. `held_out` picks the side of the names."""
     namer = Namer(rng, held_out=held_out)
     layout = rng.choice(_LAYOUTS)
     package = namer.piece()
@@ -318,7 +316,7 @@ PIECES: tuple[str, ...] = tuple(
 
 
 def is_held_out(first: str, second: str) -> bool:
-    """Whether the name `first_second` belongs to the held-out fifth."""
+    """Say whether the name `first_second` belongs to the held-out fifth."""
     return hashlib.sha256(f"{first}_{second}".encode()).digest()[0] % 5 == 0
 
 
@@ -331,7 +329,7 @@ class Namer:
         self._pieces: set[str] = set()
 
     def pair(self) -> str:
-        """A name of two pieces, such as `order_total`."""
+        """Draw a name of two pieces, such as `order_total`."""
         while True:
             first, second = self._rng.sample(PIECES, 2)
             if is_held_out(first, second) is self._held_out and not {first, second} & self._pieces:
@@ -339,7 +337,7 @@ class Namer:
                 return f"{first}_{second}"
 
     def piece(self) -> str:
-        """A name of one piece, for short-lived variables."""
+        """Draw a name of one piece, for short-lived variables."""
         while True:
             name = self._rng.choice(PIECES)
             if name not in self._pieces:
@@ -354,7 +352,7 @@ def _make_tests(rng: random.Random, template: FunctionTemplate, name: str) -> di
 
 @cache
 def _call_sets(template: FunctionTemplate) -> tuple[tuple[Call, ...], ...]:
-    """Sets of calls that each tell every mutant from the right version; none depends on the bug of a task."""
+    """Choose sets of calls that each tell every mutant from the right version; none depends on the bug of a task."""
     rng = random.Random(f"tests of {template.name}")
     return tuple(_killing_calls(rng, template) for _ in range(_CALL_SETS))
 
@@ -377,7 +375,7 @@ def runner_source() -> str:
 
 @cache
 def _pools(split: str) -> tuple[tuple[FunctionTemplate, dict[str, list[Mutant]]], ...]:
-    """Templates with the mutants that a split may use, by bug class."""
+    """Return templates with the mutants that a split may use, by bug class."""
     pools = []
     for template in templates():
         by_class: dict[str, list[Mutant]] = {}

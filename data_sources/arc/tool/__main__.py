@@ -65,7 +65,7 @@ def _try(source: str, task: dict[str, Any], form: Form) -> int:
 
 
 def _judged(outcome: Outcome, expected: Grid, form: Form) -> tuple[str, str]:
-    """The verdict, and what shows more of a wrong grid."""
+    """Return the verdict on an outcome, and a text that shows more of a wrong grid."""
     if outcome.error:
         return described(outcome.error), ""
     got = outcome.value

@@ -13,12 +13,12 @@ COLOURS = 10
 
 
 def digits(grid: Grid) -> str:
-    """A line for each row, a digit for each cell."""
+    """Write a line for each row, a digit for each cell."""
     return "\n".join("".join(map(str, row)) for row in grid)
 
 
 def letters(grid: Grid) -> str:
-    """The same with A for 0 to J for 9."""
+    """Write a line for each row, a letter for each cell: A for 0 to J for 9."""
     return "\n".join("".join("ABCDEFGHIJ"[cell] for cell in row) for row in grid)
 
 
@@ -30,7 +30,7 @@ FORMS: dict[str, Form] = {"digits": digits, "letters": letters, "json": as_json}
 
 
 def grid_of(value: Any) -> Grid:
-    """The value as a grid: 1 to 30 rows of one length, 1 to 30, of whole numbers from 0 to 9.
+    """Return the value as a grid: 1 to 30 rows of one length, 1 to 30, of whole numbers from 0 to 9.
 
     Raises `ValueError`, which says what else it is.
     """

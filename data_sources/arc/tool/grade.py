@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _report(number: int, outcome: Outcome) -> None:
-    """The program shares its process with what says what it gave, which may thus be anything."""
+    """Print what a call gave. It may be anything, since the program shares its process with what reports it."""
     try:
         if outcome.error is None:
             return _say("GRID", number, digits(grid_of(outcome.value)).replace("\n", "/"))

@@ -36,8 +36,8 @@ _MESSAGE = 200  # characters
 
 
 class Outcome(NamedTuple):
-    """value: what the work gave; None where there is an error. error: `type`, `message` and `line` (of the program, or
-    0). printed: the beginning of what it printed."""
+    """The outcome of work in another process. value: what the work gave; None where there is an error. error: `type`,
+    `message` and `line` (of the program, or 0). printed: the beginning of what it printed."""
 
     value: Any
     error: dict[str, Any] | None
@@ -68,7 +68,7 @@ def apart(work: Callable[[], Any], seconds: float, most_seconds: float = 60.0) -
 
 
 def function_of(source: str, name: str) -> Callable[..., Any]:
-    """The program's function, once the program was run. Raises what the program raises."""
+    """Run the program and return its function. Raises what the program raises."""
     module = sys.modules["solution"] = ModuleType("solution")  # where dataclasses look for it
     exec(compile(source, PROGRAM, "exec"), module.__dict__)
     found: Callable[..., Any] = getattr(module, name)
@@ -76,18 +76,18 @@ def function_of(source: str, name: str) -> Callable[..., Any]:
 
 
 def called(source: str, name: str, grid: Grid) -> Grid:
-    """What the program's function gives for a grid. Raises what it raises, and `ValueError` for what is no grid."""
+    """Return the grid that the program makes of a grid. Raises what it raises, and `ValueError` for what is no grid."""
     return grid_of(function_of(source, name)(grid))
 
 
 def described(error: dict[str, Any]) -> str:
-    """The error in one line, as the end of a traceback has it."""
+    """Describe the error in one line, as the end of a traceback does."""
     line = error["line"]
     return f"{error['type']}: {error['message']}" + (f" (line {line})" if line else "")
 
 
 def _work(work: Callable[[], Any], report: int, output: int, seconds: float) -> NoReturn:
-    """In the new process, which ends here."""
+    """Do the work in the new process, which ends here."""
     try:
         os.setsid()
         for number, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
@@ -109,7 +109,7 @@ def _work(work: Callable[[], Any], report: int, output: int, seconds: float) -> 
 
 
 def _limit(what: int, most: int, grace: int = 0) -> None:
-    """grace: how much more it takes until a process that goes on is ended."""
+    """Limit a resource. grace: how much more it takes until a process that goes on is ended."""
     hard = resource.getrlimit(what)[1]
     soft, end = (value if hard == resource.RLIM_INFINITY else min(value, hard) for value in (most, most + grace))
     resource.setrlimit(what, (soft, end))
@@ -130,7 +130,7 @@ def _error(kind: str, message: str, line: int = 0) -> dict[str, Any]:
 
 
 def _wait(child: int, reported: int, printed: int, deadline: float) -> tuple[tuple[bytes, bytes], int | None]:
-    """What came through both pipes, and the status with which the process ended; None where it was stopped."""
+    """Return what came through both pipes, and the status with which the process ended; None where it was stopped."""
     texts = {reported: bytearray(), printed: bytearray()}
     most = {reported: MOST_REPORTED, printed: MOST_PRINTED}
     left = set(texts)
@@ -152,7 +152,7 @@ def _wait(child: int, reported: int, printed: int, deadline: float) -> tuple[tup
 
 
 def _drain(number: int, text: bytearray, most: int) -> set[int]:
-    """Take what is there, and keep its beginning; the descriptor where nothing more will come."""
+    """Read what is there, and keep its beginning. Return a set: the descriptor where nothing more will come."""
     try:
         while len(text) <= most:
             part = os.read(number, 1 << 16)

@@ -21,10 +21,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def examine(source: str, modules: Collection[str] = MODULES, functions: Collection[str] = ()) -> dict[str, Any]:
-    """`attempts`, `unused` and `outside`, each a list of names.
+    """Return `attempts`, `unused` and `outside`, each a list of names.
 
-    modules: that may be imported. functions: those that may be called by name, beside what the program itself defines;
-    none for all. Raises what the compiler does where it is no Python.
+    modules: those that may be imported. functions: those that may be called by name, beside what the program itself
+    defines; none for all. Raises what the compiler does where it is no Python.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,14 +38,14 @@ def examine(source: str, modules: Collection[str] = MODULES, functions: Collecti
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    """The names that the program binds at its top, by `def` or by `=`."""
+    """Return the names that the program binds at its top, by `def` or by `=`."""
     found = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     return found | {target.id for target in assigned if isinstance(target, ast.Name)}
 
 
 def _unused(tree: ast.Module) -> Iterator[str]:
-    """Local variables that are assigned by `=` or `:=` and never read; `_` and names that begin with it may be so."""
+    """Yield local variables that are assigned by `=` or `:=` and never read, but for names that begin with `_`."""
     for function in ast.walk(tree):
         if isinstance(function, _FUNCTIONS):
             read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _is_read(node)}
@@ -57,7 +57,7 @@ def _is_read(node: ast.Name) -> bool:
 
 
 def _assigned(function: ast.AST) -> set[str]:
-    """In the function itself, not in those inside of it."""
+    """Return the variables that are assigned in the function itself, not in functions and classes inside of it."""
     found: set[str] = set()
     outer: set[str] = set()
     pending = [*ast.iter_child_nodes(function)]

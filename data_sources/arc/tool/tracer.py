@@ -16,7 +16,7 @@ MOST_CELLS = 5  # that differ, shown for a grid that has changed
 
 
 def traced(function: Callable[[Grid], Any], grid: Grid, source: str, form: Form) -> list[str]:
-    """The lines of text of one call, at most `MOST_LINES`, after which it is ended. The last says what it raised."""
+    """Trace one call in lines of text, at most `MOST_LINES`, after which it is ended. The last says what it raised."""
     tracer = _Tracer(source.splitlines(), form)
     sys.settrace(tracer.enter)
     try:
@@ -44,15 +44,15 @@ class _Tracer:
         self.text: list[str] = []
 
     def _say(self, text: str) -> None:
-        """Raises `_Enough`, which a trace function passes on to the code that it follows."""
+        """Add lines to the text. Raises `_Enough`, which a trace function passes on to the code that it follows."""
         lines = text.split("\n")
         if len(self.text) + len(lines) >= MOST_LINES:
             raise _Enough
         self.text += lines
 
     def enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Called for each function that is entered. Those of other files are not followed, nor are comprehensions,
-        which newer Pythons make no function of."""
+        """Follow a function that is entered. Those of other files are not followed, nor are comprehensions, which newer
+        Pythons make no function of."""
         code = frame.f_code
         return self._step if code.co_filename == PROGRAM and code.co_name[:1] != "<" else None
 
@@ -76,7 +76,7 @@ class _Tracer:
             known[name] = kept
 
     def _kept(self, value: Any) -> Any:
-        """A copy of a grid, else a short text."""
+        """Return a copy of a grid, else a short text."""
         try:
             return grid_of(value)
         except ValueError:
@@ -91,18 +91,18 @@ class _Tracer:
         return "\n".join([*said[:MOST_CELLS], *more])
 
     def _shown(self, before: str, kept: Any) -> str:
-        """A grid of several rows stands below."""
+        """Write a value behind the text `before`; a grid of several rows stands below."""
         text = self._form(kept) if isinstance(kept, list) else kept
         return f"     {before} {text}" if "\n" not in text else f"     {before}\n{indented(text)}"
 
 
 def sizes(grid: Grid) -> tuple[int, int]:
-    """Rows and columns."""
+    """Return the numbers of rows and of columns."""
     return len(grid), len(grid[0])
 
 
 def differences(first: Grid, second: Grid) -> list[tuple[int, int]]:
-    """The row and the column of each cell that differs, from 0, of two grids of one size."""
+    """Return the row and the column, from 0, of each cell in which two grids of one size differ."""
     rows, columns = sizes(first)
     return [(r, c) for r in range(rows) for c in range(columns) if first[r][c] != second[r][c]]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Lines(unittest.TestResult):
-    """path: of the file whose tests are run."""
+    """Prints a line for each test. path: of the file whose tests are run."""
 
     path = ""
 
@@ -37,7 +37,7 @@ class Lines(unittest.TestResult):
 
 
 def run(path: str, result: Lines) -> bool:
-    """A file that can't be imported has no tests that pass."""
+    """Run the tests of a file and say whether all passed. None passes of a file that can't be imported."""
     result.path = path
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     assert spec is not None and spec.loader is not None, path

@@ -23,7 +23,7 @@ class Skipped(Exception):
 
 
 class Approximately:
-    """Equal to what is at most `abs` away."""
+    """A number that is equal to any number at most `abs` away."""
 
     def __init__(self, expected: float, abs: float) -> None:
         self.expected, self.margin = expected, abs
@@ -45,7 +45,7 @@ def parametrize(names: str, values: list[Any]) -> Callable[[Any], Any]:
 
 
 def stand_in() -> types.ModuleType:
-    """What the tests import as pytest."""
+    """Make the module that the tests import as pytest."""
     module = types.ModuleType("pytest")
     vars(module).update(use_correct=False, run_slow=False, skip=skip, approx=Approximately)
     vars(module)["mark"] = types.SimpleNamespace(parametrize=parametrize)
@@ -57,7 +57,7 @@ def stop(signum: int, frame: object) -> None:
 
 
 def cases(path: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(test id, the test) for each test of a file, in its order."""
+    """Yield (test id, the test) for each test of a file, in its order."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

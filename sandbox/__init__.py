@@ -1,4 +1,6 @@
-"""Where an agent's commands run. `base` says what a sandbox promises; `pool` opens those of a backend by its name."""
+"""Sandboxes are where an agent's commands run. `base` says what a sandbox promises; `pool` opens those of a backend by
+its name.
+"""
 
 from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError
 from slime_swe.sandbox.pool import BACKENDS, SandboxPool, open_sandbox

@@ -63,9 +63,7 @@ class ApptainerRoots(Roots):
         return super().has(name) if source is None else self._built(source).is_dir()
 
     def _source(self, name: str) -> str | None:
-        """Return what Apptainer is to unpack; None for a folder, and for what Docker gives. Without Docker, Apptainer
-        pulls.
-        """
+        """Return what Apptainer unpacks; None for a folder, and for what Docker gives. Without Docker it pulls."""
         if name.endswith(".sif") or "://" in name:
             return name
         if name == HOST_IMAGE or name.startswith(("/", "dir:")) or docker_client.answers() or super().has(name):

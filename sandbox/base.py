@@ -156,9 +156,7 @@ class Backend:
     requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
 
     async def start(self) -> None:
-        """Prepare what `open` needs: called before each `open`, so cheap if there is nothing to do. Raises `UserError`,
-        `SandboxError`.
-        """
+        """Prepare for `open`, before each; cheap if there is nothing to do. Raises `UserError`, `SandboxError`."""
 
     def open(self, spec: SandboxSpec) -> Sandbox:
         """Return a sandbox to be entered; it has an image or layers only where the backend takes them."""
@@ -175,8 +173,7 @@ class Backend:
         yield from ()
 
     def has_image(self, name: str) -> bool:
-        """Say whether this machine has the image, so that no sandbox waits for it. True where the backend keeps none
-        here.
+        """Say whether this machine has the image, so that no sandbox waits for it. True where the backend keeps none.
 
         Blocks. Raises `UserError` or `SandboxError` where it can't tell.
         """

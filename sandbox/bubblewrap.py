@@ -112,9 +112,7 @@ class GuestProcess:
     """A process of the guest's code that is asked over a socket. With it or the socket ends all that it has started."""
 
     def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
-        """Start the process: `start` gets the other end of the socket, and a file for its errors. Blocks. Raises
-        `ForkServerError`.
-        """
+        """Start it: `start` gets the socket's other end and a file for errors. Blocks. Raises `ForkServerError`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -249,9 +247,7 @@ def python_executable() -> str:
 
 
 def guest_program(module: str) -> list[str]:
-    """Return the command that runs a module of the guest's on the host, which imports nothing of the packages around
-    it.
-    """
+    """Return the command that runs a guest's module on the host, importing nothing of the packages around it."""
     return [python_executable(), "-I", "-S", "-B", "-c", _GUEST_PROGRAM.format(module=module), str(_GUEST)]
 
 
@@ -393,8 +389,7 @@ class Runner(Protocol):
         *,
         root: bool,
     ) -> list[str]:
-        """Return the command that runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount
-        point.
+        """Return the command that runs the program as PID 1 of new namespaces, in the folder `root` of the mount point.
 
         The program is in the network namespace that the command is started in, with `guest.seccomp`'s filter; with
         /dev, a /dev/shm of no more than `disk_bytes`, and a /proc that has `proc_mounts`. It has no capabilities, but

@@ -146,8 +146,7 @@ def free_gib(folder: Path) -> float:
 
 
 def process_identity() -> str:
-    """Return a unique identity of this process, usable as a file name and as a label: machine, boot, namespace, pid,
-    start.
+    """Return a unique identity of this process for file names and labels: machine, boot, namespace, pid, start.
 
     It names the process that made what may outlive it (cgroups, folders, containers), so that a later run can remove
     what a dead one left.

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-# The modules of pytest, and of each distribution that it needs on any Python from 3.11 on.
+# Modules by the name of their distribution: pytest, and what it needs on any Python from 3.11 on.
 SHOWN = {
     "pytest": ("pytest", "_pytest", "py.py"),
     "pluggy": ("pluggy",),
@@ -65,9 +65,7 @@ def _searched(python: str) -> list[str]:
 
 
 def _of_environment() -> list[Path]:
-    """List the files of pytest, and of what it needs, in the environment that this process runs in; none where it has
-    no pytest.
-    """
+    """List the files of pytest and what it needs in this process's environment; none where that has no pytest."""
     found = importlib.util.find_spec("pytest")
     return _shown(Path(found.origin).parents[1]) if found and found.origin else []
 

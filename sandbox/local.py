@@ -119,9 +119,7 @@ class ForkServer(GuestProcess):
         super().__init__(bubblewrap.start_contained if contained else plain)
 
     def spawn(self, limits: Limits) -> tuple[int, socket.socket]:
-        """Ask for a sandbox. Returns its number, and the non-blocking socket on which it will answer. Raises
-        `SandboxError`.
-        """
+        """Ask for a sandbox. Returns its number and the non-blocking socket of its answers. Raises `SandboxError`."""
         number = next(self._numbers)
         return number, self._ask({"number": number, "limits": dataclasses.asdict(limits)})
 
@@ -148,9 +146,7 @@ class ForkServer(GuestProcess):
         return ours
 
     def note_run(self, path: str, source: bytes) -> None:
-        """Note that a sandbox is about to run this script as it was given it. Scripts that many run are compiled once
-        for all.
-        """
+        """Note that a sandbox is about to run this script as given. Scripts that many run are compiled once for all."""
         if not self.contained or len(source) > MAX_SCRIPT_BYTES:
             return
         script = posixpath.normpath(posixpath.join(REPOSITORY, path))
@@ -300,9 +296,7 @@ class Answer(msgspec.Struct):
 
 
 class Channel:
-    """Carries requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is
-    skipped.
-    """
+    """Carries requests and answers, one at a time. A cancelled request leaves it usable: its answer is skipped."""
 
     def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
         self._socket = sock

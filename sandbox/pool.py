@@ -219,9 +219,7 @@ class Concurrency:
         return self._limit.limit
 
     def opened(self, kind: Hashable, seconds: float) -> None:
-        """Note that a sandbox has opened. kind: what it has in common with those that open as quickly, such as its
-        image.
-        """
+        """Note that a sandbox has opened. kind: what those have in common that open as quickly, such as an image."""
         quickest = self._quickest[kind] = min(seconds, self._quickest.get(kind, seconds))
         self._slow.append(seconds > max(SLOW_SECONDS, SLOW * quickest))
 
@@ -270,7 +268,7 @@ def make_backend(name: str) -> Backend:
 
 
 def on_one_machine(name: str) -> str:
-    """Return the backend whose sandboxes these are, on whatever machine: `overlay` of `ray:overlay`."""
+    """Return the name of the backend whose sandboxes these are, on whatever machine: `overlay` of `ray:overlay`."""
     kind, _, of = name.partition(":")
     return of if getattr(backend_maker(kind), "wraps", False) else name
 
@@ -327,9 +325,7 @@ class BaseSandbox(abc.ABC):
 
 
 async def result(code: int | None, seconds: float, head: bytes, tail: bytes, missing: int) -> ExecResult:
-    """Make the result of a command. `missing` bytes of output were dropped between head and tail. A long text is
-    decoded in a thread.
-    """
+    """Make a result. `missing` bytes of output were dropped between head and tail. Decodes a long text in a thread."""
     short = len(head) + len(tail) <= _PIECE
     output = render(head, tail, missing) if short else await asyncio.to_thread(render, head, tail, missing)
     return ExecResult(code, output, seconds, timed_out=code is None, truncated=missing > 0)
@@ -352,8 +348,7 @@ def _decoded(data: bytes, errors: str) -> Iterator[str]:
 async def patch(
     files: Mapping[str, bytes], oversized: Iterable[str], deleted: Iterable[str], before: Callable[[str], bytes | None]
 ) -> str:
-    """Write the patch to `files`, the new and changed ones. `before` gives a file's content at the start, if it was
-    there.
+    """Make the patch to `files`, the new and changed ones. `before` gives a file's content at the start, if any.
 
     oversized: changed files of too many bytes, which are only named. It is made in a thread, in bounded time: what a
     command has written decides how long it takes.

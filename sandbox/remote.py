@@ -146,9 +146,7 @@ class RemoteSandbox(ShellSandbox):
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop the deployment. May be called at any time: one that is starting can't be interrupted, and is stopped
-        when it has.
-        """
+        """Stop the deployment, at any time. One that is starting can't be interrupted, and is stopped after that."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
@@ -303,7 +301,7 @@ def _as_text(change: bytes) -> str:
 
 
 def check(kind: str) -> None:
-    """Check that a deployment of this kind lacks no package and no account. Raises `UserError` where it does."""
+    """Check that a deployment of this kind has its package, and an account. Raises `UserError` where it has not."""
     os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "CRITICAL")
     try:
         importlib.import_module(f"swerex.deployment.{kind}")
@@ -316,9 +314,7 @@ def check(kind: str) -> None:
 
 
 def configuration(kind: str, image: str, options: Mapping[str, Any]) -> Any:
-    """Make SWE-ReX's configuration of a deployment of one of `KINDS`. Raises `UserError` without its key, or for
-    unknown options.
-    """
+    """Make SWE-ReX's configuration for one of `KINDS`. Raises `UserError` without its key, or for unknown options."""
     module: Any = importlib.import_module("swerex.deployment.config")
     fields: dict[str, Any] = {"container_timeout": _LIVES_SECONDS} if kind in ("daytona", "fargate") else {}
     if kind == "daytona":

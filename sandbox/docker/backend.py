@@ -160,9 +160,7 @@ class DockerBackend(Backend):
         return Image(tag)
 
     async def _make(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> Started:
-        """Create a container, start it and return it. Raises `DockerError`; `SandboxError` where its driver does not
-        come up.
-        """
+        """Create and start a container. Raises `DockerError`, and `SandboxError` where its driver does not come up."""
         made = await call("docker could not create a container", self._create, prepared, folder, limits, layers)
         try:
             return made, await start(self._client, made), prepared.originals
@@ -260,9 +258,7 @@ class Images:
         return known
 
     def layers(self, folders: Sequence[Path], image: Image, prepared: Prepared) -> tuple[Layer, ...]:
-        """Check that the folders are layers of this image, and return them as such. Blocks. Raises `UserError` for what
-        is no layer of this image, `DockerError`.
-        """
+        """Find the folders' layers. Blocks. Raises `DockerError`; `UserError` for what is no layer of this image."""
         layers = find_layers(folders, image)
         for layer in layers:
             if (prepared.identity, layer) not in self._fitting:

@@ -59,9 +59,7 @@ class DockerSandbox(ImageSandbox):
             await call("docker does not end a container", self._client.wait, self._id)
 
     async def _listen_inside(self, port: int) -> socket.socket:
-        """Listen in the container's network. A driver that is started again has another network: the ports before are
-        gone.
-        """
+        """Listen in the container's network. A driver that is started again has another: the ports before are gone."""
         assert self._id is not None, "not started"
         found = await call("docker does not find a container", self._client.inspect_container, self._id)
         if not found["State"]["Running"]:
@@ -134,8 +132,8 @@ class _Look:
         self._files: dict[str, bytes | None] = {}
 
     def at_what_has_changed(self) -> Found:
-        """Ask for the paths that the daemon lists as changed, or for everything if that is cheaper. Raises
-        `_UnreachableError`.
+        """Ask for the paths that the daemon lists as changed, or for everything where that is cheaper or the only way.
+        Raises `_UnreachableError`.
         """
         folder, originals = self._folder, self._originals
         with self._unless_unreachable():
@@ -186,9 +184,7 @@ class _Look:
         return Found(self._files, frozenset(self._originals.paths() - present))
 
     def _tracked(self, tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
-        """Yield the files of the repository's archive. Raises `OSError` (EFBIG) where there are too many names or
-        bytes.
-        """
+        """Yield the files of the repository's archive. Raises `OSError` (EFBIG) for too many names or bytes."""
         left = _MOST_BYTES + sum(map(self._originals.size, self._originals.paths()))
         for entry in tar:
             left -= entry.size
@@ -362,8 +358,7 @@ _ADVICE = (
 
 
 def listen(container: str, pid: int, port: int) -> socket.socket:
-    """Open a socket that listens in the container's network. `pid`: the container's first process, as the daemon knows
-    it.
+    """Open a socket that listens in the container's network. `pid`: of its first process, as the daemon knows it.
 
     Raises `SandboxError` where that network is out of reach, `OSError` where the port can't be had.
     """

@@ -32,9 +32,7 @@ done
 
 
 class Outcome(NamedTuple):
-    """The outcome of a command. `exit_code` is None where it was killed, at its time limit or because the host
-    cancelled it.
-    """
+    """A command's outcome. `exit_code` is None where it was killed, at its time limit or by the host's cancellation."""
 
     exit_code: int | None
     seconds: float
@@ -54,9 +52,7 @@ class Commands:
         self._shell: Shell | None = None
 
     def run(self, command: str, seconds: float) -> Outcome:
-        """Run a command until it ends, or is killed after `seconds` or a cancellation. Raises `EOFError` where the host
-        leaves meanwhile.
-        """
+        """Run a command, and kill it after `seconds` or a cancellation. Raises `EOFError` where the host leaves."""
         started = time.monotonic()
         output = CappedOutput(int(self._limits["output_bytes"]))
         code = self._dispatch(command, started + seconds, output)
@@ -201,9 +197,7 @@ class Shell:
             data = data[os.write(self._command_fd, data) :]
 
     def exit_code(self) -> int | None:
-        """Return the status that `status_fd` has ready; None where bash died instead, or is killed here for a forged
-        one.
-        """
+        """Return the status that `status_fd` has; None where bash died instead, or is killed here for a forged one."""
         line = os.read(self.status_fd, 64)  # bash writes a line at once
         token, _, status = line.partition(b" ")
         if token == self._token and status[:-1].isdigit():

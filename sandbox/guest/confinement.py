@@ -40,7 +40,7 @@ class _Slot(NamedTuple):
 
 
 class Contained:
-    """Starts sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the
+    """Starts sandboxes with their own namespaces: `fork`, then `enter` and `leave` in the child; `close` in the
     supervisor.
 
     No namespace is used again: what it counts (the packets of a loopback) would tell one sandbox of another.
@@ -157,8 +157,7 @@ def _make_networks(fd: int) -> None:
 
 
 def _enter(disk_bytes: int, slot: _Slot, network: int, system: System | None, system_calls: kernel.Filter) -> None:
-    """Enter private mounts, a network and a user, with no capability left. The caller is PID 1 of a new pid namespace
-    already.
+    """Enter private mounts, a network and a user, without capabilities. The caller is PID 1 of a new pid namespace.
 
     A sandbox never runs as the host's root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys
     even without a capability.
@@ -303,9 +302,7 @@ def _mounts() -> dict[int, tuple[int, str]]:
 
 
 def _unescaped(path: str) -> str:
-    """Decode the octal numbers that the kernel writes blanks and backslashes as, without importing a codec, which
-    sandboxes would see.
-    """
+    """Decode octal numbers for blanks and backslashes, without importing a codec, which sandboxes would see."""
     first, *others = path.split("\\")
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in others)
 

@@ -41,9 +41,7 @@ _INTERRUPTED = -1  # ends by SIGINT, as an uncaught KeyboardInterrupt does
 
 
 class PythonCommand(NamedTuple):
-    """A command that runs Python. `program` is a script's path, or a module's name where `is_module`; `argv` is the
-    whole command line.
-    """
+    """A command of Python. `program` is a script's path, or a module's name where `is_module`; `argv` is all of it."""
 
     argv: list[str]
     program: str

@@ -136,9 +136,9 @@ def program(machine: str | None = None) -> bytes:
 
 
 def profile(machine: str | None = None) -> dict[str, Any]:
-    """Write the filter in the format of the OCI's runtime specification, as far as that goes. Where no condition holds,
-    the call is not there, but for the cases that a rule names as refused. A call of another architecture ends the
-    process. Raises `KeyError` as `program` does.
+    """Return the filter in the format of the OCI's runtime specification, as far as that goes. Where no condition
+    holds, the call is not there, but for the cases that a rule names as refused. A call of another architecture ends
+    the process. Raises `KeyError` as `program` does.
     """
     machine = machine or os.uname().machine
     names = sorted(set(numbers(machine)) - set(REFUSED) - set(UNKNOWN) - set(RULES))

@@ -159,9 +159,7 @@ def _absolute(name: str, package: str, level: int) -> str:
 
 
 def _closure(name: str, imports: Mapping[str, set[str]], cache: Mapping[str, ModuleType]) -> list[str]:
-    """List every cached module that importing `name` alone brings into `sys.modules`, aliases such as `os.path`
-    included.
-    """
+    """List every cached module that importing `name` alone brings into `sys.modules`, aliases (`os.path`) included."""
     aliases = [key for key, module in cache.items() if getattr(getattr(module, "__spec__", None), "name", "") != key]
     found: dict[str, None] = {}
     waiting = [name]

@@ -35,9 +35,7 @@ def unpack_files(index: Iterable[tuple[str, int]], blob: bytes) -> dict[str, byt
 
 
 class Channel:
-    """Sends and receives frames over a stream socket; it blocks. `EOFError` means that the host has left: the sandbox
-    must end.
-    """
+    """Sends and receives frames over a stream socket, and blocks. `EOFError`: the host has left, a sandbox must end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

@@ -154,9 +154,7 @@ class Shell:
     async def _exchange(
         self, command: bytes, output: CappedOutput, kind: Kind = "run", stdin: bytes = b""
     ) -> tuple[int, bool]:
-        """Send a command and collect what it prints. Returns its exit status, and whether the host had the driver kill
-        it.
-        """
+        """Send a command and collect its output. Returns its exit status, and whether the host had it killed."""
         token = secrets.token_hex(16).encode()
         padding = -len(stdin) % BLOCK_BYTES
         blocks = (len(stdin) + padding) // BLOCK_BYTES

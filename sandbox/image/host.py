@@ -87,9 +87,7 @@ def write_folder(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
 
 
 def import_tag(name: str, packages: Sequence[str] = PACKAGES, add: Callable[[Path], None] | None = None) -> None:
-    """Import the image into Docker; `add` fills its /testbed. Raises as `write_tar` does, and `SandboxError` where
-    Docker fails.
-    """
+    """Import the image into Docker; `add` fills its /testbed. Raises as `write_tar`; `SandboxError` if Docker fails."""
     with tempfile.TemporaryDirectory() as folder:
         packed, repository = Path(folder, "image.tar"), Path(folder, "testbed")
         write_tar(packed, packages)
@@ -107,7 +105,7 @@ class _Package(NamedTuple):
 
 
 def _installed() -> dict[str, _Package]:
-    """List the machine's packages by name; those that a package provides stand for it."""
+    """List the machine's packages by name and by the names they provide. Raises `UserError` where there is no dpkg."""
     if shutil.which("dpkg-query") is None:
         raise UserError(
             "an image of this machine's own packages needs dpkg, which is not here: name an image, such as "
@@ -182,9 +180,7 @@ def _compiled(names: Set[str]) -> Iterator[str]:
 
 
 def _alternatives(names: Set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the links that Debian's alternatives system makes to files of the image, such as `awk`; they are no
-    package's.
-    """
+    """Yield the links of Debian's alternatives system to files of the image, such as `awk`; they are no package's."""
     for folder in ("/usr/bin", "/usr/sbin"):
         for link in Path(folder).iterdir():
             middle = os.readlink(link) if link.is_symlink() else ""

@@ -25,9 +25,7 @@ class Layer:
 
 
 def find_layers(folders: Sequence[Path], image: Image) -> tuple[Layer, ...]:
-    """Find the layer in each folder. Raises `UserError` for a folder that is no layer, or that overlaps another layer
-    or the repository.
-    """
+    """Find each folder's layer. Raises `UserError` where it has none, or it overlaps another or the repository."""
     layers = tuple(map(_find, folders))
     repository = PurePosixPath(image.folder)
     for number, layer in enumerate(layers):

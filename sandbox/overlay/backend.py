@@ -86,8 +86,8 @@ class Roots:
 
     async def find(self, image: Image) -> tuple[Root, Originals, int | None]:
         """Find an image. Returns its root, its original files, and a descriptor to be closed when it is no longer used:
-        until then nothing removes the image; None where nothing would. Raises `UserError` for a name that leads
-        nowhere, `SandboxError` where it can't be unpacked.
+        until then nothing removes the image. The descriptor is None where nothing would. Raises `UserError` for a name
+        that leads nowhere, `SandboxError` where it can't be unpacked.
         """
         key = (image.name, image.folder)
         async with self._locks[key]:
@@ -121,9 +121,7 @@ class Roots:
         return root, Originals(repository)
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
-        """Return the folder of an image's files, and the environment that it asks for. Raises `UserError` where there
-        is no such folder.
-        """
+        """Return an image's folder of files, and its environment. Raises `UserError` where there is no such folder."""
         folder = name.removeprefix("dir:")
         if folder.startswith("/"):
             if not os.path.isdir(folder):
@@ -279,7 +277,7 @@ class OverlayBackend(Backend):
         self.roots(self.image_folder()).get(name)
 
     def images_gib(self, names: Sequence[str]) -> float:
-        """Estimate the GiB by the files of about `_MEASURED` of the images."""
+        """Estimate the GiB by the files of fewer than twice `_MEASURED` of the images."""
         roots, looked_at = self.roots(self.image_folder()), names[:: max(1, len(names) // _MEASURED)]
         used = sum(disk_used(roots.unpacked(name)[0]) for name in looked_at)
         return used / 2**30 * len(names) / max(1, len(looked_at))
@@ -309,9 +307,7 @@ class OverlayBackend(Backend):
 
 
 def look(name: str, cache: Path, owner: str, kind: type[Runner]) -> Host:
-    """Find what this machine has for backend `name`, and start the launcher. Raises `UserError` where something needed
-    is missing.
-    """
+    """Find what this machine has for backend `name`, and start the launcher. Raises `UserError` for what is missing."""
     runner = kind.find()
     if reason := why_no_filter():
         raise UserError(f"{name} sandboxes can't be confined here: {reason}; set rollout.sandbox=docker")
@@ -409,9 +405,7 @@ def _use_of(place: Path) -> Path:
 
 
 def _remove_at_once(folder: Path) -> None:
-    """Remove a folder so that a process that is killed meanwhile leaves no half of it under its name (see
-    `cache.made_once`).
-    """
+    """Remove a folder; a process that is killed meanwhile leaves no half under its name (see `cache.made_once`)."""
     half = folder.with_name(f"{folder.name}.half")
     remove_tree(half)
     if folder.exists():
@@ -465,9 +459,7 @@ def _export(identity: str, place: Path) -> None:
 
 
 def with_layers(root: Root, image: Image, folders: Sequence[Path]) -> Root:
-    """Return the root with the layers over it. Raises `UserError` for a folder that is no layer, or does not fit the
-    image.
-    """
+    """Return the root with the layers over it. Raises `UserError` for what is no layer, or does not fit the image."""
     layers = find_layers(folders, image)
     for layer in layers:
         if any(character in str(layer.folder) for character in ":,\\\n"):

@@ -56,7 +56,7 @@ class Cgroups:
         return group
 
     def give_back(self, group: Group) -> None:
-        """Take the group of a sandbox that has ended; what does not die with its parent, as Apptainer, is killed."""
+        """Take back an ended sandbox's group; what does not die with its parent, as Apptainer, is killed."""
         for folder in group:
             _kill(folder)
         self._free.append(group)

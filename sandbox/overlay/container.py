@@ -67,9 +67,7 @@ FindRoot = Callable[[], Awaitable[tuple[Root, Originals, int | None]]]
 
 
 class OverlaySandbox(ImageSandbox):
-    """A sandbox over an unpacked image. `scratch` is a folder for what is written, in place of a tmpfs; `keep` leaves
-    it there.
-    """
+    """A sandbox over an unpacked image. `scratch`: a folder to write to, in place of a tmpfs; `keep` leaves it."""
 
     def __init__(
         self,

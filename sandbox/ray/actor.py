@@ -205,9 +205,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(wanted: str, packed: bytes) -> Path:
-    """Return the copy in this machine's cache, made if need be. Its bytes are the driver's own, and are trusted as
-    such.
-    """
+    """Return the copy in this machine's cache, made if need be. Its bytes are the driver's own, and trusted as such."""
 
     def fill(place: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:

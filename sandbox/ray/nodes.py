@@ -361,9 +361,7 @@ class Node:
             self.lose("the pool is closed")
 
     async def layer(self, folder: Path, packed: dict[Path, Any]) -> Path:
-        """Return the folder in which the node has this layer; it is sent there where it has not. `packed`: a cache of
-        what was sent.
-        """
+        """Return the node's folder of this layer, sent there where it has none. `packed`: a cache of what was sent."""
         if folder not in self._layers:
             self._layers[folder] = asyncio.create_task(self._layer(folder, packed))
         try:

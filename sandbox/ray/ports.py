@@ -192,9 +192,7 @@ class DriverPorts:
             raise
 
     async def _carry(self, here: socket.socket, number: int) -> None:
-        """Carry a connection both ways; the server's end of it is the connection's, the client's only that of its own
-        half.
-        """
+        """Carry a connection both ways; the server's end ends the connection, the client's only its own half."""
         loop = asyncio.get_running_loop()
         coming = loop.create_task(self._bring(here, number))
         try:
